@@ -1,6 +1,7 @@
-//! `cargo run --release --example storage_advisor -- URL [--every SECONDS] [--count N] [--forget-after SECONDS]`: listens to a
-//! URL and prints what the storage could do, every so often. A source that is silent for longer than `--forget-after` (30 s; 0 for
-//! never) is forgotten. `kvbm replay --events URL` gives it something to listen to.
+//! `cargo run --release --example storage_advisor -- URL [--every SECONDS] [--count N]
+//! [--forget-after SECONDS]`: listens to a URL and prints what the storage could do, every so
+//! often. A source that is silent for longer than `--forget-after` (30 s; 0 for never) is
+//! forgotten. `kvbm replay --events URL` gives it something to listen to.
 
 use advisor::{Advisor, FORGET_AFTER, Policy, Proposal, best_of_each, follow};
 use anyhow::{Context, Result, bail};

@@ -1,4 +1,5 @@
-//! Benchmarks against peers: programs of their own outside the workspace, so that what peers bring stays out of ours.
+//! Benchmarks against peers: programs of their own outside the workspace, so that what peers bring
+//! stays out of ours.
 
 use crate::workspace::{Workspace, cargo, succeed};
 use anyhow::Context;
@@ -11,7 +12,8 @@ const BENCHMARKS: &[&str] = &["index", "journal", "pool"];
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Options {
     benchmark: &'static str,
-    /// Cargo's profile: `release`, or `peer` where the benchmark has one, which is built as the peer builds its programs.
+    /// Cargo's profile: `release`, or `peer` where the benchmark has one, which is built as the
+    /// peer builds its programs.
     profile: String,
     arguments: Vec<String>,
 }

@@ -1,7 +1,8 @@
-//! `cargo xtask event-faults`: random kills, partitions, stalls and restarts under block managers that publish; the index of a
-//! follower equals their pools after each.
+//! `cargo xtask event-faults`: random kills, partitions, stalls and restarts under block managers
+//! that publish; the index of a follower equals their pools after each.
 //!
-//! The work is done by `crates/kvbm/tests/event_faults`; this gives it a server and adds up what it says.
+//! The work is done by `crates/kvbm/tests/event_faults`; this gives it a server and adds up what it
+//! says.
 
 use crate::servers::nats_server;
 use crate::test::workspace_tests;
@@ -20,11 +21,12 @@ pub(crate) struct Options {
     json: Option<PathBuf>,
 }
 
-/// How long snapshots over core NATS may take to set the index right when the last fault is over, in milliseconds.
+/// How long snapshots over core NATS may take to set the index right when the last fault is over,
+/// in milliseconds.
 const WITHIN_MS: &str = "5000";
 
-/// Parts of the report: runs with proxies between all ends, runs over a link to a network namespace, and runs whose publishers are
-/// processes that are killed.
+/// Parts of the report: runs with proxies between all ends, runs over a link to a network
+/// namespace, and runs whose publishers are processes that are killed.
 const PARTS: [&str; 3] = ["faults", "namespace", "killed"];
 
 impl Options {

@@ -1,7 +1,8 @@
 //! `cargo xtask fuzz`: bytes that reach ever more of the parsers, from the committed corpus on.
 //!
-//! The bodies of the targets are in the crates (`fuzz.rs`), where `cargo test` runs them over the corpus; `fuzz/` makes programs of them,
-//! instrumented by the stable compiler. This builds those, runs them and says what they found.
+//! The bodies of the targets are in the crates (`fuzz.rs`), where `cargo test` runs them over the
+//! corpus; `fuzz/` makes programs of them, instrumented by the stable compiler. This builds those,
+//! runs them and says what they found.
 
 use crate::steps::Outcome;
 use crate::workspace::{Workspace, cargo, output_of, succeed};
@@ -11,14 +12,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
-/// A program of `fuzz/targets`, and folders of files that are good to begin with, beside its corpus.
+/// A program of `fuzz/targets`, and folders of files that are good to begin with, beside its
+/// corpus.
 struct Target {
     name: &'static str,
     /// Longest input, in bytes.
     most: usize,
     seeds: &'static [&'static str],
-    /// Whether what is found may become the committed corpus. Derived code has edges of its own for each type and field that it reads:
-    /// thousands of files would be needed for them, so there one of each kind is committed, and stays.
+    /// Whether what is found may become the committed corpus. Derived code has edges of its own for
+    /// each type and field that it reads: thousands of files would be needed for them, so there one
+    /// of each kind is committed, and stays.
     grows: bool,
 }
 
@@ -28,7 +31,8 @@ const TARGETS: &[Target] = &[
     Target { name: "block_set", most: 2048, seeds: &[], grows: true },
     Target { name: "engine", most: 4096, seeds: &["crates/kvbm-events/tests/golden/vllm"], grows: true },
     Target { name: "geometry", most: 512, seeds: &[], grows: true },
-    // Without whole journals, whose header is 4 KiB of almost nothing: the body makes one of a few bytes.
+    // Without whole journals, whose header is 4 KiB of almost nothing: the body makes one of a few
+    // bytes.
     Target { name: "journal", most: 2048, seeds: &[], grows: true },
     Target { name: "object", most: 8192, seeds: &["crates/kvbm-volume/tests/corpus"], grows: true },
     Target { name: "plan", most: 4096, seeds: &[], grows: false },
@@ -37,16 +41,19 @@ const TARGETS: &[Target] = &[
     Target { name: "zmtp", most: 4096, seeds: &[], grows: true },
 ];
 
-/// Coverage of every edge, and the operands of comparisons. What is compiled for the host (build scripts) is left out by `--target`.
+/// Coverage of every edge, and the operands of comparisons. What is compiled for the host (build
+/// scripts) is left out by `--target`.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
                      -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 --cfg fuzzing";
 
 /// An input that takes longer is a failure: none is longer than a few kilobytes.
 const TIMEOUT_S: u32 = 5;
-/// Memory of a program, the fuzzer's own included. What an input may take is bounded more tightly by the target.
+/// Memory of a program, the fuzzer's own included. What an input may take is bounded more tightly
+/// by the target.
 const RSS_MB: u32 = 1024;
-/// Longest file of a committed corpus. Each is there for an edge that no other reaches; how often edges are taken is found again soon.
+/// Longest file of a committed corpus. Each is there for an edge that no other reaches; how often
+/// edges are taken is found again soon.
 const KEPT_BYTES: usize = 1024;
 const DEFAULT_SECONDS: u64 = 60;
 /// Seconds for each target in the step of `cargo xtask test`.
@@ -238,8 +245,8 @@ impl Fuzzer {
         )
     }
 
-    /// Replaces the committed corpus by the smallest part of it and of all that was found that covers as much. Files that somebody named
-    /// stay: they are there for what they mean.
+    /// Replaces the committed corpus by the smallest part of it and of all that was found that
+    /// covers as much. Files that somebody named stay: they are there for what they mean.
     fn keep(&self, target: &Target) -> anyhow::Result<()> {
         let (corpus, work) = (self.corpus(target), self.scratch("corpus", target)?);
         let fresh = self.scratch("kept", target)?;

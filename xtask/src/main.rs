@@ -1,13 +1,15 @@
 //! The project's chores, as one program: `cargo xtask`.
 //!
-//! **Knows:** the workspace's files, cargo, and the rules that ARCHITECTURE.md states.
-//! **Must never know:** anything that a crate needs in order to build or run; deleting this package breaks no user.
+//! **Knows:** the workspace's files, cargo, and the rules that ARCHITECTURE.md states. **Must never
+//! know:** anything that a crate needs in order to build or run; deleting this package breaks no
+//! user.
 
 #![forbid(unsafe_code)]
 
 mod bench_peers;
 mod crash_test;
 mod dependencies;
+mod engine_test;
 mod event_faults;
 mod fetch;
 mod fuzz;
@@ -57,6 +59,9 @@ usage: cargo xtask COMMAND
                                    committed one
   fuzz TARGET --input FILE         one input again
   wheel                            the Python package kvbm-rs as a manylinux wheel, in target/wheels
+  engine-test [--quick] [--json FILE] [--only PART]...
+                                   the connector under a real vLLM on this machine's processors (5 GB below target/): equality
+                                   of tokens, restarts, failed loads, times to the first token
   test-gpu                         the tests that need a CUDA device; fails where there is none
   gpu-bundle [--rehearse]          programs for a machine with a GPU and without Rust, in target/gpu-bundle; --rehearse runs
                                    them here on the test driver
@@ -112,6 +117,10 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
         },
         "crash-test" => match crash_test::Options::parse(rest) {
             Ok(options) => crash_test::run(&options),
+            Err(text) => usage(text),
+        },
+        "engine-test" => match engine_test::Options::parse(rest) {
+            Ok(options) => engine_test::run(&options),
             Err(text) => usage(text),
         },
         "fuzz" => match fuzz::Options::parse(rest) {
@@ -178,6 +187,7 @@ mod tests {
             "gpu-bundle x",
             "verify-kernels x",
             "wheel x",
+            "engine-test --fast",
             "regen-kernels --force",
         ] {
             let error = call(line).unwrap_err();

@@ -5,8 +5,9 @@ use crate::test::counted;
 use crate::workspace::{Workspace, line_of};
 use std::process::Command;
 
-/// Crates with `unsafe` and the tests of it that Miri can run: no mapped files, no io_uring, no memfd, no thousands of
-/// random cases. A single test that cannot run there says so itself: `#[cfg_attr(miri, ignore = "why")]`.
+/// Crates with `unsafe` and the tests of it that Miri can run: no mapped files, no io_uring, no
+/// memfd, no thousands of random cases. A single test that cannot run there says so itself:
+/// `#[cfg_attr(miri, ignore = "why")]`.
 const RUNS: &[(&str, &[&str])] = &[
     ("kvbm-device", &["--lib"]),
     (

@@ -1,5 +1,5 @@
-//! The locks under model checkers, in builds of their own: `--cfg kvbm_NAME` puts the checker's lock in the place of ours. Then the long form of
-//! the comparison with a naive model.
+//! The locks under model checkers, in builds of their own: `--cfg kvbm_NAME` puts the checker's
+//! lock in the place of ours. Then the long form of the comparison with a naive model.
 
 use crate::steps::Outcome;
 use crate::test::{counted, workspace_tests};
@@ -8,7 +8,8 @@ use crate::workspace::{Workspace, cargo};
 /// Package, checker and the test that runs under it.
 const RUNS: &[(&str, &str)] = &[("kvbm-pool", "loom"), ("kvbm-pool", "shuttle")];
 
-/// Seeds of the pool's random operations against the naive model: with what it does for each, more than two million.
+/// Seeds of the pool's random operations against the naive model: with what it does for each, more
+/// than two million.
 const SEEDS: u32 = 400;
 
 pub(crate) fn check(workspace: &Workspace) -> Outcome {

@@ -6,8 +6,8 @@ use anyhow::Context;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// A Python with the packages, in a virtual environment below the target folder; made unless it is there. Only wheels: nothing is
-/// compiled.
+/// A Python with the packages, in a virtual environment below the target folder; made unless it is
+/// there. Only wheels: nothing is compiled.
 pub(crate) fn environment(workspace: &Workspace, name: &str, packages: &[&str]) -> anyhow::Result<PathBuf> {
     let folder = workspace.target.join("tools");
     let folder = folder.join(format!("{name}-{}", packages.join("-").replace("==", "-")));

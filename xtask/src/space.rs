@@ -41,7 +41,8 @@ fn gib(bytes: u64) -> String {
     format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
 }
 
-/// Free bytes of the file system that `path`, or the nearest folder above it that is there, lies on.
+/// Free bytes of the file system that `path`, or the nearest folder above it that is there, lies
+/// on.
 fn free(path: &Path) -> Option<u64> {
     let there = path.ancestors().find(|folder| folder.is_dir())?;
     available(&output_of(Command::new("df").arg("-Pk").arg(there)).ok()?)

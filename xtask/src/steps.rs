@@ -77,8 +77,8 @@ impl Report {
         !self.ended.iter().any(|(_, outcome, _)| matches!(outcome, Outcome::Failed { .. }))
     }
 
-    /// A table of the steps, what failed in them, and as the last line the counts: each test is one check, and so is each
-    /// step without tests.
+    /// A table of the steps, what failed in them, and as the last line the counts: each test is one
+    /// check, and so is each step without tests.
     pub(crate) fn summary(&self) -> String {
         let (mut lines, mut reasons) = (Vec::new(), Vec::new());
         let (mut passed, mut failed, mut skipped) = (0, 0, Vec::new());

@@ -4,7 +4,9 @@ use crate::servers::Servers;
 use crate::space::Space;
 use crate::steps::{Outcome, Report};
 use crate::workspace::{FEATURES, Workspace, cargo, line_of, succeed};
-use crate::{crash_test, dependencies, fuzz, gpu, kernels, miri, models, outside, smoke, tidy, wheel};
+use crate::{
+    crash_test, dependencies, engine_test, fuzz, gpu, kernels, miri, models, outside, smoke, tidy, wheel,
+};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
@@ -40,6 +42,7 @@ const STEPS: &[Step] = &[
     step("test", When::Always, "all crates' tests, with a real nats-server, libzmq and S3 server", tests),
     step("doctest", When::Always, "the examples of the documentation", doctests),
     step("python", When::Always, "types and tests of the Python package", wheel::check),
+    step("engine", When::All, "the connector under a real vLLM", engine_test::check),
     step("doc", When::All, "documentation, warnings are errors", doc),
     step("outside", When::All, "another project uses each crate by path", |w| outside::check(w).into()),
     step("smoke", When::All, "the product as a user runs it", smoke::check),
@@ -163,15 +166,16 @@ fn tests(workspace: &Workspace) -> Outcome {
     let mut command = workspace_tests(workspace);
     command.args(["--no-fail-fast", "--lib", "--bins", "--tests", "--examples"]);
     servers.name_to(&mut command);
-    // A user without a C++ compiler is told which tests that skips; CI must not skip them. (A manager's configuration refuses
-    // variables KVBM_... that it does not know.)
+    // A user without a C++ compiler is told which tests that skips; CI must not skip them. (A
+    // manager's configuration refuses variables KVBM_... that it does not know.)
     if std::env::var_os("CI").is_some() {
         command.env("REQUIRE_CXX", "1");
     }
     servers.outcome(counted(&mut command))
 }
 
-/// `cargo test` with the features of every test build. A selection by `-p` would build other features.
+/// `cargo test` with the features of every test build. A selection by `-p` would build other
+/// features.
 pub(crate) fn workspace_tests(workspace: &Workspace) -> Command {
     let mut command = cargo(&workspace.root);
     command.args(["test", "--workspace", "--features", FEATURES]);
@@ -258,7 +262,8 @@ fn counts(line: &str) -> (u64, u64) {
 mod tests {
     use super::*;
 
-    /// What a script that plays a test program comes to. Not shown: the lines are not results of this program.
+    /// What a script that plays a test program comes to. Not shown: the lines are not results of
+    /// this program.
     fn shell(script: &str) -> Outcome {
         counted_to(Command::new("sh").args(["-c", script]), &mut std::io::sink())
     }

@@ -10,10 +10,12 @@ use std::process::Command;
 /// What the tests need beside the package.
 const TEST_PACKAGES: &[&str] = &["pytest==9.2.0", "mypy==2.4.1", "numpy==2.2.6"];
 
-/// What builds wheels. `ziglang` links against an old glibc, so that one wheel runs on all of manylinux.
+/// What builds wheels. `ziglang` links against an old glibc, so that one wheel runs on all of
+/// manylinux.
 const BUILD_PACKAGES: &[&str] = &["maturin==1.16.0", "ziglang==0.16.0"];
 
-/// The step `python`: type checks and tests of the package, over the extension of the workspace's own build.
+/// The step `python`: type checks and tests of the package, over the extension of the workspace's
+/// own build.
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
     match prepared(workspace) {
         Ok((python, package)) => types(workspace, &python).and(tests(workspace, &python, &package)),
@@ -22,20 +24,34 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
 }
 
 fn prepared(workspace: &Workspace) -> anyhow::Result<(PathBuf, PathBuf)> {
-    let package = assemble(workspace)?;
+    let package = assemble(workspace, Profile::Dev)?;
     Ok((python::environment(workspace, "binding", TEST_PACKAGES)?, package))
 }
 
-/// Builds the extension and lays it beside the Python sources, below the target folder. The folder that holds the package.
-pub(crate) fn assemble(workspace: &Workspace) -> anyhow::Result<PathBuf> {
-    succeed(cargo(&workspace.root).args(["build", "--workspace", "--lib", "--features", FEATURES]))?;
-    let folder = workspace.target.join("python");
+/// How the extension is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// As all tests are.
+    Dev,
+    /// As the wheel is, for figures.
+    Release,
+}
+
+/// Builds the extension and lays it beside the Python sources, below the target folder. The folder
+/// that holds the package.
+pub(crate) fn assemble(workspace: &Workspace, profile: Profile) -> anyhow::Result<PathBuf> {
+    let mut build = cargo(&workspace.root);
+    build.args(["build", "--workspace", "--lib", "--features", FEATURES]);
+    build.args((profile == Profile::Release).then_some("--release"));
+    succeed(&mut build)?;
+    let built = if profile == Profile::Release { "release" } else { "debug" };
+    let folder = workspace.target.join(built).join("python");
     let package = folder.join("kvbm_rs");
     if package.exists() {
         std::fs::remove_dir_all(&package).context("the old package cannot be removed")?;
     }
     copy(&workspace.root.join("bindings/python/python/kvbm_rs"), &package)?;
-    let extension = workspace.target.join("debug").join("libkvbm_python.so");
+    let extension = workspace.target.join(built).join("libkvbm_python.so");
     std::fs::copy(&extension, package.join("_core.abi3.so"))
         .with_context(|| format!("{} cannot be copied", extension.display()))?;
     Ok(folder)
@@ -51,7 +67,7 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
         };
         if path.is_dir() && name != "__pycache__" {
             copy(&path, &to.join(name))?;
-        } else if extension == "py" || extension == "pyi" || extension == "typed" || name == "py.typed" {
+        } else if extension == "py" || extension == "pyi" || extension == "typed" {
             std::fs::copy(&path, to.join(name))
                 .with_context(|| format!("{} cannot be copied", path.display()))?;
         }

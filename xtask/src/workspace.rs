@@ -21,7 +21,8 @@ pub(crate) struct Crate {
     pub(crate) name: String,
     /// Folder of its Cargo.toml.
     pub(crate) folder: PathBuf,
-    /// Crates of the workspace that it uses when it is built or run; those of its tests are not listed.
+    /// Crates of the workspace that it uses when it is built or run; those of its tests are not
+    /// listed.
     pub(crate) uses: Vec<String>,
     /// Names of its features.
     pub(crate) features: Vec<String>,

@@ -4,7 +4,7 @@
 
 use kvbm::config::ConfigError;
 use kvbm::tokens::{ExtraKeyError, NamespaceError, NotPersistable};
-use kvbm::{BuildError, EngineError, SequenceError};
+use kvbm::{BuildError, EngineError, SequenceError, TicketError};
 use pyo3::PyErr;
 
 /// The classes.
@@ -98,6 +98,16 @@ impl From<EngineError> for Error {
             _ => Kind::Argument,
         };
         Self::of(kind, &error)
+    }
+}
+
+impl From<TicketError> for Error {
+    fn from(error: TicketError) -> Self {
+        match error {
+            TicketError::Engine(error) => Self::from(error),
+            TicketError::Loading { .. } => Self::of(Kind::Busy, &error),
+            _ => Self::of(Kind::Argument, &error),
+        }
     }
 }
 

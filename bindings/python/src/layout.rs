@@ -2,9 +2,9 @@
 
 use crate::errors::{Error, Result};
 use kvbm::config::ModelConfig;
-use kvbm::device::{HostRegion, Owner};
-use kvbm::layout::{BlockLayout, CellStrides, DType, LayoutConfig, RegionSpec, StridedLayout};
-use kvbm::storage::{Backing, BoundLayout, RegionBinding, Storage, StorageKind};
+use kvbm::device::Owner;
+use kvbm::layout::{BlockLayout, OpaqueLayout, OpaqueTensor};
+use kvbm::storage::{BoundLayout, HostStorage, RegionBinding};
 use pyo3::prelude::*;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -70,18 +70,8 @@ impl Layout {
                 "{blocks} blocks at a stride of {block_stride} do not fit into {length} bytes"
             ));
         }
-        if !block_bytes.is_multiple_of(self.page_size as usize) {
-            let page_size = self.page_size;
-            return refuse(format!("{block_bytes} bytes a block are no multiple of {page_size} tokens"));
-        }
-        if let Some(first) = self.tensors.first()
-            && (first.block_bytes, first.block_stride) != (block_bytes, block_stride)
-        {
-            let (bytes, stride) = (first.block_bytes, first.block_stride);
-            return refuse(format!(
-                "{block_bytes} bytes a block at a stride of {block_stride}, and tensor 0 has {bytes} at {stride}: \
-                 layers that differ are cache groups of their own, which are not supported yet"
-            ));
+        if u32::try_from(block_bytes).is_err() {
+            return refuse(format!("{block_bytes} bytes a block: at most {} are supported", u32::MAX));
         }
         self.tensors.push(EngineTensor { address, length, block_stride, block_bytes, owner });
         Ok(())
@@ -89,7 +79,7 @@ impl Layout {
 
     /// Blocks.
     #[getter]
-    fn num_blocks(&self) -> u32 {
+    pub(crate) fn num_blocks(&self) -> u32 {
         self.num_blocks
     }
 
@@ -120,81 +110,37 @@ impl Layout {
 impl Layout {
     /// The shape that the manager's other tiers have: bytes, tensor by tensor.
     pub(crate) fn model(&self) -> Result<ModelConfig> {
-        let Some(first) = self.tensors.first() else {
+        if self.tensors.is_empty() {
             return Err(Error::argument("the layout has no tensors: add the engine's KV tensors to it"));
-        };
-        Ok(ModelConfig {
-            num_layers: self.tensors.len() as u32,
-            num_kv_heads: 1,
-            head_dim: (first.block_bytes / self.page_size as usize) as u32,
-            page_size: self.page_size,
-            dtype: DType::U8,
-            outer_dim: 1,
-        })
+        }
+        Ok(ModelConfig::opaque(self.page_size, self.tensors.iter().map(|tensor| tensor.block_bytes as u32)))
     }
 
     /// The layout, bound to the engine's memory; the owners live as long as it does.
     pub(crate) fn bind(&self, py: Python<'_>) -> Result<BoundLayout> {
-        let model = self.model()?;
-        let shape = LayoutConfig::builder()
-            .num_blocks(self.num_blocks)
-            .num_layers(model.num_layers)
-            .outer_dim(1)
-            .page_size(self.page_size)
-            .num_heads(1)
-            .inner_dim(model.head_dim)
-            .dtype(DType::U8)
-            .alignment(1)
-            .build()?;
-        let block_stride = self.tensors[0].block_stride as u64;
-        let cell = CellStrides {
-            region_per_layer: 1,
-            block_stride,
-            token_stride: u64::from(model.head_dim),
-            head_stride: u64::from(model.head_dim),
-            elem_stride: 1,
-            ..CellStrides::default()
+        let place = |(region, tensor): (u32, &EngineTensor)| OpaqueTensor {
+            region,
+            offset: 0,
+            block_stride: tensor.block_stride as u64,
+            block_bytes: tensor.block_bytes as u32,
         };
-        let regions = self
-            .tensors
-            .iter()
-            .map(|tensor| RegionSpec { bytes: tensor.length as u64, alignment: 1 })
-            .collect();
-        let layout: Arc<dyn BlockLayout> = Arc::new(StridedLayout::new(shape, regions, vec![cell])?);
-        let bindings =
-            self.tensors.iter().map(|tensor| RegionBinding::new(Arc::new(tensor.memory(py)))).collect();
+        let layout = OpaqueLayout::new(self.num_blocks, (0..).zip(&self.tensors).map(place))?;
+        let layout: Arc<dyn BlockLayout> = Arc::new(layout);
+        let mut bindings = Vec::with_capacity(self.tensors.len());
+        for tensor in &self.tensors {
+            bindings.push(RegionBinding::new(Arc::new(tensor.memory(py)?)));
+        }
         Ok(BoundLayout::bind(layout, bindings)?)
     }
 }
 
 impl EngineTensor {
-    fn memory(&self, py: Python<'_>) -> EngineMemory {
+    fn memory(&self, py: Python<'_>) -> Result<HostStorage> {
         let owner: Owner = Arc::new(self.owner.clone_ref(py));
         let start =
             NonNull::new(std::ptr::with_exposed_provenance_mut(self.address)).unwrap_or(NonNull::dangling());
         // SAFETY: `add` documents that its caller promises `length` valid bytes there while the owner lives. Python makes no
         // Rust references into them, and neither does this crate; the manager's protocol says who writes when.
-        let region = unsafe { HostRegion::new(start, self.length, owner) };
-        EngineMemory { region }
-    }
-}
-
-/// Host memory of the engine.
-#[derive(Debug)]
-struct EngineMemory {
-    region: HostRegion,
-}
-
-impl Storage for EngineMemory {
-    fn kind(&self) -> StorageKind {
-        StorageKind::System
-    }
-
-    fn backing(&self) -> Backing<'_> {
-        Backing::Host(&self.region)
-    }
-
-    fn alignment(&self) -> u64 {
-        1
+        Ok(unsafe { HostStorage::from_external(start, self.length as u64, owner) }?)
     }
 }

@@ -36,7 +36,6 @@ mod loads;
 mod logs;
 mod manager;
 mod sequence;
-mod tickets;
 
 use pyo3::prelude::*;
 

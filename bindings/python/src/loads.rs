@@ -1,6 +1,5 @@
 //! Tickets, loads and offloads as Python sees them.
 
-use kvbm::BlockFailure;
 use pyo3::prelude::*;
 
 /// What a look-up promises: so many blocks from the first that the engine lacks.
@@ -41,25 +40,32 @@ impl FinishedLoad {
     }
 }
 
-impl FinishedLoad {
-    pub(crate) fn new(request: String, arrived: usize, wanted: usize, failures: &[BlockFailure]) -> Self {
+impl From<kvbm::FinishedLoad> for FinishedLoad {
+    fn from(load: kvbm::FinishedLoad) -> Self {
         /// Texts at most: one says what is wrong, a thousand say no more.
         const MOST: usize = 16;
-        let failures = failures.iter().take(MOST).map(ToString::to_string).collect();
-        Self { request, arrived, wanted, failures }
+        let failures = load.failures.iter().take(MOST).map(ToString::to_string).collect();
+        Self { request: load.request, arrived: load.arrived, wanted: load.wanted, failures }
     }
 }
 
 /// What an offload began with.
 #[pyclass(module = "kvbm_rs", frozen, get_all)]
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct OffloadStarted {
     /// Blocks that are being copied.
     pub(crate) started: usize,
     /// Blocks that host memory has, or is about to have.
     pub(crate) present: usize,
-    /// Blocks that were not taken: the block before them is not in host memory and not on its way there.
-    pub(crate) refused: usize,
+    /// Blocks that were not taken, each with the reason.
+    pub(crate) refused: Vec<(u32, String)>,
+}
+
+impl From<kvbm::OffloadStarted> for OffloadStarted {
+    fn from(begun: kvbm::OffloadStarted) -> Self {
+        let refused = begun.refused.iter().map(|block| (block.block.0, block.reason.to_string()));
+        Self { started: begun.started, present: begun.present, refused: refused.collect() }
+    }
 }
 
 #[pymethods]
@@ -67,7 +73,9 @@ impl OffloadStarted {
     fn __repr__(&self) -> String {
         format!(
             "OffloadStarted(started={}, present={}, refused={})",
-            self.started, self.present, self.refused
+            self.started,
+            self.present,
+            self.refused.len()
         )
     }
 }

@@ -8,8 +8,7 @@ use crate::integers::u32s;
 use crate::layout::Layout;
 use crate::loads::{FinishedLoad, LookUp, OffloadStarted};
 use crate::sequence::{AnySequence, Namespace};
-use crate::tickets::Tickets;
-use kvbm::device::{Device, EmulatedConfig, EmulatedDevice};
+use kvbm::config::Config as Settings;
 use kvbm::{BlockId, Engine, KvBlockManager as Manager, Tier};
 use parking_lot::RwLock;
 use pyo3::prelude::*;
@@ -30,8 +29,6 @@ pub(crate) struct KvBlockManager {
 
 /// A manager that was not closed yet.
 struct Open {
-    tickets: Tickets,
-    /// Behind the tickets: these hold pins of it.
     manager: Manager<Engine>,
 }
 
@@ -62,29 +59,34 @@ impl KvBlockManager {
 #[pymethods]
 impl KvBlockManager {
     /// A manager over the engine's blocks as `layout` describes them. `config` says what else there is: host memory, disk, volumes;
-    /// its `[model]` and `[namespace]` are taken from `layout` and `namespace`.
+    /// its `[model]` and `[namespace]` are taken from `layout` and `namespace`. With `shadow` it keeps the books and moves no byte: what
+    /// it finds was never stored, so nothing of it may be loaded.
     #[new]
-    #[pyo3(signature = (config, layout, namespace))]
-    fn new(py: Python<'_>, config: &Config, layout: &Layout, namespace: &Namespace) -> PyResult<Self> {
+    #[pyo3(signature = (config, layout, namespace, *, shadow = false))]
+    fn new(
+        py: Python<'_>,
+        config: &Config,
+        layout: &Layout,
+        namespace: &Namespace,
+        shadow: bool,
+    ) -> PyResult<Self> {
         let (model, bound) = (layout.model()?, layout.bind(py)?);
         let (settings, namespace) = (config.settings.clone(), namespace.inner.clone());
         let block_bytes = layout.block_bytes();
+        let num_blocks = layout.num_blocks();
         let open = detached(py, move || {
-            // Where G1 is host memory nothing is on a device; one is asked for page-locked memory alone.
-            let device = EmulatedConfig { memory_bytes: 1 << 20, ..EmulatedConfig::default() };
-            let device = EmulatedDevice::new(device).map_err(|error| Error::of(Kind::Build, &error))?;
-            let device: Arc<dyn Device> = Arc::new(device);
-            let manager = Manager::<Engine>::builder()
-                .model(model)
-                .namespace(namespace)
-                .engine_device(vec![(device, bound)])
-                .configure(|built| {
-                    let (model, namespace) = (built.model.clone(), built.namespace.clone());
-                    *built = settings;
-                    (built.model, built.namespace) = (model, namespace);
-                })
-                .build()?;
-            Ok(Open { tickets: Tickets::default(), manager })
+            let configure = move |built: &mut Settings| {
+                let (model, namespace) = (built.model.clone(), built.namespace.clone());
+                *built = settings;
+                (built.model, built.namespace) = (model, namespace);
+            };
+            let builder = Manager::<Engine>::builder().model(model).namespace(namespace);
+            let manager = if shadow {
+                builder.engine_blocks(num_blocks).configure(configure).build_metadata_only()?
+            } else {
+                builder.engine_host(vec![bound]).configure(configure).build()?
+            };
+            Ok(Open { manager })
         })?;
         let namespace = open.manager.namespace().clone();
         Ok(Self { made: Process::this(), namespace, block_bytes, open: RwLock::new(Some(Arc::new(open))) })
@@ -119,29 +121,36 @@ impl KvBlockManager {
         first: usize,
     ) -> PyResult<Option<LookUp>> {
         let chain = sequence.chain();
-        self.call(py, |open| Ok(Some(open.tickets.look_up(&open.manager, request, chain, first))))
+        self.call(py, |open| match open.manager.tickets().look_up(request, chain, first)? {
+            kvbm::LookUp::Ready { blocks, by_tier } => Ok(Some(LookUp { blocks, by_tier })),
+            kvbm::LookUp::Pending => Ok(None),
+        })
     }
 
     /// Starts the load of the first `len(ids)` promised blocks into the engine's blocks `ids`.
     fn commit(&self, py: Python<'_>, request: &str, ids: &Bound<'_, PyAny>) -> PyResult<()> {
         let ids = block_ids(ids)?;
-        self.call(py, |open| open.tickets.commit(&open.manager, request, ids))
+        self.call(py, |open| Ok(open.manager.tickets().commit(request, &ids, None)?))
     }
 
-    /// Drops the request's ticket, or cancels its load: its blocks may be written until `busy` says no. Whether there was one.
+    /// Drops the request's ticket, or gives up its load, which comes from `finished` when no copy can write to its blocks any more.
+    /// Whether there was one.
     fn abandon(&self, py: Python<'_>, request: &str) -> PyResult<bool> {
-        self.call(py, |open| Ok(open.tickets.abandon(request)))
+        self.call(py, |open| Ok(open.manager.tickets().abandon(request)))
     }
 
     /// Loads that are over, each once, and only when no copy can write to their blocks any more.
     fn finished(&self, py: Python<'_>) -> PyResult<Vec<FinishedLoad>> {
-        self.call(py, |open| open.tickets.finished(&open.manager))
+        self.call(py, |open| {
+            let finished = open.manager.tickets().finished().into_iter();
+            Ok(finished.map(FinishedLoad::from).collect())
+        })
     }
 
     /// Tickets and loads that are open.
     #[getter]
     fn open_tickets(&self, py: Python<'_>) -> PyResult<(usize, usize)> {
-        self.call(py, |open| Ok(open.tickets.open()))
+        self.call(py, |open| Ok(open.manager.tickets().counts()))
     }
 
     /// Copies engine blocks to host memory in the background: `ids[i]` holds block `first + i` of `sequence`. The blocks hold their
@@ -157,8 +166,8 @@ impl KvBlockManager {
         let ids = block_ids(ids)?;
         let chain = sequence.chain();
         self.call(py, |open| {
-            let begun = open.manager.offload(&ids, chain, first)?;
-            Ok(OffloadStarted { started: begun.started, present: begun.present, refused: begun.refused })
+            let begun = open.manager.offload(&ids, chain, first, None)?;
+            Ok(OffloadStarted::from(begun))
         })
     }
 

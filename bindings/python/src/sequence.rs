@@ -79,6 +79,11 @@ impl Namespace {
         Ok(Self { inner })
     }
 
+    /// The same with an adapter, such as `LoRA`: its name and what it holds, in any fixed spelling.
+    fn with_adapter(&self, adapter: &str) -> Self {
+        Self { inner: self.inner.clone().adapter(adapter) }
+    }
+
     /// The 16 bytes that stand for the namespace in every block's identity.
     #[getter]
     fn tag<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {

@@ -21,8 +21,8 @@ use crate::size::SizeArgs;
 
 /// KV-cache block manager: keeps what an LLM engine computed, on four tiers of memory.
 ///
-/// Without a command: a built-in multi-turn workload through an emulated device, host memory and a directory, and a report of
-/// it in kvbm-report.html.
+/// Without a command: a built-in multi-turn workload through an emulated device, host memory and a
+/// directory, and a report of it in kvbm-report.html.
 #[derive(Debug, Parser)]
 #[command(name = "kvbm", version, after_help = "Exit status: 0 done, 1 failed, 2 wrong usage.")]
 pub struct Cli {
@@ -66,7 +66,8 @@ pub enum CliCommand {
     },
 }
 
-/// A value that no command can use, or options that contradict each other: found behind the parser, exit status 2 all the same.
+/// A value that no command can use, or options that contradict each other: found behind the parser,
+/// exit status 2 all the same.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct WrongUsage(pub String);
@@ -178,40 +179,48 @@ pub enum OffloadMode {
 /// Options of `kvbm replay`.
 #[derive(Clone, Debug, Args)]
 pub struct ReplayArgs {
-    /// Mooncake trace: JSON lines with timestamp, `input_length`, `output_length`, `hash_ids` [default: a made-up workload].
+    /// Mooncake trace: JSON lines with timestamp, `input_length`, `output_length`, `hash_ids`
+    /// [default: a made-up workload].
     #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
     pub trace: Option<PathBuf>,
 
-    /// Requests of a made-up multi-turn workload, decided by --seed [default without --trace: 2000; at most 10,000,000].
+    /// Requests of a made-up multi-turn workload, decided by --seed [default without --trace: 2000;
+    /// at most 10,000,000].
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<u32>(1..=10_000_000))]
     pub synthetic: Option<u32>,
 
-    /// What G1, G2 and G3 hold, each in blocks (1000) or as a size (512MiB, 8GiB); what is left out is 0: no such tier. A fourth
-    /// value is what --volume may hold; without it, as much as there is room for.
+    /// What G1, G2 and G3 hold, each in blocks (1000) or as a size (512MiB, 8GiB); what is left out
+    /// is 0: no such tier. A fourth value is what --volume may hold; without it, as much as there
+    /// is room for.
     #[arg(long, value_name = "G1,G2,G3[,G4]", default_value = "1000,4000,16000", allow_hyphen_values = true)]
     pub capacity: Capacities,
 
-    /// Bytes of a block, like 65536 or 64KiB: a multiple of 512 (8 layers of keys and values of 16 tokens, 2 bytes each).
+    /// Bytes of a block, like 65536 or 64KiB: a multiple of 512 (8 layers of keys and values of 16
+    /// tokens, 2 bytes each).
     #[arg(long, value_name = "SIZE", default_value = "64KiB", allow_negative_numbers = true)]
     pub block_bytes: Bytes,
 
-    /// The device of G1: emulated, or an NVIDIA GPU, cuda or cuda:N (its driver's library may be named in `KVBM_CUDA_DRIVER`).
+    /// The device of G1: emulated, or an NVIDIA GPU, cuda or cuda:N (its driver's library may be
+    /// named in `KVBM_CUDA_DRIVER`).
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Emulated, conflicts_with = "metadata_only")]
     pub device: DeviceChoice,
 
-    /// Eviction policy, among the blocks that no other block on their tier follows. hazard: the one least likely to be used again soon,
-    /// by what was seen so far; lru-leaf: the one used longest ago.
+    /// Eviction policy, among the blocks that no other block on their tier follows. hazard: the one
+    /// least likely to be used again soon, by what was seen so far; lru-leaf: the one used longest
+    /// ago.
     #[arg(long, value_name = "NAME", default_value = "hazard", value_parser = policies())]
     pub policy: EvictionPolicy,
 
-    /// After each request, tell the eviction policy whether its branch ends (its last two blocks occur in no later request), and tell
-    /// the truth with probability P, 0 to 1 [default: no hints].
+    /// After each request, tell the eviction policy whether its branch ends (its last two blocks
+    /// occur in no later request), and tell the truth with probability P, 0 to 1 [default: no
+    /// hints].
     #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = probability)]
     pub hint_accuracy: Option<f64>,
 
-    /// Tenants with a share of every tier that is kept for each, like acme=0.5,beta=0.25. A request is of the one that "tenant" names in
-    /// its line of the trace, or of nobody, who has what the shares leave; of a made-up workload, each system prompt is one's in turn.
-    /// Tenants share no blocks. Without this, "tenant" is not looked at.
+    /// Tenants with a share of every tier that is kept for each, like acme=0.5,beta=0.25. A request
+    /// is of the one that "tenant" names in its line of the trace, or of nobody, who has what the
+    /// shares leave; of a made-up workload, each system prompt is one's in turn. Tenants share no
+    /// blocks. Without this, "tenant" is not looked at.
     #[arg(long, value_name = "NAME=SHARE,..", default_value_t, hide_default_value = true)]
     pub tenants: TenantShares,
 
@@ -231,13 +240,14 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, value_parser = whole::<u64>(0..=u64::MAX))]
     pub seed: u64,
 
-    /// Publish every event to URL while replaying, like `nats://127.0.0.1:4222` (docs/events.md). The replay goes on where that cannot
-    /// be reached, and fails at its end if events were left.
+    /// Publish every event to URL while replaying, like `nats://127.0.0.1:4222` (docs/events.md).
+    /// The replay goes on where that cannot be reached, and fails at its end if events were left.
     #[arg(long, value_name = "URL", value_parser = events_url)]
     pub events: Option<Secret>,
 
-    /// Serve Prometheus metrics at `/metrics` of ADDR during the replay. A port alone means 127.0.0.1, port 0 any free one; an address
-    /// that other machines reach shows them to everybody there.
+    /// Serve Prometheus metrics at `/metrics` of ADDR during the replay. A port alone means
+    /// 127.0.0.1, port 0 any free one; an address that other machines reach shows them to everybody
+    /// there.
     #[arg(long, value_name = "ADDR", value_parser = metrics_addr)]
     pub metrics: Option<SocketAddr>,
 
@@ -245,17 +255,20 @@ pub struct ReplayArgs {
     #[arg(long)]
     pub metadata_only: bool,
 
-    /// Directory of G3, kept afterwards; several, with commas, share the blocks [default: a temporary one].
+    /// Directory of G3, kept afterwards; several, with commas, share the blocks [default: a
+    /// temporary one].
     #[arg(long, value_name = "DIR,..", value_delimiter = ',', conflicts_with = "metadata_only")]
     pub dir: Vec<PathBuf>,
 
-    /// After every N requests, wait until all blocks on disk are durable, and say so: they survive whatever happens to the process
-    /// from then on.
+    /// After every N requests, wait until all blocks on disk are durable, and say so: they survive
+    /// whatever happens to the process from then on.
     #[arg(long, value_name = "N", requires = "dir", allow_negative_numbers = true, value_parser = whole::<u32>(SOME))]
     pub flush_every: Option<u32>,
 
-    /// Volume of G4, kept afterwards: `dir:///mnt/kv`, memory:, or `s3://BUCKET/PREFIX?endpoint=http://HOST:PORT` (needs a build with
-    /// --features s3; credentials as the AWS tools take them from the environment, or `&anonymous=true`). It must exist.
+    /// Volume of G4, kept afterwards: `dir:///mnt/kv`, memory:, or
+    /// `s3://BUCKET/PREFIX?endpoint=http://HOST:PORT` (needs a build with --features s3;
+    /// credentials as the AWS tools take them from the environment, or `&anonymous=true`). It must
+    /// exist.
     #[arg(long, value_name = "URI", conflicts_with = "metadata_only")]
     pub volume: Option<String>,
 
@@ -279,7 +292,8 @@ impl ReplayArgs {
         Only::parse_from(["replay"]).args
     }
 
-    /// What `kvbm` alone does: tiers small enough that a made-up workload passes through all of them, and a report.
+    /// What `kvbm` alone does: tiers small enough that a made-up workload passes through all of
+    /// them, and a report.
     pub fn demo() -> Self {
         let blocks = |blocks| Capacity::Blocks(kvbm::config::Blocks(blocks));
         Self {
@@ -329,7 +343,8 @@ pub struct DoctorArgs {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// A volume of G4 to be looked at, like `dir:///mnt/kv`; may come several times. A small object is written there and deleted.
+    /// A volume of G4 to be looked at, like `dir:///mnt/kv`; may come several times. A small object
+    /// is written there and deleted.
     #[arg(long, value_name = "URI")]
     pub volume: Vec<String>,
 

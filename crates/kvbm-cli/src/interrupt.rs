@@ -1,11 +1,12 @@
-//! Ctrl-C and SIGTERM: the first one asks a long command to stop and clean up, the second one ends the process at once.
+//! Ctrl-C and SIGTERM: the first one asks a long command to stop and clean up, the second one ends
+//! the process at once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static ASKED: AtomicBool = AtomicBool::new(false);
 
-/// From now on the first signal only sets what [`asked`] tells. A signal that the process was started to ignore (as under
-/// `nohup`) stays ignored.
+/// From now on the first signal only sets what [`asked`] tells. A signal that the process was
+/// started to ignore (as under `nohup`) stays ignored.
 pub fn catch() {
     for signal in [libc::SIGINT, libc::SIGTERM] {
         let handler: extern "C" fn(libc::c_int) = on_signal;

@@ -43,7 +43,8 @@ use note::note;
 use size::SizeArgs;
 use summary::ReplayResult;
 
-/// Carries out the process's command line and returns its exit status: 0 done, 1 failed, 2 wrong usage.
+/// Carries out the process's command line and returns its exit status: 0 done, 1 failed, 2 wrong
+/// usage.
 pub fn run() -> ExitCode {
     // Exits with status 2 on wrong usage, 0 after --help and --version.
     let cli = Cli::parse();

@@ -1,11 +1,13 @@
-//! The bytes that stand for keys and values in a replay: every 8-byte word depends on the block's sequence hash, the rank, the
-//! layer, the outer index and the word's place, so that a wrong, shifted, swapped or stale byte shows.
+//! The bytes that stand for keys and values in a replay: every 8-byte word depends on the block's
+//! sequence hash, the rank, the layer, the outer index and the word's place, so that a wrong,
+//! shifted, swapped or stale byte shows.
 
 use std::fmt;
 
 /// Odd, so that every place gives another word (2^64 / golden ratio).
 const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
-/// Words compared before looking at the result: enough for vector code, little enough to find the place at once.
+/// Words compared before looking at the result: enough for vector code, little enough to find the
+/// place at once.
 const CHUNK_WORDS: usize = 512;
 const WORD: usize = 8;
 
@@ -41,7 +43,8 @@ const fn mix(mut x: u64) -> u64 {
 }
 
 impl CellPattern {
-    /// The pattern of outer index `outer` of layer `layer` of rank `rank`'s slice of the block `hash`.
+    /// The pattern of outer index `outer` of layer `layer` of rank `rank`'s slice of the block
+    /// `hash`.
     pub fn new(hash: [u8; 16], rank: u32, layer: u32, outer: u32) -> Self {
         let hash = u128::from_le_bytes(hash);
         let (low, high) = (hash as u64, (hash >> 64) as u64);

@@ -1,4 +1,5 @@
-//! How far a long command is: a bar on a terminal, now and then a line elsewhere. Always on standard error.
+//! How far a long command is: a bar on a terminal, now and then a line elsewhere. Always on
+//! standard error.
 
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -13,8 +13,8 @@ const MAX_ATTEMPTS: u32 = 1000;
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// A new folder of `parent`, named after `what` it is for. Process ids come again, and a command that was killed leaves
-    /// its folder.
+    /// A new folder of `parent`, named after `what` it is for. Process ids come again, and a
+    /// command that was killed leaves its folder.
     pub fn create(parent: &Path, what: &str) -> Result<Self> {
         let name = |attempt| parent.join(format!("kvbm-{what}-{}-{attempt}", std::process::id()));
         for dir in (0..MAX_ATTEMPTS).map(name) {

@@ -157,7 +157,8 @@ pub struct Evictions {
 pub struct DiskWrites {
     /// Bytes of the blocks that were written, on all ranks together.
     pub bytes_written: u64,
-    /// Blocks found on disk for each GiB that was written; nothing where nothing was. Blocks from an earlier run count as found.
+    /// Blocks found on disk for each GiB that was written; nothing where nothing was. Blocks from
+    /// an earlier run count as found.
     pub hits_per_gib_written: Option<f64>,
 }
 
@@ -270,7 +271,7 @@ mod tests {
         let json = serde_json::to_string(&summary).unwrap();
         assert_eq!(
             json,
-            r#"{"requests":0,"blocks":0,"hits":{"g1":0,"g2":0,"g3":0,"g4":0},"hit_ratio":0.0,"hit_ratio_first_10pct":0.0,"onboarded_blocks":0,"verified_blocks":0,"corrupt_blocks":0,"failed_transfers":0,"quarantined_blocks":0,"offload_dropped":0,"wall_s":0.0,"paths":{"g1_g2":{"blocks":0,"bytes":0,"gb_per_s":0.0,"p50_us":0.0,"p99_us":0.0}},"evictions":{"g1":0,"g2":0,"g3":0},"g3":{"bytes_written":0,"hits_per_gib_written":null},"policy":"","capacity":[0,0,0],"seed":7}"#
+            r#"{"requests":0,"blocks":0,"hits":{"g1":0,"g2":0,"g3":0,"g4":0},"hit_ratio":0.0,"hit_ratio_first_10pct":0.0,"onboarded_blocks":0,"verified_blocks":0,"verified_onboarded_blocks":0,"corrupt_blocks":0,"failed_transfers":0,"quarantined_blocks":0,"offload_dropped":0,"wall_s":0.0,"paths":{"g1_g2":{"blocks":0,"bytes":0,"gb_per_s":0.0,"p50_us":0.0,"p99_us":0.0}},"evictions":{"g1":0,"g2":0,"g3":0},"g3":{"bytes_written":0,"hits_per_gib_written":null},"policy":"","capacity":[0,0,0],"seed":7}"#
         );
     }
 

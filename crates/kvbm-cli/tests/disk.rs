@@ -102,7 +102,8 @@ fn a_directory_is_inspected_verified_repaired_and_cleared() {
     assert_eq!(std::fs::read_dir(dir.join("kept")).unwrap().count(), 0);
 }
 
-/// Mutation that makes it fail: directories with spaces between them are one disk, as those with commas are.
+/// Mutation that makes it fail: directories with spaces between them are one disk, as those with
+/// commas are.
 #[test]
 fn several_disks_are_looked_at_one_after_the_other() {
     let dir = tempfile::tempdir().unwrap();
@@ -198,7 +199,8 @@ fn a_clear_of_several_directories_may_be_interrupted_anywhere() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let line = "replay --synthetic 60 --block-bytes 4KiB --capacity 50,100,4000 --dir a,b";
-    // No file of ours is a folder: what cannot be removed ends a clear in the second directory, and in the first behind it.
+    // No file of ours is a folder: what cannot be removed ends a clear in the second directory, and
+    // in the first behind it.
     for (root, file) in [("b", "probe.tmp"), ("b", "stripe.kvbm"), ("a", "probe.tmp"), ("a", "slots.kvbm")] {
         for goes_on in [true, false] {
             json(dir, line, 0);

@@ -1,5 +1,6 @@
-//! A follower of `kvbm replay --events URL` comes to what the replay's tiers hold: over `ZeroMQ`, and over a real nats-server where
-//! `KVBM_NATS_SERVER` names its program (`cargo xtask test --only test` fetches one).
+//! A follower of `kvbm replay --events URL` comes to what the replay's tiers hold: over `ZeroMQ`,
+//! and over a real nats-server where `KVBM_NATS_SERVER` names its program (`cargo xtask test --only
+//! test` fetches one).
 
 // A helper that fails is a test that fails.
 #![allow(clippy::unwrap_used)]
@@ -62,7 +63,8 @@ impl Running {
         lines.map(|line| serde_json::from_str(&line.unwrap()).unwrap())
     }
 
-    /// As a service manager does. Ctrl-C says the same, but whoever started the tests may have them ignore it, and what they start too.
+    /// As a service manager does. Ctrl-C says the same, but whoever started the tests may have them
+    /// ignore it, and what they start too.
     fn terminate(&self) {
         assert!(Command::new("kill").arg(self.0.id().to_string()).status().unwrap().success());
     }
@@ -82,7 +84,8 @@ impl Running {
     }
 }
 
-/// What comes out of a pipe until its end, read meanwhile: a full pipe would hold up who writes. Nothing of one that somebody else reads.
+/// What comes out of a pipe until its end, read meanwhile: a full pipe would hold up who writes.
+/// Nothing of one that somebody else reads.
 fn all_of(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
     std::thread::spawn(move || {
         let mut text = String::new();
@@ -209,7 +212,8 @@ impl Engine {
     }
 }
 
-/// Captured from vLLM. After the first two a chain of four blocks has lost three, and another one came.
+/// Captured from vLLM. After the first two a chain of four blocks has lost three, and another one
+/// came.
 const CAPTURED: [&[u8]; 4] = [
     include_bytes!("../../kvbm-events/tests/golden/vllm/gpu_evict_int_000.msgpack"),
     include_bytes!("../../kvbm-events/tests/golden/vllm/gpu_evict_int_003.msgpack"),
@@ -385,7 +389,8 @@ fn a_replay_over_nats_ends_with_an_index_like_its_tiers() {
     agree(port, &json["events"]["held"]);
 }
 
-/// Mutation that makes it fail: a publisher that does not keep a batch that the server did not acknowledge.
+/// Mutation that makes it fail: a publisher that does not keep a batch that the server did not
+/// acknowledge.
 #[test]
 fn over_jetstream_although_the_server_is_killed_in_the_middle() {
     let Some(mut server) = NatsServer::start(&[]) else { return };

@@ -1,4 +1,5 @@
-//! `kvbm replay` as people and scripts run it: its files, its JSON, its exit status, what it leaves behind.
+//! `kvbm replay` as people and scripts run it: its files, its JSON, its exit status, what it leaves
+//! behind.
 
 // A helper that fails is a test that fails.
 #![allow(clippy::unwrap_used)]
@@ -35,8 +36,9 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// Hits of a trace on one tier that evicts the block used least recently. A request uses its blocks last to first, so that a
-/// block is always as recent as what continues it. As naive as can be: a list of resident chains with the time of their last use.
+/// Hits of a trace on one tier that evicts the block used least recently. A request uses its blocks
+/// last to first, so that a block is always as recent as what continues it. As naive as can be: a
+/// list of resident chains with the time of their last use.
 fn naive_lru_hits(requests: &[Vec<u64>], capacity: usize) -> u64 {
     let mut last_use: std::collections::HashMap<Vec<u64>, (usize, std::cmp::Reverse<usize>)> =
         std::collections::HashMap::new();
@@ -131,7 +133,8 @@ fn tenants_have_their_shares() {
             "{{\"timestamp\": 0, \"input_length\": 9, \"hash_ids\": [{ids}], \"tenant\": \"{tenant}\"}}\n"
         )
     };
-    // What acme comes back to stays, however much beta asks for; the same ids of both are not the same blocks.
+    // What acme comes back to stays, however much beta asks for; the same ids of both are not the
+    // same blocks.
     let noise: String = (1..30).map(|n| line("beta", &format!("{n}0, {n}1, {n}2, {n}3"))).collect();
     let trace = [line("acme", "10, 11, 12, 13"), noise, line("acme", "10, 11, 12, 13")].concat();
     std::fs::write(dir.path().join("t.jsonl"), trace).unwrap();
@@ -240,8 +243,9 @@ fn without_bytes_nothing_is_written() {
     }
 }
 
-/// `--offload wait` promises the same figures from run to run, with bytes and without. Mutation that makes it fail: do not wait between
-/// the onboard of a request and the registration of its new blocks.
+/// `--offload wait` promises the same figures from run to run, with bytes and without. Mutation
+/// that makes it fail: do not wait between the onboard of a request and the registration of its new
+/// blocks.
 #[test]
 fn runs_agree_with_and_without_bytes() {
     let dir = temp();
@@ -290,7 +294,8 @@ fn a_kept_directory_is_found_again() {
     assert_eq!(message.matches("choose another directory").count(), 1, "said once: {message}");
 }
 
-/// Ids of another trace name other blocks. Mutation that makes it fail: a block's hash is that of its id alone.
+/// Ids of another trace name other blocks. Mutation that makes it fail: a block's hash is that of
+/// its id alone.
 #[test]
 fn other_workloads_share_a_directory_too() {
     let dir = temp();
@@ -315,8 +320,8 @@ fn other_namespaces_share_a_directory_and_no_block() {
     assert_eq!(number(&second, "/failed_transfers"), 0);
 }
 
-/// Requests that find almost nothing in an empty cache: long prompts over one common block. In the second half every other one comes back
-/// to one of the first half, and asks for more.
+/// Requests that find almost nothing in an empty cache: long prompts over one common block. In the
+/// second half every other one comes back to one of the first half, and asks for more.
 fn long_prompts(requests: u64) -> String {
     let ids = |session: u64, len: u64| {
         let own = (1..len).map(|at| format!(", {}", session * 1000 + at));
@@ -343,7 +348,8 @@ fn first_tenth(json: &Value) -> f64 {
     json["hit_ratio_first_10pct"].as_f64().unwrap()
 }
 
-/// Runs `LONG_PROMPTS` again, behind a run that had made durable what the first tenth of the requests asked for.
+/// Runs `LONG_PROMPTS` again, behind a run that had made durable what the first tenth of the
+/// requests asked for.
 fn assert_served_from_the_first_request_on(dir: &Path) {
     let json = json(dir, LONG_PROMPTS);
     assert!(first_tenth(&json) >= 0.95, "{json:#}");

@@ -1,4 +1,5 @@
-//! The replay on a CUDA device whose driver is the test driver: the code that runs on a GPU, every block compared.
+//! The replay on a CUDA device whose driver is the test driver: the code that runs on a GPU, every
+//! block compared.
 
 // A helper that fails is a test that fails.
 #![allow(clippy::unwrap_used)]

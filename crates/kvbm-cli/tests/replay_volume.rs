@@ -1,4 +1,5 @@
-//! `kvbm replay` with a volume as G4: a directory, and a real S3 server (`TEST_S3_SERVER` names its program) that dies half-way.
+//! `kvbm replay` with a volume as G4: a directory, and a real S3 server (`TEST_S3_SERVER` names its
+//! program) that dies half-way.
 
 // A helper that fails is a test that fails.
 #![allow(clippy::unwrap_used)]

@@ -49,7 +49,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// Time that passes only when somebody sleeps: whoever sleeps moves it on and returns at once.
+/// Time that passes only by sleeping: a sleep advances it and returns at once.
 #[derive(Debug, Default)]
 pub struct ManualClock {
     now: Mutex<Duration>,

@@ -135,8 +135,11 @@ fn allocation(device: &Arc<dyn Device>) {
 fn out_of_memory(device: &Arc<dyn Device>) {
     for asked in [device.info().total_bytes + 1, u64::MAX] {
         match device.allocate(asked, 256) {
-            Err(DeviceError::OutOfMemory { asked: told, free, total, .. }) => {
-                assert!(told >= asked && free <= total, "the error tells what was asked and what is free");
+            Err(DeviceError::OutOfMemory { asked: reported, free, total, .. }) => {
+                assert!(
+                    reported >= asked && free <= total,
+                    "the error names what was asked and what is free"
+                );
             }
             other => panic!("allocating {asked} bytes gave {other:?}"),
         }
@@ -251,8 +254,8 @@ fn events(device: &Arc<dyn Device>) {
     after.on_complete(move |result| {
         let _receiver_waits = sender.send(result);
     });
-    let told = receiver.recv_timeout(Duration::from_secs(60)).expect("the callback comes once");
-    assert_eq!(told, Ok(()));
+    let result = receiver.recv_timeout(Duration::from_secs(60)).expect("the callback comes once");
+    assert_eq!(result, Ok(()));
     assert_eq!(done.query(), EventStatus::Complete, "an event includes everything before it");
     assert_eq!(after.wait(Instant::now()), Ok(()), "a complete event meets any deadline");
     let again = receiver.recv_timeout(Duration::from_secs(60));
@@ -309,7 +312,7 @@ fn pinned_host_memory(device: &Arc<dyn Device>) {
     let host = HostBuffer::from_bytes(&pattern(4, 16 << 10));
     let pinned = match device.register_host(host.region().clone()) {
         Ok(pinned) => pinned,
-        // A machine that lets nobody lock four pages cannot be checked further; the error is the
+        // A machine where four pages cannot be locked is not checked further; the error is the
         // one it should be.
         Err(error) => return assert!(matches!(error, DeviceError::PinLimit { .. }), "{error}"),
     };
@@ -327,7 +330,7 @@ fn pinned_host_memory(device: &Arc<dyn Device>) {
     );
 }
 
-/// Tells when it is dropped.
+/// Sends a message when it is dropped.
 struct Notice(crossbeam_channel::Sender<()>);
 
 impl Drop for Notice {

@@ -1,4 +1,4 @@
-//! The seam itself: what every device offers.
+//! The trait that every device implements.
 
 use std::any::Any;
 use std::fmt;
@@ -71,7 +71,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// [`DeviceError::OutOfMemory`], [`DeviceError::Invalid`].
     fn allocate(&self, len: u64, alignment: u64) -> Result<DeviceMemory, DeviceError>;
 
-    /// Makes memory that somebody else (the engine) allocated on this device usable here. It is
+    /// Makes memory that the engine allocated on this device usable here. It is
     /// never freed by us.
     ///
     /// # Errors

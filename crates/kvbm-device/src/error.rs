@@ -36,7 +36,7 @@ pub enum DeviceError {
         /// The rule it must obey.
         rule: &'static str,
     },
-    /// A range does not lie inside the memory it was taken of.
+    /// A range does not lie inside its memory.
     #[error(
         "bytes {offset}..+{len} are outside of {memory}, which has {size} bytes; check the layout against the memory it is bound to"
     )]
@@ -132,7 +132,7 @@ pub enum DeviceError {
         /// The stream.
         stream: Arc<str>,
     },
-    /// Whoever should have completed an event went away.
+    /// An event can never complete: what should have completed it is gone.
     #[error(
         "an event was abandoned: {what} was dropped before it completed; treat the work before it as failed"
     )]

@@ -1,5 +1,5 @@
-//! "Done up to here": events that hosts wait for, poll, or are called back by, and that order
-//! streams.
+//! Events: a host waits for them, polls them or registers callbacks, and streams are ordered by
+//! them.
 
 use std::any::Any;
 use std::fmt;
@@ -21,7 +21,7 @@ pub enum EventStatus {
     Pending,
     /// All work before it is complete.
     Complete,
-    /// Work before it failed; whatever it should have written is undefined.
+    /// Work before it failed; the bytes that it should have written are undefined.
     Failed(DeviceError),
 }
 
@@ -53,7 +53,7 @@ impl Event {
     }
 
     /// An event that the host completes: dropping the [`Completer`] without completing fails the
-    /// event, so nobody waits for ever. It can gate streams: [`Stream::wait`](crate::Stream::wait).
+    /// event, so no wait is endless. It can gate streams: [`Stream::wait`](crate::Stream::wait).
     pub fn completable() -> (Self, Completer) {
         let state = Arc::new(HostEvent {
             state: Mutex::new(EventState::Pending(Vec::new())),
@@ -87,9 +87,9 @@ impl Event {
         }
     }
 
-    /// Calls `callback` once with the result, so that nobody has to block: at once on this thread
+    /// Calls `callback` once with the result: at once on this thread
     /// if the event is complete, else on the thread that completes it. It must be short and must
-    /// not block: the stream stands still meanwhile. A panic in it is contained.
+    /// not block: the stream waits for it. A panic in it is caught.
     pub fn on_complete(&self, callback: impl FnOnce(Result<(), DeviceError>) + Send + 'static) {
         self.backend.on_complete(Box::new(callback));
     }
@@ -191,7 +191,7 @@ impl Completer {
 impl Drop for Completer {
     fn drop(&mut self) {
         if let Some(event) = self.event.take() {
-            event.finish(Err(DeviceError::Abandoned { what: "whoever should have completed it" }));
+            event.finish(Err(DeviceError::Abandoned { what: "its completer" }));
         }
     }
 }

@@ -44,9 +44,8 @@ impl HostRegion {
     /// # Safety
     /// - The range must be initialised, in one allocation, and valid for reads and writes until the
     ///   last clone of `owner` is dropped.
-    /// - Nobody may hold a Rust reference to these bytes while others can reach them through this
-    ///   region: they are *shared bytes* (see the type), and whoever hands clones to several
-    ///   threads keeps to their protocol.
+    /// - No Rust reference to these bytes may exist while others can reach them through this
+    ///   region. They are *shared bytes* (see the type): threads that use clones keep the protocol.
     pub unsafe fn new(start: NonNull<u8>, len: usize, owner: Owner) -> Self {
         Self { start, len, owner }
     }
@@ -162,30 +161,12 @@ impl HostRegion {
     /// [`DeviceError::OutOfRange`].
     ///
     /// # Safety
-    /// Nobody (thread or device) may write these bytes while the slice lives.
+    /// No thread or device may write these bytes while the slice lives.
     pub unsafe fn bytes(&self, offset: u64, len: u64) -> Result<&[u8], DeviceError> {
         let start = self.at(offset, len)?;
         // SAFETY: valid and initialised (`new`'s contract) for `len` bytes while `self` lives; the
         // caller excludes writers.
         Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), len as usize) })
-    }
-
-    /// The bytes of a range as an exclusive slice, for code that writes in place (vectored reads).
-    ///
-    /// # Errors
-    /// [`DeviceError::OutOfRange`].
-    ///
-    /// # Safety
-    /// Nobody else (thread or device) may read or write these bytes while the slice lives.
-    #[allow(
-        clippy::mut_from_ref,
-        reason = "shared bytes: exclusivity is the caller's promise, per byte range"
-    )]
-    pub unsafe fn bytes_mut(&self, offset: u64, len: u64) -> Result<&mut [u8], DeviceError> {
-        let start = self.at(offset, len)?;
-        // SAFETY: valid and initialised (`new`'s contract) for `len` bytes while `self` lives; the
-        // caller excludes every other access.
-        Ok(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len as usize) })
     }
 
     /// What keeps the memory allocated.
@@ -284,9 +265,11 @@ impl HostBuffer {
         if Arc::get_mut(&mut self.region.owner).is_none() {
             return Err(DeviceError::Shared { memory: self.region.to_string() });
         }
-        // SAFETY: every other region of the buffer, and every work on it, would hold the owner, which nobody else does. `self` is
-        // borrowed exclusively while the slice lives, so no further one can be made.
-        unsafe { self.region.bytes_mut(0, self.region.len()) }
+        let HostRegion { start, len, .. } = &self.region;
+        // SAFETY: the range is initialised and stays valid while `self` lives. Every other region of
+        // the buffer, and every work on it, would hold the owner, which nobody else does. `self` is
+        // borrowed exclusively while the slice lives, so no further region can be made.
+        Ok(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), *len) })
     }
 
     /// The memory of this buffer.
@@ -408,11 +391,10 @@ mod tests {
                 let region = buffer.region().clone();
                 scope.spawn(move || {
                     let offset = u64::from(thread) * 64;
-                    // SAFETY: each thread has a range of its own, and nobody else looks before all
-                    // are done.
-                    let bytes = unsafe { region.bytes_mut(offset, 64) }.expect("inside");
-                    bytes.fill(thread + 1);
-                    bytes[0] = 0xff;
+                    // SAFETY: each thread has a range of its own.
+                    unsafe { region.write_at(offset, &[thread + 1; 64]) }.expect("inside");
+                    // SAFETY: as above.
+                    unsafe { region.write_at(offset, &[0xff]) }.expect("inside");
                 });
             }
         });

@@ -1,25 +1,23 @@
-//! The device seam of kvbm: memory of an accelerator, streams that run in order on it, events,
-//! batched copies.
+//! Devices: memory of an accelerator, streams that run in order on it, events, batched copies.
 //!
-//! **Knows:** how bytes get into and out of device memory, what order they move in, who keeps them
-//! alive meanwhile. **Must never know:** what the bytes mean: no blocks, no layouts, no hashes, no
-//! tiers.
+//! **Knows:** how bytes get into and out of device memory, in which order, and what keeps the
+//! memory alive until then.
+//! **Must never know:** what the bytes mean: blocks, layouts, hashes, tiers.
 //!
 //! | concept | type |
 //! |---|---|
 //! | a device | [`Device`] (object safe; used as `Arc<dyn Device>`) |
 //! | memory of the device, ours or the engine's | [`DeviceMemory`] |
-//! | memory of the host that the device may read and write | [`HostRegion`], [`HostBuffer`], [`PinnedHost`] |
-//! | work in order | [`Stream`], [`CopyBatch`] |
-//! | "done up to here" | [`Event`] |
+//! | host memory that the device may read and write | [`HostRegion`], [`HostBuffer`], [`PinnedHost`] |
+//! | a queue of operations in order | [`Stream`], [`CopyBatch`] |
+//! | "complete up to here" | [`Event`] |
 //!
-//! Behind the seam stands the [`EmulatedDevice`], which needs no hardware and still keeps its
-//! memory out of the CPU's reach: a stray access to an address that it hands out faults, bytes move
-//! only through its streams, each stream runs on a thread of its own. A real device is one more
-//! implementation of [`Device`], checked by the same [`conformance`] suite.
+//! [`CudaDevice`] is an NVIDIA GPU. [`EmulatedDevice`] needs no hardware. It also keeps its memory
+//! out of the CPU's reach: an access to one of its addresses faults, bytes move only through its
+//! streams, and each stream runs on a thread of its own. The suite [`conformance`] checks both.
 //!
-//! Who may touch which bytes when is no matter of this crate: see [`HostRegion`] for the contract
-//! of *shared bytes*.
+//! This crate does not decide who may touch which bytes when: [`HostRegion`] has the contract of
+//! *shared bytes*.
 //!
 //! ```
 //! use std::time::{Duration, Instant};
@@ -70,5 +68,5 @@ pub use memory::DeviceMemory;
 pub use model::{Link, ModelPath, SharedLinks, TransferModel};
 pub use stream::Stream;
 
-/// Whatever must stay alive while hardware may still touch bytes that it owns.
+/// Keeps memory alive while hardware may still access it.
 pub type Owner = std::sync::Arc<dyn std::any::Any + Send + Sync>;

@@ -17,7 +17,7 @@ pub struct DeviceMemory {
 
 impl DeviceMemory {
     /// For implementers of [`Device`](crate::Device): `len` bytes at `address` of `device`,
-    /// allocated while `owner` lives. `external` tells that somebody else will free it.
+    /// allocated while `owner` lives. `external`: another owner frees it.
     ///
     /// # Safety
     /// The range must be device memory of `device` that streams of that device may access for as
@@ -46,7 +46,7 @@ impl DeviceMemory {
         self.len == 0
     }
 
-    /// Whether somebody else (the engine) owns the memory, so that we never free it.
+    /// Whether another owner (the engine) frees the memory.
     pub fn is_external(&self) -> bool {
         self.external
     }

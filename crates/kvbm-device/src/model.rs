@@ -1,7 +1,7 @@
 //! How long bytes take on hardware that is not there.
 //!
 //! A path is a [`Link`] with a bandwidth and a latency: `time = latency + bytes / bandwidth`. The
-//! preset [`TransferModel::reference`] holds the figures of the tiering article among the reference
+//! model [`TransferModel::reference`] holds the figures of the tiering article among the reference
 //! documents (1 GB = 10^9 bytes): a block of 5,242,880 bytes takes 187 us over the host link (28
 //! GB/s), 749 us to or from disk (7), 936 us from disk through the host to the device, 5.8 us from
 //! a peer over a peer link (900), 105 us over the network (50).
@@ -116,15 +116,6 @@ impl TransferModel {
         }
     }
 
-    /// The model called `name`: `unlimited` or `reference`.
-    pub fn preset(name: &str) -> Option<Self> {
-        match name {
-            "unlimited" => Some(Self::unlimited()),
-            "reference" => Some(Self::reference()),
-            _ => None,
-        }
-    }
-
     /// The link of a path.
     pub fn link(&self, path: ModelPath) -> Link {
         match path {
@@ -224,9 +215,6 @@ mod tests {
         for path in ModelPath::ALL {
             assert_eq!(TransferModel::unlimited().time(&[path], BLOCK), Duration::ZERO);
         }
-        assert_eq!(TransferModel::preset("unlimited"), Some(TransferModel::unlimited()));
-        assert_eq!(TransferModel::preset("reference"), Some(TransferModel::reference()));
-        assert_eq!(TransferModel::preset("fast"), None);
     }
 
     #[test]

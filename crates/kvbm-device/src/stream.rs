@@ -12,7 +12,7 @@ use crate::{CopyBatch, CopyRejected, DeviceError, DeviceId, DeviceMemory, Event}
 ///   [`CopyBatch`] have no order among themselves. Streams are unordered against each other except
 ///   through [`Stream::wait`].
 /// - *Ownership*: what an operation touches is held by the queue until the hardware is done,
-///   whatever becomes of the handles. Dropping a stream neither waits nor cancels: queued work
+///   even if all handles are dropped. Dropping a stream neither waits nor cancels: queued work
 ///   completes.
 /// - *Races*: source and destination are *shared bytes* ([`HostRegion`](crate::HostRegion)):
 ///   between submission and completion the caller must leave them alone. Work that overlaps without
@@ -28,8 +28,8 @@ pub trait Stream: Send + Sync + fmt::Debug {
     /// Device it belongs to.
     fn device(&self) -> DeviceId;
 
-    /// Queues a batch of copies. The event completes after the last byte, when the batch has let go
-    /// of its memory.
+    /// Queues a batch of copies. The event completes after the last byte, when the batch has
+    /// dropped its memory.
     ///
     /// # Errors
     /// Gives the batch back with the reason: full queue, poisoned stream, memory of another device.

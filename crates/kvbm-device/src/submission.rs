@@ -1,5 +1,5 @@
-//! The near end of a stream of any kind: which one it is, what ended it, and the bounded queue to
-//! the thread that runs it.
+//! The caller's side of every stream: its name, its first failure, and the bounded queue to its
+//! thread.
 
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ impl Health {
     }
 }
 
-/// Why an operation was not queued, and the operation as it was.
+/// Why an operation was not queued, and the operation, unchanged.
 pub(crate) type RefusedOperation<Op> = Box<(DeviceError, Op)>;
 
 /// The queue to a stream's thread. Dropped, the thread ends when it is empty.
@@ -72,7 +72,7 @@ pub(crate) struct Submission<Op> {
 }
 
 impl<Op> Submission<Op> {
-    /// A queue of at most `limit` operations, and its far end.
+    /// A queue of at most `limit` operations, and the receiver for the stream's thread.
     pub(crate) fn new(limit: usize) -> (Self, Receiver<Op>) {
         let (queue, operations) = bounded(limit);
         (Self { queue, limit }, operations)
@@ -83,7 +83,7 @@ impl<Op> Submission<Op> {
         self.queue.len()
     }
 
-    /// Queues what only a sound stream may do.
+    /// Queues an operation, unless the stream has failed.
     pub(crate) fn submit(&self, health: &Health, op: Op) -> Result<(), RefusedOperation<Op>> {
         match health.status() {
             Ok(()) => self.send(health, op),
@@ -91,7 +91,7 @@ impl<Op> Submission<Op> {
         }
     }
 
-    /// Queues an operation, whatever happened before.
+    /// Queues an operation, even on a stream that has failed.
     pub(crate) fn send(&self, health: &Health, op: Op) -> Result<(), RefusedOperation<Op>> {
         let stream = Arc::clone(&health.name);
         self.queue.try_send(op).map_err(|refused| {

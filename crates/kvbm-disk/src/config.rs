@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// Slots start at multiples of this many bytes, so that direct I/O is possible on every common
 /// device.
-pub const SLOT_ALIGNMENT: u64 = 4096;
+pub const SLOT_ALIGNMENT: u64 = kvbm_plan::Striping::SLOT_ALIGNMENT;
 
 /// Blocks of 1 MiB in pieces of 16 KiB were written at 0.70 of a device's speed straight and at
 /// 0.92 collected; in pieces of 64 KiB at 0.94 straight.

@@ -98,11 +98,11 @@ impl DiskEngine {
         self.shared.change(|table| slots.iter().for_each(|&slot| table.release(slot)));
     }
 
-    /// Calls `told` for each block from now on that could not be made durable and is given up. Its
-    /// slot is free then. The committer calls it, one block at a time. Only the first callback that
-    /// is set counts.
-    pub fn on_given_up(&self, told: impl Fn(BlockId, BlockIdentity) + Send + Sync + 'static) {
-        let _is_set = self.shared.given_up.set(GivenUp(Box::new(told)));
+    /// Calls `notify` for each block from now on that could not be made durable and is given up.
+    /// Its slot is free then. The committer calls it, one block at a time. Only the first callback
+    /// that is set counts.
+    pub fn on_given_up(&self, notify: impl Fn(BlockId, BlockIdentity) + Send + Sync + 'static) {
+        let _is_set = self.shared.given_up.set(GivenUp(Box::new(notify)));
     }
 
     /// Releases every block of a namespace, except those that are being written. Returns their

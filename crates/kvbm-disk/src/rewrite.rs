@@ -34,8 +34,8 @@ pub(crate) fn rewrite_some(shared: &Shared, memory: &mut Bounce) -> u64 {
             stats.renewed += u64::from(there && written.is_ok());
             stats.given_up += u64::from(there && written.is_err());
         });
-        if let (true, Err(_), Some(GivenUp(told))) = (there, &written, shared.given_up.get())
-            && catch_unwind(AssertUnwindSafe(|| told(slot, content.identity))).is_err()
+        if let (true, Err(_), Some(GivenUp(notify))) = (there, &written, shared.given_up.get())
+            && catch_unwind(AssertUnwindSafe(|| notify(slot, content.identity))).is_err()
         {
             shared.count(|stats| stats.callback_panics += 1);
         }

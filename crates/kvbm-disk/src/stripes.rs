@@ -5,7 +5,7 @@ use crate::OpenError;
 use crate::checksum::crc64;
 use crate::journal::JOURNAL_FILE;
 use crate::medium::{BlockFile, Medium, OpenFile, complete, open_read_only};
-use kvbm_plan::BlockId;
+use kvbm_plan::{BlockId, Striping};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
@@ -30,9 +30,6 @@ const VERSION: u32 = 1;
 const BYTES: usize = 32;
 /// Bytes before the mark's checksum.
 const SUMMED_BYTES: usize = 24;
-/// Neighbouring slots of about so many bytes lie in one file: large enough for a large request.
-const UNIT_BYTES: u64 = 1 << 20;
-
 /// The name of a file of directory `member` in a medium of several directories.
 pub(crate) fn name_in(member: usize, name: &str) -> String {
     if member == 0 { name.to_owned() } else { format!("{member}/{name}") }
@@ -41,22 +38,21 @@ pub(crate) fn name_in(member: usize, name: &str) -> String {
 /// Where slots lie: in units of neighbours, in turn over the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stripes {
-    files: u32,
-    unit: u32,
+    striping: Striping,
     stride: u64,
 }
 
 impl Stripes {
     pub(crate) fn new(files: usize, stride: u64) -> Self {
-        let unit = (UNIT_BYTES / stride.max(1)).max(1);
-        Self { files: files.max(1) as u32, unit: unit as u32, stride }
+        Self { striping: Striping::new(files, stride), stride }
     }
 
     /// The file of a slot, and the offset in it.
     pub(crate) fn place(&self, slot: BlockId) -> (usize, u64) {
-        let (unit, within) = (slot.0 / self.unit, slot.0 % self.unit);
-        let local = u64::from(unit / self.files) * u64::from(self.unit) + u64::from(within);
-        ((unit % self.files) as usize, local * self.stride)
+        let unit = self.striping.unit();
+        let row = u64::from(slot.0 / unit) / self.striping.directories() as u64;
+        let local = row * u64::from(unit) + u64::from(slot.0 % unit);
+        (self.striping.directory(slot), local * self.stride)
     }
 
     /// Whether files of these lengths have the first `bytes` bytes of a slot.
@@ -68,16 +64,21 @@ impl Stripes {
     /// No slot from this one on has a byte in files of these lengths.
     pub(crate) fn end(&self, lengths: &[u64]) -> u64 {
         let longest = lengths.iter().max().map_or(0, |longest| longest.div_ceil(self.stride.max(1)));
-        let rows = longest.div_ceil(self.unit.into());
-        rows.saturating_mul(u64::from(self.unit) * u64::from(self.files))
+        let rows = longest.div_ceil(self.striping.unit().into());
+        rows.saturating_mul(self.row())
+    }
+
+    /// Slots of one unit in each file.
+    fn row(&self) -> u64 {
+        u64::from(self.striping.unit()) * self.striping.directories() as u64
     }
 
     /// Bytes of file `file` when there are `slots` slots in all.
     pub(crate) fn file_bytes(&self, file: usize, slots: u32) -> u64 {
-        let row = u64::from(self.unit) * u64::from(self.files);
+        let (unit, row) = (u64::from(self.striping.unit()), self.row());
         let (rows, rest) = (u64::from(slots) / row, u64::from(slots) % row);
-        let before = file as u64 * u64::from(self.unit);
-        let local = rows * u64::from(self.unit) + rest.saturating_sub(before).min(self.unit.into());
+        let before = file as u64 * unit;
+        let local = rows * unit + rest.saturating_sub(before).min(unit);
         local * self.stride
     }
 }

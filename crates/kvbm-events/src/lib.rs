@@ -4,9 +4,9 @@
 //! [`KvEvent`], [`EventManager`] and [`Publisher`], the [`EventTransport`] seam with an in-process
 //! implementation, and a [`Subscriber`] that detects loss.
 //!
-//! **Must never know:** the pool (events come as plain data through an [`EventSource`]), where bytes
-//! are in memory, who subscribes, and any network unless a feature adds one: without features this
-//! crate uses no network crate.
+//! **Must never know:** the pool (events come as plain data through an [`EventSource`]), where
+//! bytes are in memory, who subscribes, and any network unless a feature adds one: without features
+//! this crate uses no network crate.
 //!
 //! # Order and loss
 //!

@@ -1,4 +1,4 @@
-//! The driver seam over the CUDA devices of `kvbm-device`.
+//! The [`Driver`] of the CUDA devices of `kvbm-device`.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -164,13 +164,13 @@ impl CudaKernels {
         engine: CopyEngine,
     ) -> Result<(), DeviceError> {
         let mut batch = CopyBatch::with_capacity(Direction::DeviceToDevice, pieces.len());
-        let nobody: Owner = Arc::new(());
+        let no_owner: Owner = Arc::new(());
         for Piece { from, to, bytes } in pieces {
             let memory = |address| {
                 // SAFETY: the caller says that it is memory of this device, and keeps it until the
                 // copies are complete.
                 unsafe {
-                    DeviceMemory::from_raw(self.device.id(), address, *bytes, true, Arc::clone(&nobody))
+                    DeviceMemory::from_raw(self.device.id(), address, *bytes, true, Arc::clone(&no_owner))
                 }
             };
             batch.push_device_to_device(&memory(*from), 0, &memory(*to), 0, *bytes)?;

@@ -1,4 +1,4 @@
-//! Carrying conversions out, over the seam behind which the driver is.
+//! Running conversions through a [`Driver`].
 
 use std::collections::HashMap;
 
@@ -45,7 +45,8 @@ pub trait Driver {
     /// As the driver says: no such kernel.
     fn function(&self, module: &Self::Module, name: &'static str) -> Result<Self::Function, Self::Error>;
 
-    /// Puts words into device memory, in the machine's order, before whatever is queued next.
+    /// Puts words into device memory, in the machine's byte order, before the next operation of the
+    /// stream.
     ///
     /// # Errors
     /// As the driver says: out of memory.

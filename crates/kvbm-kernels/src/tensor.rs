@@ -28,8 +28,8 @@ impl Operand {
     ///
     /// # Errors
     /// [`KernelError::Tensor`] names the tensor and what of it is wrong, [`KernelError::Device`]
-    /// its device. A tensor whose strides are those of the other axis order is told apart from one
-    /// that is not contiguous.
+    /// its device. Strides of the other axis order and strides that are not contiguous are
+    /// different errors.
     pub fn from_tensors(
         shape: &BlockShape,
         argument: Argument,

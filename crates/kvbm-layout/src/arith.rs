@@ -1,9 +1,10 @@
-//! Checked byte arithmetic: every size in this crate is computed here, so that a hostile shape is an error
-//! and never an overflow.
+//! Checked byte arithmetic: every size in this crate is computed here, so that a hostile shape is
+//! an error and never an overflow.
 
 use crate::layout::LayoutError;
 
-/// Largest region and largest total this crate describes: what a signed 64-bit file offset can address.
+/// Largest region and largest total this crate describes: what a signed 64-bit file offset can
+/// address.
 pub(crate) const MAX_BYTES: u64 = i64::MAX as u64;
 
 /// The product of `factors`, if it is at most [`MAX_BYTES`].

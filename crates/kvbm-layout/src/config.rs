@@ -36,8 +36,8 @@ impl ConfigError {
     }
 }
 
-/// Bytes that belong to each layer of a block but have no axes we know: quantisation scales, sub-byte
-/// formats, recurrent state.
+/// Bytes that belong to each layer of a block but have no axes we know: quantisation scales,
+/// sub-byte formats, recurrent state.
 ///
 /// They are copied whole, layer by layer, and never permuted or sliced by head.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -57,21 +57,23 @@ impl OpaquePlane {
 
 /// Shape of the KV blocks of one group on one rank.
 ///
-/// The fields are plain data; [`validate`](Self::validate) holds the rules, and every layout constructor
-/// calls it.
+/// The fields are plain data; [`validate`](Self::validate) holds the rules, and every layout
+/// constructor calls it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LayoutConfig {
     /// Blocks in the layout, at least 1.
     pub num_blocks: u32,
     /// Layers in each block, 1 to 4096.
     pub num_layers: u32,
-    /// Chunks per layer: 2 for keys and values, 1 for MLA; 0 only when everything is in opaque planes.
+    /// Chunks per layer: 2 for keys and values, 1 for MLA; 0 only when everything is in opaque
+    /// planes.
     pub outer_dim: u32,
     /// Tokens per block.
     pub page_size: u32,
     /// Elements of one token in one outer chunk: `num_heads * head_dim`.
     pub inner_dim: u32,
-    /// `inner_dim` of outer index 1, where values are narrower or wider than keys. `None`: the same.
+    /// `inner_dim` of outer index 1, where values are narrower or wider than keys. `None`: the
+    /// same.
     pub value_inner_dim: Option<u32>,
     /// Element type.
     pub dtype: DType,
@@ -229,7 +231,8 @@ fn in_range(field: &'static str, value: u32, min: u32, max: u32) -> Result<(), C
 
 /// Builds a [`LayoutConfig`].
 ///
-/// Defaults: `outer_dim` 2, `num_heads` 1, `alignment` 1, no opaque planes. The other fields have to be set.
+/// Defaults: `outer_dim` 2, `num_heads` 1, `alignment` 1, no opaque planes. The other fields have
+/// to be set.
 #[derive(Debug, Clone, Default)]
 pub struct LayoutConfigBuilder {
     num_blocks: Option<u32>,

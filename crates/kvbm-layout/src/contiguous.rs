@@ -12,8 +12,8 @@ use crate::layout::{AxisOrder, Cell, InnerOrder, LayoutError, LayoutType, Region
 /// block:   | keys and values of all layers | plane 0 of all layers | plane 1 of all layers | ...
 /// nhd, hnd, operational:  [layer, outer, ...]         universal:  [head, layer, outer, token, element]
 /// ```
-/// `layer_stride` is the payload of a layer: all outer chunks and planes. Planes stand behind the keys and
-/// values of all layers, so that a plane of odd length cannot misalign elements.
+/// `layer_stride` is the payload of a layer: all outer chunks and planes. Planes stand behind the
+/// keys and values of all layers, so that a plane of odd length cannot misalign elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FullyContiguous {
     geometry: Geometry,
@@ -30,8 +30,8 @@ impl FullyContiguous {
         let what = "one block";
         let layers = u64::from(config.num_layers);
         let block_bytes = arith::product(what, &[layers, config.layer_bytes()])?;
-        // Keys and values are a multiple of the element width anyway; odd planes must not misalign the next
-        // block.
+        // Keys and values are a multiple of the element width anyway; odd planes must not misalign
+        // the next block.
         let block_stride = arith::align_up(what, block_bytes, Geometry::region_alignment(&config))?;
         let bytes = arith::product("the layout", &[block_stride, u64::from(config.num_blocks)])?;
 

@@ -1,13 +1,14 @@
-//! Element types of a KV cache: only their width matters to a layout, their name matters to people and to
-//! identity.
+//! Element types of a KV cache: only their width matters to a layout, their name matters to people
+//! and to identity.
 
 use std::fmt;
 use std::str::FromStr;
 
 /// Element type of the keys and values.
 ///
-/// Formats narrower than a byte have no `DType`: pack them along the head (`U8` with half the elements) if
-/// bytes may be permuted, or declare them as an [`OpaquePlane`](crate::OpaquePlane), which is copied whole.
+/// Formats narrower than a byte have no `DType`: pack them along the head (`U8` with half the
+/// elements) if bytes may be permuted, or declare them as an [`OpaquePlane`](crate::OpaquePlane),
+/// which is copied whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 #[repr(u8)]

@@ -1,12 +1,12 @@
-//! The one description behind every layout of this crate: each cell is affine in block, layer, token, head
-//! and element.
+//! The one description behind every layout of this crate: each cell is affine in block, layer,
+//! token, head and element.
 
 use crate::arith;
 use crate::config::LayoutConfig;
 use crate::layout::{AxisOrder, Cell, CellView, InnerOrder, LayoutError, LayoutType, RegionSpec};
 
-/// Where one cell (an outer chunk or an opaque plane) lies, over all layers and blocks. All strides are in
-/// bytes.
+/// Where one cell (an outer chunk or an opaque plane) lies, over all layers and blocks. All strides
+/// are in bytes.
 ///
 /// In layer `l`, the cell is in region `region + l * region_per_layer`, at
 /// ```text
@@ -104,7 +104,8 @@ impl Geometry {
         })
     }
 
-    /// Alignment that the first byte of a region must have: that of a block, and at least that of an element.
+    /// Alignment that the first byte of a region must have: that of a block, and at least that of
+    /// an element.
     pub(crate) fn region_alignment(config: &LayoutConfig) -> u64 {
         config.alignment.max(width(config))
     }
@@ -126,8 +127,8 @@ pub(crate) fn width(config: &LayoutConfig) -> u64 {
     u64::from(config.dtype.width())
 }
 
-/// Token, head and element strides of a dense chunk `[token, head, elem]` or `[head, token, elem]` whose
-/// heads are `head_bytes` long.
+/// Token, head and element strides of a dense chunk `[token, head, elem]` or `[head, token, elem]`
+/// whose heads are `head_bytes` long.
 pub(crate) fn dense_strides(
     config: &LayoutConfig,
     head_major: bool,

@@ -1,4 +1,5 @@
-//! Groups of layers with the same kind of cache: a hybrid model has several, each with layouts of its own.
+//! Groups of layers with the same kind of cache: a hybrid model has several, each with layouts of
+//! its own.
 
 use crate::config::{ConfigError, LayoutConfig, OpaquePlane};
 use crate::dtype::DType;
@@ -38,7 +39,8 @@ impl LayerGroup {
     /// The shape of this group's blocks.
     ///
     /// # Errors
-    /// No layers or too many, more than one KV plane, or a broken rule of [`LayoutConfig::validate`].
+    /// No layers or too many, more than one KV plane, or a broken rule of
+    /// [`LayoutConfig::validate`].
     pub fn config(&self, num_blocks: u32, alignment: u64) -> Result<LayoutConfig, ConfigError> {
         let mut config = LayoutConfig {
             num_blocks,
@@ -81,8 +83,8 @@ fn heads_times(field: &'static str, num_heads: u32, head_dim: u32) -> Result<u32
     num_heads.checked_mul(head_dim).ok_or_else(|| ConfigError::new(field, head_dim, rule()))
 }
 
-/// Checks that the groups of a model hold every layer of `0..num_layers` exactly once, in growing order in
-/// each group.
+/// Checks that the groups of a model hold every layer of `0..num_layers` exactly once, in growing
+/// order in each group.
 ///
 /// # Errors
 /// The first layer that is missing, doubled, beyond the model, or out of order.

@@ -13,8 +13,8 @@ use crate::layout::{AxisOrder, Cell, LayoutError, LayoutType, OuterPlacement, Re
 /// BlockOuter:    [block][outer][token, head, element]
 /// PackedInHead:  [block][token, head, K | V]               one head holds its key and its value side by side
 /// ```
-/// (`Hnd` swaps token and head.) Blocks are `alignment` bytes aligned in each region; engines pack densely,
-/// with alignment 1.
+/// (`Hnd` swaps token and head.) Blocks are `alignment` bytes aligned in each region; engines pack
+/// densely, with alignment 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerSeparate {
     geometry: Geometry,
@@ -25,7 +25,8 @@ impl LayerSeparate {
     /// The layout of `config`, with `order` inside each chunk.
     ///
     /// # Errors
-    /// A broken rule of the config, a size beyond 2^63 - 1 bytes, or an order other than NHD and HND.
+    /// A broken rule of the config, a size beyond 2^63 - 1 bytes, or an order other than NHD and
+    /// HND.
     pub fn new(
         config: LayoutConfig,
         order: AxisOrder,
@@ -115,8 +116,8 @@ fn packed_in_head(config: &LayoutConfig, head_major: bool) -> Result<(Vec<CellSt
     finish_shared_stride(config, cells, arith::product("one block", &[tokens, heads, head_bytes])?)
 }
 
-/// Gives all cells the block stride of blocks with `bytes` of payload; the second value is the region's
-/// length.
+/// Gives all cells the block stride of blocks with `bytes` of payload; the second value is the
+/// region's length.
 fn finish_shared_stride(
     config: &LayoutConfig,
     mut cells: Vec<CellStrides>,

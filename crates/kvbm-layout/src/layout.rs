@@ -23,11 +23,11 @@ pub enum AxisOrder {
     Nhd,
     /// `[.., head, token, element]` in each outer chunk.
     Hnd,
-    /// `[layer, outer, inner]`: one contiguous buffer per block, with the order of `inner` as far as it is
-    /// known.
+    /// `[layer, outer, inner]`: one contiguous buffer per block, with the order of `inner` as far
+    /// as it is known.
     Operational(InnerOrder),
-    /// `[head, layer, outer, token, element]`: one contiguous buffer per block in which each range of heads
-    /// is contiguous.
+    /// `[head, layer, outer, token, element]`: one contiguous buffer per block in which each range
+    /// of heads is contiguous.
     Universal,
     /// Whatever the strides say: memory that an engine owns.
     Strided,
@@ -164,7 +164,8 @@ pub struct CellView {
 }
 
 impl CellView {
-    /// Payload bytes of the cell in one block. Saturates; layouts of this crate are validated to fit.
+    /// Payload bytes of the cell in one block. Saturates; layouts of this crate are validated to
+    /// fit.
     pub fn bytes(&self) -> u64 {
         u64::from(self.tokens)
             .saturating_mul(u64::from(self.heads))
@@ -280,8 +281,8 @@ pub enum LayoutError {
 
 /// How the bytes of blocks lie in regions.
 ///
-/// Implementers give the five required methods; elements must not overlap and must lie inside the regions.
-/// [`conformance`](crate::conformance) checks that.
+/// Implementers give the five required methods; elements must not overlap and must lie inside the
+/// regions. [`conformance`](crate::conformance) checks that.
 pub trait BlockLayout: fmt::Debug + Send + Sync {
     /// The shape; has passed [`LayoutConfig::validate`].
     fn config(&self) -> &LayoutConfig;

@@ -1,15 +1,15 @@
 //! How the bytes of KV blocks lie in memory, and plans that copy blocks between layouts.
 //!
-//! **Knows:** shapes, strides, alignment, axis orders, and which byte of one layout holds the same element as which
-//! byte of another.
-//! **Must never know:** memory, files, devices, block identity or anything that moves a byte: it is pure
-//! arithmetic, without I/O and without `unsafe`.
+//! **Knows:** shapes, strides, alignment, axis orders, and which byte of one layout holds the same
+//! element as which byte of another.
+//! **Must never know:** memory, files, devices, block identity or anything that moves a byte: it is
+//! pure arithmetic, without I/O and without `unsafe`.
 //!
 //! # Words
-//! A *block* holds the keys and values of `page_size` tokens for all layers of a group. One *cell* of a block
-//! is the part that belongs to one layer and one outer index (0 = keys, 1 = values; MLA has only one), or to
-//! one layer and one opaque plane. Inside a cell, an element is addressed by (token, head, element of the
-//! head). A *region* is one contiguous range of memory or of a file.
+//! A *block* holds the keys and values of `page_size` tokens for all layers of a group. One *cell*
+//! of a block is the part that belongs to one layer and one outer index (0 = keys, 1 = values; MLA
+//! has only one), or to one layer and one opaque plane. Inside a cell, an element is addressed by
+//! (token, head, element of the head). A *region* is one contiguous range of memory or of a file.
 //!
 //! # Example
 //! ```

@@ -1,9 +1,9 @@
 //! Proof that no two elements of a strided layout share a byte.
 //!
-//! A cell is an offset and a set of (count, stride) axes. Cells whose byte ranges do not touch are apart.
-//! Cells that touch are apart if they share their widest axis and, without it, all fit into one stride of it
-//! and are apart there. This proves every layout whose axes nest, interleaved or not; what it cannot prove is
-//! refused.
+//! A cell is an offset and a set of (count, stride) axes. Cells whose byte ranges do not touch are
+//! apart. Cells that touch are apart if they share their widest axis and, without it, all fit into
+//! one stride of it and are apart there. This proves every layout whose axes nest, interleaved or
+//! not; what it cannot prove is refused.
 
 use std::collections::BTreeMap;
 

@@ -49,10 +49,10 @@ pub struct SliceError {
 
 /// The heads of `rank` when `num_heads` KV heads are spread over `tp_size` ranks.
 ///
-/// With at least as many heads as ranks, rank `r` holds heads `r * H / T .. (r + 1) * H / T` (so counts
-/// differ by at most one when `T` does not divide `H`). With fewer heads than ranks, rank `r` holds head
-/// `r * H / T`, as engines do, and the lowest rank of those that hold a head writes it. MLA has one head,
-/// which all ranks hold.
+/// With at least as many heads as ranks, rank `r` holds heads `r * H / T .. (r + 1) * H / T` (so
+/// counts differ by at most one when `T` does not divide `H`). With fewer heads than ranks, rank
+/// `r` holds head `r * H / T`, as engines do, and the lowest rank of those that hold a head writes
+/// it. MLA has one head, which all ranks hold.
 ///
 /// # Errors
 /// `num_heads` or `tp_size` 0, or `rank` not below `tp_size`.
@@ -107,8 +107,8 @@ pub enum Planes {
     Skip,
 }
 
-/// The part of a block that a copy moves. The default is everything, and then both layouts must have the same
-/// layers and heads.
+/// The part of a block that a copy moves. The default is everything, and then both layouts must
+/// have the same layers and heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Selection {
     /// Layers, by their index in each layout; `None`: all.
@@ -157,8 +157,8 @@ pub struct BlockPart {
 }
 
 impl BlockPart {
-    /// What a copy from a rank with the part `self` to a rank with the part `dst` has to move; `None` if they share
-    /// nothing.
+    /// What a copy from a rank with the part `self` to a rank with the part `dst` has to move;
+    /// `None` if they share nothing.
     pub fn overlap(&self, dst: &Self) -> Option<Selection> {
         let layers = overlap(&self.layers, &dst.layers)?;
         let heads = overlap(&self.heads, &dst.heads)?;

@@ -17,8 +17,9 @@ pub enum EngineRegions {
 
 /// Explicit strides over any regions.
 ///
-/// Elements must lie inside the regions, must be aligned to their width, and must not overlap; a layout is
-/// only made when that is proven. Use alignment 1 in the config unless the engine really pads its blocks.
+/// Elements must lie inside the regions, must be aligned to their width, and must not overlap; a
+/// layout is only made when that is proven. Use alignment 1 in the config unless the engine really
+/// pads its blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StridedLayout {
     geometry: Geometry,
@@ -28,7 +29,8 @@ impl StridedLayout {
     /// The layout with these regions and strides; `cells` in the order of [`LayoutConfig::cells`].
     ///
     /// # Errors
-    /// A broken rule of the config, or strides that leave a region, misalign an element, or overlap.
+    /// A broken rule of the config, or strides that leave a region, misalign an element, or
+    /// overlap.
     pub fn new(
         config: LayoutConfig,
         regions: Vec<RegionSpec>,
@@ -45,12 +47,12 @@ impl StridedLayout {
         Ok(Self { geometry })
     }
 
-    /// A dense engine tensor whose axes lie in `order`, outermost first. The element axis holds all outer
-    /// chunks of a head side by side (K | V), as vLLM's does.
+    /// A dense engine tensor whose axes lie in `order`, outermost first. The element axis holds all
+    /// outer chunks of a head side by side (K | V), as vLLM's does.
     ///
     /// # Errors
-    /// As [`new`](Self::new); also [`EngineRegions::PerLayer`] for an order in which the layer is not
-    /// outermost, and a config alignment that the dense tensor does not have.
+    /// As [`new`](Self::new); also [`EngineRegions::PerLayer`] for an order in which the layer is
+    /// not outermost, and a config alignment that the dense tensor does not have.
     pub fn from_engine_order(
         config: LayoutConfig,
         order: EngineOrder,

@@ -1,4 +1,5 @@
-//! Walking a plan allocates nothing, and reading hostile bytes allocates in proportion to their length.
+//! Walking a plan allocates nothing, and reading hostile bytes allocates in proportion to their
+//! length.
 #![allow(clippy::unwrap_used, reason = "helpers of tests may unwrap as tests do")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -19,7 +20,8 @@ thread_local! {
 /// The system allocator, counting the bytes of this thread.
 struct Counting;
 
-// SAFETY: every call goes to the system allocator with the caller's arguments; counting neither allocates nor unwinds.
+// SAFETY: every call goes to the system allocator with the caller's arguments; counting neither
+// allocates nor unwinds.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let live = LIVE.get().wrapping_add(layout.size());

@@ -9,7 +9,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes that the kernel takes before the other end has read them: an urgent frame waits behind no more.
+/// Bytes that the kernel takes before the other end has read them: an urgent frame waits behind no
+/// more.
 const SOCKET_BUFFER: usize = 256 << 10;
 
 /// Times of a line.
@@ -120,7 +121,8 @@ impl Connection {
     }
 }
 
-/// Reads of the socket that end with the process at the other end, also where another process keeps the socket open.
+/// Reads of the socket that end with the process at the other end, also where another process keeps
+/// the socket open.
 struct Watched<'a>(&'a Connection);
 
 impl Read for Watched<'_> {

@@ -1,6 +1,7 @@
 //! What both ends must agree on before the first command.
 //!
-//! The leader sends an offer, the worker answers or refuses with the field that differs and both values.
+//! The leader sends an offer, the worker answers or refuses with the field that differs and both
+//! values.
 
 use crate::frame::{FrameKind, frame, read_frame};
 use kvbm_plan::{Epoch, Rank, wire};
@@ -18,7 +19,8 @@ const PROTOCOLS: [u16; 2] = [1, 1];
 /// Longest name of a deployment in bytes.
 const MAX_DEPLOYMENT: usize = 256;
 
-/// A digest of everything about the layout of blocks that both ends must see alike: tensors, bytes, numbers of blocks.
+/// A digest of everything about the layout of blocks that both ends must see alike: tensors, bytes,
+/// numbers of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayoutFingerprint(pub [u8; 16]);
 
@@ -31,7 +33,8 @@ impl fmt::Display for LayoutFingerprint {
 /// What a leader offers to the worker of one rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaderTerms {
-    /// Which engine or cluster this is: a worker of another one is not taken by mistake. At most 256 bytes.
+    /// Which engine or cluster this is: a worker of another one is not taken by mistake. At most
+    /// 256 bytes.
     pub deployment: String,
     /// Tag of the namespace.
     pub namespace: [u8; 16],

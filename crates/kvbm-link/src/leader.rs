@@ -1,4 +1,5 @@
-//! The leader's end: connects to a worker's socket, and connects again when the worker was started again.
+//! The leader's end: connects to a worker's socket, and connects again when the worker was started
+//! again.
 
 use crate::connection::{Connection, LineTimes};
 use crate::frame::{FrameKind, MAX_BODY, frame};
@@ -69,8 +70,8 @@ pub enum LineStatus {
 
 /// A line to the worker of one rank, which outlives the worker's process.
 ///
-/// What was sent to one process never reaches the next one. Commands to a worker that takes another's place are refused until
-/// its [`Message::Ready`] is about to be given to the sink.
+/// What was sent to one process never reaches the next one. Commands to a worker that takes
+/// another's place are refused until its [`Message::Ready`] is about to be given to the sink.
 pub struct LeaderLine {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -99,7 +100,8 @@ struct LineState {
 }
 
 impl LeaderLine {
-    /// A line to the worker that listens, or will listen, at `path`. Returns at once; messages go to `sink`.
+    /// A line to the worker that listens, or will listen, at `path`. Returns at once; messages go
+    /// to `sink`.
     ///
     /// # Errors
     /// The system refuses a thread.

@@ -1,10 +1,12 @@
 //! The line between a leader and a worker in another process.
 //!
 //! **Knows:** Unix sockets, frames, handshakes, heartbeats and queues.
-//! **Must never know:** what a plan means, which blocks exist, or how bytes move. Commands and messages are bytes here.
+//! **Must never know:** what a plan means, which blocks exist, or how bytes move. Commands and
+//! messages are bytes here.
 //!
-//! The worker listens ([`WorkerListener`]) and serves one leader at a time ([`Service`]). The leader connects
-//! ([`LeaderLine`]), in either order of birth, and connects again when the worker was started again.
+//! The worker listens ([`WorkerListener`]) and serves one leader at a time ([`Service`]). The
+//! leader connects ([`LeaderLine`]), in either order of birth, and connects again when the worker
+//! was started again.
 //!
 //! ```text
 //! leader                                             worker
@@ -14,20 +16,22 @@
 //! ```
 //!
 //! # Frames
-//! `length: u32 little-endian | kind: u8 | body`, where `length` counts kind and body. Bodies of a handshake are MessagePack.
+//! `length: u32 little-endian | kind: u8 | body`, where `length` counts kind and body. Bodies of a
+//! handshake are MessagePack.
 //! [`docs/formats.md`](https://github.com/kvbm/kvbm/blob/main/docs/formats.md) describes them.
 //!
 //! # Bounds
-//! A frame has at most [`kvbm_plan::wire::MAX_BYTES`] bytes, a handshake 4 KiB and two seconds. Queues are bounded in bytes. A
-//! process of another user is refused. One leader is served at a time; a second one is refused with the first one's pid.
+//! A frame has at most [`kvbm_plan::wire::MAX_BYTES`] bytes, a handshake 4 KiB and two seconds.
+//! Queues are bounded in bytes. A process of another user is refused. One leader is served at a
+//! time; a second one is refused with the first one's pid.
 //!
 //! # Modules
 //! A module uses only modules in rows below its own, and only those in its third column.
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `leader` | the leader's end: connects, and connects again | `connection`, `handshake`, `peer`, `queue` |
-//! | `worker` | the worker's end: listens, serves one leader at a time | `connection`, `handshake`, `peer`, `queue`, `socket_file` |
+//! | `leader` | the leader's end: connects, and connects again | `connection`, `handshake`, `peer`, `queue`, `frame` |
+//! | `worker` | the worker's end: listens, serves one leader at a time | `connection`, `handshake`, `peer`, `queue`, `socket_file`, `frame` |
 //! | `connection` | reader and writer of an established line | `frame`, `peer`, `queue` |
 //! | `handshake` | what both ends must agree on | `frame` |
 //! | `queue` | frames that wait to be sent, in two lanes | - |

@@ -12,7 +12,8 @@ use std::time::Duration;
 pub(crate) struct Peer {
     pub(crate) pid: i32,
     uid: u32,
-    /// Readable when the process has ended. Absent where the kernel has no pidfd or the process is gone already.
+    /// Readable when the process has ended. Absent where the kernel has no pidfd or the process is
+    /// gone already.
     pidfd: Option<OwnedFd>,
 }
 

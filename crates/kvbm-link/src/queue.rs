@@ -16,7 +16,8 @@ pub enum Lane {
     Numbered(u64),
     /// Before all bulk commands that wait.
     Urgent,
-    /// Before all bulk commands that wait, unless the one with this number is among them: then behind it.
+    /// Before all bulk commands that wait, unless the one with this number is among them: then
+    /// behind it.
     Behind(u64),
 }
 

@@ -58,7 +58,8 @@ pub trait Session: Send {
     /// A text for the log: the bytes are no command. The line is closed.
     fn command(&mut self, bytes: &[u8]) -> Result<(), String>;
 
-    /// The leader is gone. Returns when nothing can write to the memory that commands name any more.
+    /// The leader is gone. Returns when nothing can write to the memory that commands name any
+    /// more.
     fn end(self: Box<Self>);
 }
 
@@ -67,8 +68,8 @@ pub trait Session: Send {
 pub struct MessageSender(Arc<Connection>);
 
 impl MessageSender {
-    /// Sends a message in wire form; waits for room in the queue. A message to a leader that is gone is dropped: the next one
-    /// learns everything from its own session.
+    /// Sends a message in wire form; waits for room in the queue. A message to a leader that is
+    /// gone is dropped: the next one learns everything from its own session.
     pub fn send(&self, message: &[u8]) {
         let _gone = self.0.queue.push_when_room(frame(FrameKind::Body, message));
     }
@@ -91,8 +92,8 @@ struct Serving {
 }
 
 impl WorkerListener {
-    /// Listens at `path`: the socket has mode 0600, and its folder is created with mode 0700 where it is absent. The file of a
-    /// process that is gone is replaced.
+    /// Listens at `path`: the socket has mode 0600, and its folder is created with mode 0700 where
+    /// it is absent. The file of a process that is gone is replaced.
     ///
     /// # Errors
     /// [`BindError`], also where another process listens there or others can write to the folder.
@@ -113,7 +114,8 @@ impl WorkerListener {
         move || stop.store(true, Ordering::Release)
     }
 
-    /// Serves leaders, one at a time, until it is stopped. The session of the last one has ended when it returns.
+    /// Serves leaders, one at a time, until it is stopped. The session of the last one has ended
+    /// when it returns.
     pub fn serve(&self, service: &Arc<dyn Service>) {
         let serving = Mutex::new(Serving::default());
         while !self.stop.load(Ordering::Acquire) {

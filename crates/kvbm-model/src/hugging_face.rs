@@ -1,13 +1,14 @@
 //! Reading `config.json` of a Hugging Face model.
 //!
-//! The meaning of each field is that of the model classes in `transformers`. Fields of the text model may stand in a part
-//! `text_config`.
+//! The meaning of each field is that of the model classes in `transformers`. Fields of the text
+//! model may stand in a part `text_config`.
 
 use crate::shape::{CacheKind, LayerCache, ModelShape, ShapeGroup};
 use kvbm_layout::DType;
 use serde_json::{Map, Value};
 
-/// Largest number that a field of a configuration may have: far above every model, and the product of three fits.
+/// Largest number that a field of a configuration may have: far above every model, and the product
+/// of three fits.
 const MAX: u64 = 1 << 20;
 /// Most layers of a model.
 const MAX_LAYERS: u64 = 4096;
@@ -192,7 +193,8 @@ fn layer_kinds(config: &Fields<'_>, layers: usize) -> Result<Vec<Option<LayerKin
             let pattern = config.number("sliding_window_pattern")?.unwrap_or(6).max(1) as usize;
             Ok(by_layer(layers, |layer| if (layer + 1) % pattern == 0 { FULL } else { window }))
         }
-        // A model that has the switch uses the window only where it is on, and only in the upper layers.
+        // A model that has the switch uses the window only where it is on, and only in the upper
+        // layers.
         _ => match (window, config.flag("use_sliding_window")) {
             (None, _) | (_, Some(false)) => every(FULL),
             (Some(window), Some(true)) => {
@@ -298,7 +300,8 @@ fn mamba1(config: &Fields<'_>, dtype: DType) -> Result<LayerCache, ModelError> {
     })
 }
 
-/// Convolution: (kernel - 1) x (inner + 2 x groups x state size). State: heads x head size x state size.
+/// Convolution: (kernel - 1) x (inner + 2 x groups x state size). State: heads x head size x state
+/// size.
 fn mamba2(config: &Fields<'_>, dtype: DType) -> Result<LayerCache, ModelError> {
     const PURPOSE: &str = "the state of a Mamba-2 layer";
     let heads = either(config, "mamba_n_heads", "num_heads", PURPOSE)?;

@@ -65,8 +65,9 @@ pub enum LayerCache {
 }
 
 impl ShapeGroup {
-    /// Bytes of a token on one of `ranks` tensor-parallel ranks, all layers of the group together; 0 for a state. Where
-    /// there are more ranks than heads, each rank keeps one head. A latent is the same on every rank.
+    /// Bytes of a token on one of `ranks` tensor-parallel ranks, all layers of the group together;
+    /// 0 for a state. Where there are more ranks than heads, each rank keeps one head. A latent is
+    /// the same on every rank.
     pub fn bytes_per_token(&self, dtype: DType, ranks: u32) -> u64 {
         let elements = match self.cache {
             LayerCache::Heads { kv_heads, head_dim } => {
@@ -78,7 +79,8 @@ impl ShapeGroup {
         elements.saturating_mul(u64::from(self.layers) * u64::from(dtype.width()))
     }
 
-    /// Bytes of one state on one of `ranks` tensor-parallel ranks, all layers of the group together; 0 where tokens are kept.
+    /// Bytes of one state on one of `ranks` tensor-parallel ranks, all layers of the group
+    /// together; 0 where tokens are kept.
     pub fn state_bytes(&self, dtype: DType, ranks: u32) -> u64 {
         match self.cache {
             LayerCache::State { conv_elements, recurrent_elements, recurrent_dtype } => {

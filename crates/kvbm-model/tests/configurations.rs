@@ -112,7 +112,8 @@ fn what_is_missing_or_cannot_be_is_named() {
     }
 }
 
-/// Each field of each configuration in turn gets values that cannot be: an error or another model, never a panic.
+/// Each field of each configuration in turn gets values that cannot be: an error or another model,
+/// never a panic.
 #[test]
 fn odd_values_never_panic() {
     let odd = [

@@ -15,6 +15,7 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | `slice` | the part of a block that a rank holds | `ids` |
+//! | `striping` | which directory of a disk a slot lies in | `ids` |
 //! | `fuzz` | bodies of the fuzz targets | `wire` |
 //! | `wire` | versioned encoding of commands and messages | `message`, `volume`, `report`, `plan` |
 //! | `message` | commands of the leader, messages of a worker | `volume`, `report`, `plan`, `tier`, `identity`, `ids` |
@@ -44,6 +45,7 @@ mod path;
 mod plan;
 mod report;
 mod slice;
+mod striping;
 mod tier;
 mod volume;
 pub mod wire;
@@ -58,6 +60,7 @@ pub use path::Path;
 pub use plan::{BlockTransfer, ChecksumMode, Gate, LayerRange, PlanError, Priority, TransferPlan};
 pub use report::{BlockOutcome, Failure, FailureKind, TransferReport};
 pub use slice::{HeadRange, RankSlice, Replication};
+pub use striping::Striping;
 pub use tier::Tier;
 pub use volume::{VolumeDescriptor, VolumePlace, shown_uri};
 

@@ -22,7 +22,7 @@ pub enum FailureKind {
     Cancelled,
     /// A plan named in `after` failed.
     Predecessor,
-    /// The worker has no such tier, layout or path, or its store lets nobody write.
+    /// The worker has no such tier, layout or path, or its store is read-only.
     Unsupported,
     /// The path's queue is full: try again later.
     QueueFull,
@@ -31,7 +31,7 @@ pub enum FailureKind {
     /// The destination's capacity is used up.
     Full,
     /// The memory of a worker that holds a part of it is gone: it ended and started anew, or its
-    /// rank was given up. A miss, told by the leader.
+    /// rank was given up. The leader reports this miss.
     Lost,
     /// The budget ran out while its gate was shut, or a plan named in `after` was not over. Neither
     /// end was asked.

@@ -1,6 +1,7 @@
 //! How fast the bookkeeping is on this machine: `cargo run --release -p kvbm-pool --example churn`.
 //!
-//! Every figure is thousands of blocks per second of one thread, the best of five rounds; events are drained.
+//! Every figure is thousands of blocks per second of one thread, the best of five rounds; events
+//! are drained.
 
 use kvbm_plan::{GroupId, NamespaceId, SequenceHash};
 use kvbm_pool::{BlockChain, BlockPool, Duplicates, EventRecord, G1, Registry, RegistryConfig};
@@ -89,7 +90,8 @@ fn churn(capacity: usize, length: usize, touch: bool) -> Result<(f64, f64), Box<
     Ok((filled, rate(blocks, best)))
 }
 
-/// Microseconds to match 10,000 cached blocks and let go, and to match them while somebody holds them.
+/// Microseconds to match 10,000 cached blocks and let go, and to match them while somebody holds
+/// them.
 fn matching(capacity: usize) -> Result<(f64, f64), Box<dyn std::error::Error>> {
     let mut bench = Bench::new(capacity)?;
     let chains = Chains::new(capacity, 10_000, 1);

@@ -5,8 +5,8 @@ use kvbm_plan::{BlockId, SequenceHash};
 /// What [`begin_arrivals`](crate::BlockPool::begin_arrivals) decided for one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// Bytes may be written to this slot; [`complete`](crate::AnyArrivals::complete) makes the block
-    /// visible.
+    /// Bytes may be written to this slot; [`complete`](crate::AnyArrivals::complete) makes the
+    /// block visible.
     Reserved {
         /// Destination.
         block: BlockId,

@@ -3,9 +3,9 @@
 //!
 //! **Knows:** slot ids, sequence hashes, reference counts, recency, events. One [`Registry`] holds
 //! all blocks of the three slotted tiers; [`BlockPool`] is a typed view of one of them.
-//! **Must never know:** bytes, addresses, devices, files, networks, tokens, how a block is moved. It waits
-//! for nothing. It runs no code of its callers under its lock, except an [`EvictionPolicy`] that
-//! they bring.
+//! **Must never know:** bytes, addresses, devices, files, networks, tokens, how a block is moved.
+//! It waits for nothing. It runs no code of its callers under its lock, except an
+//! [`EvictionPolicy`] that they bring.
 //!
 //! # Life of a block
 //! [`BlockBatch`]`<T, Reset>` - `init_sequence` - [`BlockBatch`]`<T, Partial>` - `commit` -

@@ -2,8 +2,8 @@
 
 use kvbm_plan::{BlockId, Tier};
 
-/// What [`Registry::restore`](crate::Registry::restore) made of the recovered blocks. The slots listed hold nothing that can
-/// be found: their records may be released.
+/// What [`Registry::restore`](crate::Registry::restore) made of the recovered blocks. The slots
+/// listed hold nothing that can be found: their records may be released.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Restored {
     /// Blocks that are Present again.

@@ -41,8 +41,8 @@ pub enum RegionBytes {
 
 /// A layout with a place for each of its regions. Cheap to clone.
 ///
-/// It addresses bytes; it does not say who may touch them when (that is decided by the states of blocks), so executors on
-/// several threads work on different blocks through one `BoundLayout`.
+/// It addresses bytes; it does not say who may touch them when (that is decided by the states of
+/// blocks), so executors on several threads work on different blocks through one `BoundLayout`.
 #[derive(Clone)]
 pub struct BoundLayout {
     inner: Arc<Inner>,
@@ -61,8 +61,9 @@ impl BoundLayout {
     /// Binds each region of `layout`, in order.
     ///
     /// # Errors
-    /// [`StorageError::RegionCount`], [`StorageError::RegionFit`] (length, alignment of the address),
-    /// [`StorageError::MixedRegions`], [`StorageError::OverlappingRegions`], [`StorageError::TooManyFragments`].
+    /// [`StorageError::RegionCount`], [`StorageError::RegionFit`] (length, alignment of the
+    /// address), [`StorageError::MixedRegions`], [`StorageError::OverlappingRegions`],
+    /// [`StorageError::TooManyFragments`].
     pub fn bind(layout: Arc<dyn BlockLayout>, bindings: Vec<RegionBinding>) -> Result<Self, StorageError> {
         let regions = layout.regions();
         if regions.len() != bindings.len() || regions.is_empty() {
@@ -150,7 +151,8 @@ impl BoundLayout {
         self.inner.memory.get(region as usize).ok_or_else(|| missing.into())
     }
 
-    /// Address of `len` bytes at `offset` of `region`, in the space of the storage: host, device, or offset in the file.
+    /// Address of `len` bytes at `offset` of `region`, in the space of the storage: host, device,
+    /// or offset in the file.
     ///
     /// # Errors
     /// [`StorageError::OutOfRange`], or no such region.
@@ -260,7 +262,8 @@ fn check_same_place(bindings: &[RegionBinding]) -> Result<(), StorageError> {
     }
 }
 
-/// Regions must not share bytes, whether of one storage or of two storages over the same memory or file.
+/// Regions must not share bytes, whether of one storage or of two storages over the same memory or
+/// file.
 fn check_disjoint(bindings: &[RegionBinding], layout: &dyn BlockLayout) -> Result<(), StorageError> {
     let mut ranges = Vec::with_capacity(bindings.len());
     for (index, (spec, binding)) in (0_u32..).zip(layout.regions().iter().zip(bindings)) {

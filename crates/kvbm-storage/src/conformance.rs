@@ -1,4 +1,5 @@
-//! What every [`StorageAllocator`] and its [`Storage`] must do, as checks that any implementation can run.
+//! What every [`StorageAllocator`] and its [`Storage`] must do, as checks that any implementation
+//! can run.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

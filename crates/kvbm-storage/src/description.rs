@@ -7,19 +7,22 @@ use kvbm_layout::{AnyLayout, BlockLayout, LayoutDescriptor, MemoryKind, RegionMe
 use crate::{BoundLayout, RegionBinding, Storage, StorageError, StorageKind};
 
 impl BoundLayout {
-    /// The layout and the place of each region, to be serialized ([`LayoutDescriptor::encode`]) for another process.
+    /// The layout and the place of each region, to be serialized ([`LayoutDescriptor::encode`]) for
+    /// another process.
     ///
     /// # Errors
-    /// [`StorageError::Layout`] for a layout that has no portable description, [`StorageError::Description`].
+    /// [`StorageError::Layout`] for a layout that has no portable description,
+    /// [`StorageError::Description`].
     pub fn describe(&self) -> Result<LayoutDescriptor, StorageError> {
         let layout = AnyLayout::describe(&**self.layout())?;
         let memory = self.bindings().iter().map(region_memory).collect();
         Ok(LayoutDescriptor::new(layout, memory)?)
     }
 
-    /// Binds a described layout to storages of this process: `open` gives, for each region, the storage that holds it here
-    /// (the same file, the same device memory under its address here, memory of the same size). Kind and size have to agree
-    /// with the description; addresses differ between processes.
+    /// Binds a described layout to storages of this process: `open` gives, for each region, the
+    /// storage that holds it here (the same file, the same device memory under its address here,
+    /// memory of the same size). Kind and size have to agree with the description; addresses differ
+    /// between processes.
     ///
     /// # Errors
     /// What `open` says; [`StorageError::DescribedOtherwise`]; those of [`BoundLayout::bind`].

@@ -31,7 +31,8 @@ impl DeviceStorage {
     /// As [`Device::register_external`].
     ///
     /// # Safety
-    /// The engine must keep the range allocated until this storage, all its clones of memory, and all work on them are gone.
+    /// The engine must keep the range allocated until this storage, all its clones of memory, and
+    /// all work on them are gone.
     pub unsafe fn from_external(address: u64, len: u64, device: &dyn Device) -> Result<Self, StorageError> {
         // SAFETY: the caller gives the promise that the device asks for.
         let memory = unsafe { device.register_external(address, len) }?;
@@ -48,7 +49,8 @@ impl DeviceStorage {
         self.memory.is_external()
     }
 
-    /// Copies bytes in through `stream`, and waits. For set-up and checks; transfers batch and do not wait.
+    /// Copies bytes in through `stream`, and waits. For set-up and checks; transfers batch and do
+    /// not wait.
     ///
     /// # Errors
     /// [`StorageError::OutOfRange`], errors of the stream, or its deadline.

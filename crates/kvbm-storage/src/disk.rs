@@ -4,13 +4,16 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::system::check_request;
 use crate::{Backing, Storage, StorageAllocator, StorageError, StorageKind};
+
+/// Permission bits of a file: the owner alone reads and writes the KV of its users.
+const MODE: u32 = 0o600;
 
 /// How the blocks of a slot file were reserved.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,8 +47,8 @@ impl DiskStorage {
     /// Creates a file of `len` bytes and reserves its space.
     ///
     /// # Errors
-    /// [`StorageError::Directory`], [`StorageError::Exists`], [`StorageError::NoSpace`], [`StorageError::Io`]. After an
-    /// error there is no file.
+    /// [`StorageError::Directory`], [`StorageError::Exists`], [`StorageError::NoSpace`],
+    /// [`StorageError::Io`]. After an error there is no file.
     pub fn create(path: &Path, len: u64) -> Result<Self, StorageError> {
         check_request(len, 1)?;
         let parent = match path.parent() {
@@ -59,16 +62,15 @@ impl DiskStorage {
         if len > available {
             return Err(StorageError::NoSpace { path: path.to_owned(), asked: len, available });
         }
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path).map_err(
-            |error| match error.kind() {
-                io::ErrorKind::AlreadyExists => StorageError::Exists { path: path.to_owned() },
-                _ => StorageError::Directory { path: parent.to_owned(), reason: error.to_string() },
-            },
-        )?;
+        let file = private_file().create_new(true).open(path).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => StorageError::Exists { path: path.to_owned() },
+            _ => StorageError::Directory { path: parent.to_owned(), reason: error.to_string() },
+        })?;
         match preallocate(&file, path, len) {
             Ok(preallocation) => Ok(Self::new(file, path, len, preallocation)),
             Err(error) => {
-                // The first error is the one to tell; a file that cannot be removed either is found as `Exists` later.
+                // The first error is the one to tell; a file that cannot be removed either is found
+                // as `Exists` later.
                 let _first_error_counts = std::fs::remove_file(path);
                 Err(error)
             }
@@ -78,14 +80,28 @@ impl DiskStorage {
     /// Opens a file that must have `len` bytes.
     ///
     /// # Errors
-    /// [`StorageError::WrongLength`], [`StorageError::Io`].
+    /// [`StorageError::Refused`] for a symbolic link, for what is no regular file and for a file of
+    /// another user, [`StorageError::WrongLength`], [`StorageError::Io`].
     pub fn open(path: &Path, len: u64) -> Result<Self, StorageError> {
         check_request(len, 1)?;
         let io = |error: &io::Error| io_error("open", path, 0, error);
-        let file = OpenOptions::new().read(true).write(true).open(path).map_err(|error| io(&error))?;
-        let found = file.metadata().map_err(|error| io(&error))?.len();
-        if found != len {
+        let refused = |reason: String| StorageError::Refused { path: path.to_owned(), reason };
+        let file = private_file().open(path).map_err(|error| match error.raw_os_error() {
+            Some(libc::ELOOP) => refused("it is a symbolic link".to_owned()),
+            _ => io(&error),
+        })?;
+        let found = file.metadata().map_err(|error| io(&error))?;
+        if !found.is_file() {
+            return Err(refused("it is not a regular file".to_owned()));
+        }
+        check_owner(path, found.uid(), effective_user())?;
+        if found.len() != len {
+            let found = found.len();
             return Err(StorageError::WrongLength { path: path.to_owned(), found, expected: len });
+        }
+        if found.mode() & 0o777 != MODE {
+            let private = file.set_permissions(std::fs::Permissions::from_mode(MODE));
+            private.map_err(|error| io_error("chmod", path, 0, &error))?;
         }
         Ok(Self::new(file, path, len, Preallocation::Existing))
     }
@@ -175,6 +191,28 @@ impl AsRawFd for DiskStorage {
     }
 }
 
+/// Opens files of KV to read and write: a new one for the owner alone, and none behind a link.
+fn private_file() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    // Without `O_NONBLOCK`, the open of a pipe waits for its other end.
+    options.read(true).write(true).mode(MODE).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    options
+}
+
+/// Refuses the file of another user, who could read and change the KV in it.
+fn check_owner(path: &Path, owner: u32, ours: u32) -> Result<(), StorageError> {
+    if owner == ours {
+        return Ok(());
+    }
+    let reason = format!("it belongs to user {owner}, and this process runs as user {ours}");
+    Err(StorageError::Refused { path: path.to_owned(), reason })
+}
+
+fn effective_user() -> u32 {
+    // SAFETY: the call has no arguments and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
 fn io_error(operation: &'static str, path: &Path, offset: u64, error: &io::Error) -> StorageError {
     StorageError::Io { operation, path: path.to_owned(), offset, reason: error.to_string() }
 }
@@ -191,7 +229,8 @@ fn no_space(path: &Path, asked: u64) -> StorageError {
     StorageError::NoSpace { path: path.to_owned(), asked, available }
 }
 
-/// Reserves the blocks of a new file, or at least sets its length where the file system cannot reserve.
+/// Reserves the blocks of a new file, or at least sets its length where the file system cannot
+/// reserve.
 fn preallocate(file: &File, path: &Path, len: u64) -> Result<Preallocation, StorageError> {
     let Ok(length) = libc::off_t::try_from(len) else {
         return Err(StorageError::Invalid { what: "length", value: len, rule: "it must fit a file offset" });
@@ -261,6 +300,16 @@ impl StorageAllocator for DiskAllocator {
 #[cfg(not(miri))] // statvfs does not exist there.
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_of_another_user_is_refused() {
+        let path = Path::new("/kv/slots");
+        assert_eq!(check_owner(path, 7, 7), Ok(()));
+        let refusal = check_owner(path, 8, 7).unwrap_err().to_string();
+        for part in ["/kv/slots", "user 8", "user 7", "choose another"] {
+            assert!(refusal.contains(part), "{refusal}");
+        }
+    }
 
     #[test]
     fn a_file_system_that_cannot_reserve_gets_a_sparse_file() {

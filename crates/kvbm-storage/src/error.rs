@@ -73,6 +73,14 @@ pub enum StorageError {
         /// What the system said.
         reason: String,
     },
+    /// A slot file that others may read or change.
+    #[error("{path} is not used: {reason}; remove it, or choose another file")]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
     /// A slot file exists and must not be overwritten.
     #[error("{path} exists already; open it, or name another file")]
     Exists {

@@ -1,9 +1,9 @@
 //! Memory and files that hold KV blocks, and layouts bound to them.
 //!
-//! **Knows:** how to get memory (host, page-locked, device) and slot files, who frees them, and how to address the bytes of
-//! block `n` of a layout in them.
-//! **Must never know:** what a block stands for (no hashes, no tiers, no registry), nor how to move blocks on its own:
-//! streams, rings and executors do, above it.
+//! **Knows:** how to get memory (host, page-locked, device) and slot files, what frees them, and
+//! how to address the bytes of block `n` of a layout in them.
+//! **Must never know:** what a block stands for (hashes, tiers, registry), and how blocks move:
+//! streams, rings and executors above this crate do that.
 //!
 //! | storage | memory | made by |
 //! |---|---|---|
@@ -13,7 +13,8 @@
 //! | [`DeviceStorage`] | device; ours, or the engine's ([`DeviceStorage::from_external`]) | [`DeviceAllocator`] |
 //! | [`DiskStorage`] | a preallocated file of fixed length | [`DiskAllocator`] |
 //!
-//! A [`BoundLayout`] is a `BlockLayout` with one place in a storage for each of its regions: blocks become addressable.
+//! A [`BoundLayout`] is a `BlockLayout` with one place in a storage for each of its regions: blocks
+//! become addressable.
 //!
 //! ```
 //! use std::sync::Arc;

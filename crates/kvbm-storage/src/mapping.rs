@@ -21,12 +21,14 @@ struct Mapping {
 
 // SAFETY: a mapping belongs to the process, not to a thread.
 unsafe impl Send for Mapping {}
-// SAFETY: a shared reference offers nothing but dropping; the bytes are reached through a `HostRegion`.
+// SAFETY: a shared reference offers nothing but dropping; the bytes are reached through a
+// `HostRegion`.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `map` and is unmapped only here, when no region that holds this owner is left.
+        // SAFETY: the range was mapped by `map` and is unmapped only here, when no region that
+        // holds this owner is left.
         let _always_ours = unsafe { libc::munmap(self.start.as_ptr().cast::<c_void>(), self.len) };
     }
 }
@@ -62,7 +64,8 @@ fn anonymous(len: u64, extra_flags: i32) -> io::Result<Mapping> {
     let len = len.ok_or(io::ErrorKind::OutOfMemory)?;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | extra_flags;
-    // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches nothing that exists.
+    // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches nothing
+    // that exists.
     let start = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0) };
     match NonNull::new(start.cast::<u8>()) {
         Some(start) if start.as_ptr().cast() != libc::MAP_FAILED => Ok(Mapping { start, len }),
@@ -75,6 +78,7 @@ fn region(mapping: Mapping, gap: u64, len: u64) -> HostRegion {
     debug_assert!(gap + len <= mapping.len as u64);
     // SAFETY: `gap` is less than the slack that was mapped beyond `len`.
     let start = unsafe { mapping.start.add(gap as usize) };
-    // SAFETY: the range is mapped readable and writable until the owner drops it, and nobody else knows its address.
+    // SAFETY: the range is mapped readable and writable until the owner drops it, and nobody else
+    // knows its address.
     unsafe { HostRegion::new(start, len as usize, Arc::new(mapping)) }
 }

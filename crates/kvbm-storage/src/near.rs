@@ -37,7 +37,8 @@ pub enum ThreadPlacement {
 pub struct Processors(Box<Mask>);
 
 impl Processors {
-    /// Those of the calling thread, which a thread that it starts has too; `None` where the system does not say.
+    /// Those of the calling thread, which a thread that it starts has too; `None` where the system
+    /// does not say.
     pub fn of_this_thread() -> Option<Self> {
         affinity().ok().map(|mask| Self(Box::new(mask)))
     }
@@ -61,8 +62,9 @@ impl Processors {
     }
 }
 
-/// Does `work` near the memory of `node`: on a thread of its own, which runs on the node's processors, and so does every thread that
-/// it starts. Where that is no choice, or not possible, the calling thread does it.
+/// Does `work` near the memory of `node`: on a thread of its own, which runs on the node's
+/// processors, and so does every thread that it starts. Where that is no choice, or not possible,
+/// the calling thread does it.
 ///
 /// # Panics
 /// As `work` does.
@@ -149,7 +151,8 @@ mod tests {
     use crate::mapping::{BASE_PAGE, map};
     use crate::numa::MAX_NODES;
 
-    /// A machine with two nodes: the second has the last processor that this thread may use, the first has none of them.
+    /// A machine with two nodes: the second has the last processor that this thread may use, the
+    /// first has none of them.
     fn machine() -> (tempfile::TempDir, usize) {
         let dir = tempfile::tempdir().expect("a directory");
         let mask = affinity().expect("a mask");

@@ -31,7 +31,8 @@ pub enum NumaPlacement {
     },
 }
 
-/// Asks the system for pages of `node`, the device's, where that is a choice. Before the pages are touched.
+/// Asks the system for pages of `node`, the device's, where that is a choice. Before the pages are
+/// touched.
 pub(crate) fn place(region: &HostRegion, pages: &PageSize, node: Option<u32>) -> NumaPlacement {
     if node.is_none() {
         return NumaPlacement::Anywhere;
@@ -45,7 +46,8 @@ pub(crate) fn place(region: &HostRegion, pages: &PageSize, node: Option<u32>) ->
     }
 }
 
-/// The node to ask for: the device's, if there is another one and it has memory. `nodes` is the system's list (`0-1,4`).
+/// The node to ask for: the device's, if there is another one and it has memory. `nodes` is the
+/// system's list (`0-1,4`).
 pub(crate) fn wanted(node: Option<u32>, nodes: &str) -> Option<u32> {
     let known = parse_list(nodes)?;
     let several = known.len() > 1 || known.iter().any(|range| range.start() < range.end());
@@ -61,7 +63,8 @@ pub(crate) fn parse_list(list: &str) -> Option<Vec<RangeInclusive<u32>>> {
     list.trim().split(',').map(range).collect()
 }
 
-/// New pages of the region come from `node` as long as it has any (`MPOL_PREFERRED`): a full node is no error.
+/// New pages of the region come from `node` as long as it has any (`MPOL_PREFERRED`): a full node
+/// is no error.
 fn prefer(region: &HostRegion, pages: &PageSize, node: u32) -> io::Result<()> {
     const BITS: usize = usize::BITS as usize;
     let mut mask = [0_usize; MAX_NODES / BITS];
@@ -72,8 +75,8 @@ fn prefer(region: &HostRegion, pages: &PageSize, node: u32) -> io::Result<()> {
     let len = region.len().next_multiple_of(page) as usize;
     // The kernel takes one bit less than it is told.
     let (start, bits, flags) = (region.as_ptr(), MAX_NODES + 1, 0_usize);
-    // SAFETY: the range is mapped by this crate and no byte of it changes; the mask, read during the call, has the bits that
-    // are told.
+    // SAFETY: the range is mapped by this crate and no byte of it changes; the mask, read during
+    // the call, has the bits that are told.
     let code = unsafe {
         libc::syscall(libc::SYS_mbind, start, len, libc::MPOL_PREFERRED as usize, mask.as_ptr(), bits, flags)
     };
@@ -115,7 +118,8 @@ mod tests {
         }
         let last = region.as_ptr().wrapping_add(region.len() as usize - 1);
         let (mut policy, mut mask) = (-1_i32, [0_usize; MAX_NODES / usize::BITS as usize]);
-        // SAFETY: writes a number and a mask of as many bits as it is told through pointers to them.
+        // SAFETY: writes a number and a mask of as many bits as it is told through pointers to
+        // them.
         let code = unsafe {
             libc::syscall(
                 libc::SYS_get_mempolicy,

@@ -17,7 +17,8 @@ pub enum PinFallback {
     Unpinned,
 }
 
-/// Told how far page-locking has come: bytes that are done, and bytes in all. Called from several threads.
+/// Told how far page-locking has come: bytes that are done, and bytes in all. Called from several
+/// threads.
 pub type PinProgress = fn(u64, u64);
 
 /// Whether memory is page-locked.
@@ -32,8 +33,8 @@ pub enum PinState {
     },
 }
 
-/// Host memory that is page-locked and registered with a device, so that the device copies at full speed. It lies on the
-/// device's NUMA node where there are several.
+/// Host memory that is page-locked and registered with a device, so that the device copies at full
+/// speed. It lies on the device's NUMA node where there are several.
 #[derive(Debug)]
 pub struct PinnedStorage {
     memory: SystemStorage,
@@ -46,8 +47,8 @@ impl PinnedStorage {
     /// `len` zeroed bytes, page-locked through `device`.
     ///
     /// # Errors
-    /// As [`SystemStorage::new`]; [`DeviceError::PinLimit`] and others of [`Device::register_host`] unless `fallback` allows
-    /// ordinary memory.
+    /// As [`SystemStorage::new`]; [`DeviceError::PinLimit`] and others of [`Device::register_host`]
+    /// unless `fallback` allows ordinary memory.
     pub fn new(
         device: &dyn Device,
         len: u64,

@@ -44,7 +44,8 @@ pub enum Backing<'a> {
     File(&'a DiskStorage),
 }
 
-/// A contiguous range of bytes in memory or on disk, freed when dropped unless somebody else owns it.
+/// A contiguous range of bytes in memory or on disk, freed when dropped unless somebody else owns
+/// it.
 ///
 /// Three methods are enough to implement it. Convenience lives in [`StorageExt`].
 pub trait Storage: Send + Sync + fmt::Debug {
@@ -71,7 +72,8 @@ pub trait Storage: Send + Sync + fmt::Debug {
         self.len() == 0
     }
 
-    /// Address of the first byte in its own space: host address, device address, or offset in its file (0).
+    /// Address of the first byte in its own space: host address, device address, or offset in its
+    /// file (0).
     fn address(&self) -> u64 {
         match self.backing() {
             Backing::Host(region) => region.address(),
@@ -156,8 +158,8 @@ impl<S: Storage + ?Sized> StorageExt for S {}
 
 /// Makes storages of one kind.
 pub trait StorageAllocator: Send + Sync + fmt::Debug {
-    /// `len` bytes (more than zero) whose first byte is aligned to `alignment` (a power of two). Files are aligned to
-    /// everything.
+    /// `len` bytes (more than zero) whose first byte is aligned to `alignment` (a power of two).
+    /// Files are aligned to everything.
     ///
     /// # Errors
     /// Says what was asked, what there is, and the way out.

@@ -13,7 +13,8 @@ pub enum HugePages {
     /// Ordinary pages.
     #[default]
     No,
-    /// Explicit huge pages if some are reserved, else transparent ones, else ordinary ones. The storage says which.
+    /// Explicit huge pages if some are reserved, else transparent ones, else ordinary ones. The
+    /// storage says which.
     Try,
     /// Explicit huge pages or an error.
     Require,
@@ -51,8 +52,8 @@ pub struct SystemStorage {
 impl SystemStorage {
     /// `len` zeroed bytes aligned to `alignment` (a power of two; raised to a page).
     ///
-    /// Where huge pages are wanted the last one is whole too: a kernel that knows this memory as one buffer of a ring handles it
-    /// in pieces of a small page if its pages are of two sizes.
+    /// Where huge pages are wanted the last one is whole too: a kernel that knows this memory as
+    /// one buffer of a ring handles it in pieces of a small page if its pages are of two sizes.
     ///
     /// # Errors
     /// [`StorageError::Invalid`], [`StorageError::OutOfMemory`], [`StorageError::NoHugePages`].
@@ -90,7 +91,8 @@ impl SystemStorage {
         Ok(Self { region, whole, alignment, pages })
     }
 
-    /// The memory to its last whole page: what is asked of the system for only a part of a huge page makes small ones of it.
+    /// The memory to its last whole page: what is asked of the system for only a part of a huge
+    /// page makes small ones of it.
     pub(crate) fn whole(&self) -> &HostRegion {
         &self.whole
     }

@@ -1,4 +1,5 @@
-//! Layouts bound to storage: fragments against every single byte of the views, and what must not be bound.
+//! Layouts bound to storage: fragments against every single byte of the views, and what must not be
+//! bound.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -25,6 +25,33 @@ fn a_file_keeps_its_bytes_over_reopening() {
     assert_eq!(&bytes, b"\0block\0");
 }
 
+/// Mutations that make it fail: no mode for a new file, none for an old one, links are followed.
+#[test]
+fn only_the_owner_has_access_and_no_link_is_followed() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let directory = tempfile::tempdir().expect("a directory");
+    let [path, link, pipe] = ["slots", "link", "pipe"].map(|name| directory.path().join(name));
+    let mode = || std::fs::metadata(&path).expect("it is there").permissions().mode() & 0o777;
+    drop(DiskStorage::create(&path, 4096).expect("created"));
+    assert_eq!(mode(), 0o600);
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).expect("ours");
+    drop(DiskStorage::open(&path, 4096).expect("opened"));
+    assert_eq!(mode(), 0o600, "as an earlier version left it");
+
+    symlink(&path, &link).expect("a link");
+    let error = DiskStorage::open_or_create(&link, 4096).expect_err("it is a link");
+    assert!(matches!(error, StorageError::Refused { .. }), "{error}");
+    assert!(error.to_string().contains("symbolic link"), "{error}");
+    symlink(directory.path().join("nowhere"), &pipe).expect("a link");
+    let error = DiskStorage::open_or_create(&pipe, 4096).expect_err("a link to nothing");
+    assert!(matches!(error, StorageError::Exists { .. }), "{error}");
+    std::fs::remove_file(&pipe).expect("ours");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
+    assert!(made.success());
+    let error = DiskStorage::open(&pipe, 4096).expect_err("a pipe");
+    assert!(error.to_string().contains("not a regular file"), "{error}");
+}
+
 #[test]
 fn space_is_really_reserved() {
     use std::os::unix::fs::MetadataExt;

@@ -1,4 +1,5 @@
-//! Host memory: alignment, huge pages, page-locking and its failures, disjoint access by several threads.
+//! Host memory: alignment, huge pages, page-locking and its failures, disjoint access by several
+//! threads.
 
 use std::sync::Arc;
 
@@ -109,9 +110,9 @@ fn threads_write_disjoint_blocks() {
             let storage = &storage;
             scope.spawn(move || {
                 let Backing::Host(region) = storage.backing() else { panic!("host memory") };
-                // SAFETY: each thread has a block of its own, and nobody reads before all threads are done.
-                let bytes = unsafe { region.bytes_mut(u64::from(block) * BLOCK, BLOCK) }.expect("inside");
-                bytes.fill(block + 1);
+                let bytes = [block + 1; BLOCK as usize];
+                // SAFETY: each thread has a block of its own.
+                unsafe { region.write_at(u64::from(block) * BLOCK, &bytes) }.expect("inside");
             });
         }
     });

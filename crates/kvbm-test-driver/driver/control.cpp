@@ -34,8 +34,9 @@ API void kvbm_test_hide(const char* symbol) {
 }
 // A machine without a fabric between its nodes.
 API void kvbm_test_no_fabric() { driver.no_fabric = true; }
-// Lets an operation on a stream go astray, after so many that do not: the context is dead from then on.
-API void kvbm_test_go_astray(int after) { driver.fail_operation = after; }
+// Lets an operation on a stream fail on the device, after so many that succeed: the context is dead
+// then.
+API void kvbm_test_fail_on_device(int after) { driver.fail_operation = after; }
 // The process has started anew.
 API void kvbm_test_revive() {
   std::unique_lock<std::shared_mutex> nobody_works(driver.working);

@@ -78,7 +78,8 @@ API int cuDeviceTotalMem_v2(size_t* bytes, int) {
 }
 API int cuDeviceGetAttribute(int* value, int attribute, int) {
   ANSWER("cuDeviceGetAttribute", false);
-  // Multiprocessors, compute capability 9.0, mapped memory, handles as descriptors, handles of a fabric.
+  // Multiprocessors, compute capability 9.0, mapped memory, handles as descriptors, handles of a
+  // fabric.
   const std::map<int, int> values = {{16, 4}, {75, 9}, {76, 0}, {102, 1}, {103, 1}, {128, driver.no_fabric ? 0 : 1}};
   auto found = values.find(attribute);
   *value = found == values.end() ? 0 : found->second;

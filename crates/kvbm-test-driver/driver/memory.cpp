@@ -1,4 +1,5 @@
-// Memory of the device: a pool that other processes can map, since its handles are shared with them; memory of the host.
+// Memory of the device: a pool that other processes can map, since its handles are shared with
+// them; memory of the host.
 #include "state.h"
 
 #include <sys/mman.h>

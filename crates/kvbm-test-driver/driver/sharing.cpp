@@ -1,4 +1,5 @@
-// Memory that processes share: handles of allocations, and memory that is created, mapped and exported on its own.
+// Memory that processes share: handles of allocations, and memory that is created, mapped and
+// exported on its own.
 #include "state.h"
 
 #include <fcntl.h>

@@ -1,6 +1,7 @@
-// A CUDA driver without hardware: the calls that kvbm makes, over host memory, with streams that run on threads of their own
-// after random delays. It is strict where the real one is: calls that need a current context refuse without one, handles
-// are checked, and whatever is left behind can be counted. Failures are injected through the kvbm_test_* functions.
+// A CUDA driver without hardware: the calls that kvbm makes, over host memory, with streams that
+// run on threads of their own after random delays. It is strict where the real one is: calls that
+// need a current context refuse without one, handles are checked, and whatever is left behind can
+// be counted. Failures are injected through the kvbm_test_* functions.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -117,7 +118,8 @@ struct Driver {
   std::mt19937 random{1};
 };
 
-// Never destroyed: a process may end while threads are in the driver, and who ends it does not wait for them.
+// Never destroyed: a process may end while threads are in the driver, and who ends it does not wait
+// for them.
 extern Driver& driver;
 extern thread_local int current;  // contexts pushed on this thread
 
@@ -127,13 +129,15 @@ void kill_context(int code);
 int answer(const char* call, bool needs_context);
 // Whether the range lies in memory of the device.
 bool on_device(uint64_t address, size_t bytes);
-// Whether an engine of the device may copy from or to the range of host memory: registered as a whole, or not at all.
+// Whether an engine of the device may copy from or to the range of host memory: registered as a
+// whole, or not at all.
 bool on_host(uint64_t address, size_t bytes);
 
 #define ANSWER(call, needs_context) \
   if (int code = answer(call, needs_context)) return code
 
-// A call that gives something back: it does so even if it fails, as the real one does when it reports an older failure.
+// A call that gives something back: it does so even if it fails, as the real one does when it
+// reports an older failure.
 #define ANSWER_AFTER(call, work)          \
   const int injected = answer(call, true); \
   if (driver.dead) return injected;        \

@@ -123,8 +123,8 @@ impl TestDriver {
 
     /// Lets an operation on a stream fail on the device, after so many that do not: its context is
     /// dead from then on.
-    pub fn go_astray(&self, after: c_int) {
-        call!(self.kvbm_test_go_astray(after => c_int));
+    pub fn fail_on_device(&self, after: c_int) {
+        call!(self.kvbm_test_fail_on_device(after => c_int));
     }
 
     /// Replaces a dead context by an empty one, as a restart of the process does. Nothing of the

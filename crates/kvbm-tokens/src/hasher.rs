@@ -10,7 +10,7 @@ use crate::{ExtraKey, LocalHash, NamespaceTag, SequenceHash, Token};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum HashAlgorithm {
-    /// Keyed BLAKE3, cut to 128 bits: nobody can make two prefixes collide. The default.
+    /// Keyed BLAKE3, cut to 128 bits: two prefixes cannot be made to collide. The default.
     #[default]
     Blake3,
     /// XXH3-128 (seed 0) over `parent || tag || message`, each laid out as for BLAKE3, as 16

@@ -98,8 +98,8 @@ opaque_128! {
     /// The namespace's part of every block identity: what [`Namespace::tag`](crate::Namespace::tag)
     /// computes.
     ///
-    /// It stands in file headers and object keys; from it nobody can compute the namespace's salt
-    /// or secret.
+    /// It is written to file headers and object keys. The namespace's salt cannot be computed from
+    /// it or secret.
     NamespaceTag
 }
 

@@ -124,6 +124,11 @@ impl Hub {
         self.with(|state, now| state.take(path, busy, room, now))
     }
 
+    /// See [`State::begin_copies`].
+    pub(crate) fn begin_copies(&self, plan_id: PlanId, indices: &[u32]) -> Vec<bool> {
+        self.with(|state, _| state.begin_copies(plan_id, indices))
+    }
+
     pub(crate) fn settle(&self, plan_id: PlanId, outcomes: Vec<(u32, BlockOutcome)>, bytes: u64) {
         self.with(|state, now| state.settle(plan_id, outcomes, bytes, now));
     }

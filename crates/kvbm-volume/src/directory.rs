@@ -259,12 +259,12 @@ impl DirectoryVolume {
     }
 
     fn io_error(&self, operation: &'static str, key: BlobKey, source: io::Error) -> VolumeError {
-        let told = match source.kind() {
+        let explained = match source.kind() {
             io::ErrorKind::NotFound => self.check_mounted().err(),
             kind @ io::ErrorKind::ReadOnlyFilesystem => Some(io::Error::new(kind, self.read_only())),
             _ => None,
         };
-        VolumeError::Io { volume: self.descriptor.id, operation, key, source: told.unwrap_or(source) }
+        VolumeError::Io { volume: self.descriptor.id, operation, key, source: explained.unwrap_or(source) }
     }
 
     /// Systems make file systems read-only when their device fails.

@@ -45,8 +45,8 @@ impl VolumeRegistry {
     /// Opens the volume that the descriptor names, and makes it known.
     ///
     /// # Errors
-    /// [`RegistryError`]: the id is taken, nobody knows the scheme, a field of the descriptor cannot be, or the store cannot be opened.
-    /// Nothing changed.
+    /// [`RegistryError`]: the id is taken, nobody knows the scheme, a field of the descriptor
+    /// cannot be, or the store cannot be opened. Nothing changed.
     pub fn register_volume(&self, descriptor: VolumeDescriptor) -> Result<Arc<dyn Volume>, RegistryError> {
         // Before opening: a duplicate should cost nothing, and who opens it need not know the
         // rules.

@@ -16,7 +16,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 /// Connects to `endpoint` and shakes hands, all within `limit`.
 ///
 /// # Errors
-/// Nobody listens there, or the [`handshake`] failed.
+/// No socket listens there, or the [`handshake`] failed.
 pub async fn connect(
     endpoint: &ZmtpEndpoint,
     socket: SocketType,

@@ -56,7 +56,7 @@ impl ZmtpEndpoint {
             Self::Tcp { host, port } => {
                 let stream = TcpStream::connect((host.as_str(), *port)).await?;
                 if stream.local_addr()? == stream.peer_addr()? {
-                    // Nobody listens there, and the system chose that very port as our own: this
+                    // No socket listens there, and the system chose that very port as our own: this
                     // connection would keep the peer from binding it.
                     return Err(ErrorKind::ConnectionRefused.into());
                 }
@@ -197,7 +197,7 @@ async fn connect_ipc(path: &std::path::Path) -> std::io::Result<Halves> {
 async fn bind_ipc(path: &std::path::Path) -> std::io::Result<EndpointListener> {
     use std::os::unix::fs::FileTypeExt;
     let listener = match tokio::net::UnixListener::bind(path) {
-        // A killed process leaves a socket file to which nobody listens. Any other file stays.
+        // A killed process leaves a socket file that no process serves. Any other file stays.
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
             let is_socket = std::fs::symlink_metadata(path).is_ok_and(|entry| entry.file_type().is_socket());
             let answer = tokio::net::UnixStream::connect(path).await;

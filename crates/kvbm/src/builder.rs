@@ -46,8 +46,8 @@ pub struct WithEngineBlocks(u32);
 #[derive(Debug)]
 pub struct WithEngine(Vec<G1Memory>);
 
-/// Builds a [`KvBlockManager`]. Each step gives the next one its type: a builder without model, namespace or device has no
-/// `build`.
+/// Builds a [`KvBlockManager`]. Each step gives the next one its type: a builder without model,
+/// namespace or device has no `build`.
 #[derive(Debug)]
 pub struct Builder<State> {
     config: Config,
@@ -129,15 +129,16 @@ impl Builder<NeedsModel> {
         Builder { config: self.config, namespace: None, given: self.given, state: NeedsNamespace(()) }
     }
 
-    /// Everything from a configuration, `[device]` included, in place of the settings that were made before. What no configuration can
-    /// say (policies, a registry of volumes) stays.
+    /// Everything from a configuration, `[device]` included, in place of the settings that were
+    /// made before. What no configuration can say (policies, a registry of volumes) stays.
     pub fn config(self, config: Config) -> Builder<WithOwned> {
         Builder { config, namespace: None, given: self.given, state: WithOwned(()) }
     }
 }
 
 impl Builder<NeedsNamespace> {
-    /// What must be equal, beside the tokens, for two blocks to be the same. Page size and dtype are taken from the model.
+    /// What must be equal, beside the tokens, for two blocks to be the same. Page size and dtype
+    /// are taken from the model.
     pub fn namespace(self, namespace: Namespace) -> Builder<NeedsDevice> {
         let mut config = self.config;
         config.namespace = NamespaceConfig { model: namespace.model_id().to_owned(), ..config.namespace };
@@ -152,7 +153,8 @@ impl Builder<NeedsDevice> {
         Builder { config: self.config, namespace: self.namespace, given: self.given, state: WithOwned(()) }
     }
 
-    /// G1 is the engine's, of this many blocks on each rank; the workers, elsewhere, know its memory.
+    /// G1 is the engine's, of this many blocks on each rank; the workers, elsewhere, know its
+    /// memory.
     pub fn engine_blocks(self, blocks: u32) -> Builder<WithEngineBlocks> {
         Builder {
             config: self.config,
@@ -162,16 +164,18 @@ impl Builder<NeedsDevice> {
         }
     }
 
-    /// G1 is the engine's: for each rank its device and its KV tensors, bound to the layout they have.
+    /// G1 is the engine's: for each rank its device and its KV tensors, bound to the layout they
+    /// have.
     #[cfg(feature = "worker")]
     pub fn engine_device(self, ranks: Vec<(Arc<dyn Device>, BoundLayout)>) -> Builder<WithEngine> {
         self.engine(ranks.into_iter().map(|(device, bound)| G1Memory::EngineDevice(device, bound)).collect())
     }
 
     /// G1 is the engine's, in host memory: for each rank its KV tensors
-    /// ([`HostStorage::from_external`](kvbm_storage::HostStorage::from_external)), bound to the layout they have. No device is involved:
-    /// processors copy, fences are events that the engine completes ([`Event::completable`](kvbm_device::Event::completable)), and
-    /// nothing locks the pages of G2, whatever `host.pinned` says.
+    /// ([`HostStorage::from_external`](kvbm_storage::HostStorage::from_external)), bound to the
+    /// layout they have. No device is involved: processors copy, fences are events that the engine
+    /// completes ([`Event::completable`](kvbm_device::Event::completable)), and nothing locks the
+    /// pages of G2, whatever `host.pinned` says.
     #[cfg(feature = "worker")]
     pub fn engine_host(self, ranks: Vec<BoundLayout>) -> Builder<WithEngine> {
         self.engine(ranks.into_iter().map(G1Memory::EngineHost).collect())
@@ -204,14 +208,16 @@ impl<State> Builder<State> {
         self
     }
 
-    /// Further directories for G3, best on devices of their own: blocks are spread over all of them, in this order.
+    /// Further directories for G3, best on devices of their own: blocks are spread over all of
+    /// them, in this order.
     #[must_use]
     pub fn more_disk_dirs(mut self, dirs: impl IntoIterator<Item = impl Into<PathBuf>>) -> Self {
         self.config.disk.more_dirs = dirs.into_iter().collect();
         self
     }
 
-    /// G4: a volume in a blob store, such as `dir:///mnt/kv` or `s3://BUCKET/PREFIX`. Each call adds one; their ids are 0, 1 and so on.
+    /// G4: a volume in a blob store, such as `dir:///mnt/kv` or `s3://BUCKET/PREFIX`. Each call
+    /// adds one; their ids are 0, 1 and so on.
     #[must_use]
     pub fn volume(mut self, uri: impl Into<String>) -> Self {
         let id = self.config.volume.len() as u32;
@@ -220,9 +226,10 @@ impl<State> Builder<State> {
     }
 
     /// Who opens volumes: `VolumeRegistry::new()`, or one that knows other schemes too
-    /// ([`with_scheme`](kvbm_volume::VolumeRegistry::with_scheme)). With it, or with a volume in the configuration, workers have paths
-    /// to volumes, so that [`register_volume`](KvBlockManager::register_volume) can add some while the manager runs. It must not
-    /// know the volumes that are configured yet.
+    /// ([`with_scheme`](kvbm_volume::VolumeRegistry::with_scheme)). With it, or with a volume in
+    /// the configuration, workers have paths to volumes, so that
+    /// [`register_volume`](KvBlockManager::register_volume) can add some while the manager runs. It
+    /// must not know the volumes that are configured yet.
     #[cfg(feature = "worker")]
     #[must_use]
     pub fn volumes(mut self, registry: kvbm_volume::VolumeRegistry) -> Self {
@@ -237,15 +244,16 @@ impl<State> Builder<State> {
         self
     }
 
-    /// Who decides which blocks get a copy on a lower tier, in place of what `policy.admission` names.
+    /// Who decides which blocks get a copy on a lower tier, in place of what `policy.admission`
+    /// names.
     #[must_use]
     pub fn admission(mut self, policy: impl AdmissionPolicy + 'static) -> Self {
         self.given.policies.admission = Some(Arc::new(policy));
         self
     }
 
-    /// Who chooses what is evicted, in place of what `policy.eviction` names: `make` is given the blocks of G1 (0 where the engine owns
-    /// it), G2 and G3.
+    /// Who chooses what is evicted, in place of what `policy.eviction` names: `make` is given the
+    /// blocks of G1 (0 where the engine owns it), G2 and G3.
     #[must_use]
     pub fn eviction<P: EvictionPolicy + 'static>(
         mut self,
@@ -286,11 +294,12 @@ impl Builder<WithOwned> {
         core.finish_remote(Owned(()))
     }
 
-    /// A manager whose workers are somewhere else: `connect` is given each rank and the sink for its messages, and returns the
-    /// line to it.
+    /// A manager whose workers are somewhere else: `connect` is given each rank and the sink for
+    /// its messages, and returns the line to it.
     ///
     /// # Errors
-    /// [`BuildError`]; [`BuildError::Recovery`] where a rank with a disk does not say what that holds.
+    /// [`BuildError`]; [`BuildError::Recovery`] where a rank with a disk does not say what that
+    /// holds.
     pub fn build_with_workers(
         self,
         connect: impl FnMut(Rank, Epoch, MessageSink) -> Box<dyn WorkerLink>,
@@ -305,7 +314,8 @@ impl Builder<WithEngineBlocks> {
     /// As [`Builder::build_with_workers`], where the engine owns G1.
     ///
     /// # Errors
-    /// [`BuildError`]; [`BuildError::Recovery`] where a rank with a disk does not say what that holds.
+    /// [`BuildError`]; [`BuildError::Recovery`] where a rank with a disk does not say what that
+    /// holds.
     pub fn build_with_workers(
         self,
         connect: impl FnMut(Rank, Epoch, MessageSink) -> Box<dyn WorkerLink>,

@@ -44,14 +44,16 @@ pub enum DescribeError {
 }
 
 impl<G> KvBlockManager<G> {
-    /// Says what the engine knows of blocks `first`, `first + 1`, .. of `chain`: its own hashes, their tokens, what else went
-    /// into the hashes, the adapter. Call it before the blocks are registered (or offloaded, where the engine owns G1); what is left
-    /// empty is taken from the chain, where that knows it.
+    /// Says what the engine knows of blocks `first`, `first + 1`, .. of `chain`: its own hashes,
+    /// their tokens, what else went into the hashes, the adapter. Call it before the blocks are
+    /// registered (or offloaded, where the engine owns G1); what is left empty is taken from the
+    /// chain, where that knows it.
     ///
-    /// Events in an engine's format (`events.url` with `format=vllm`) tell of the blocks by these names from then on. The table is
-    /// bounded: it holds as many blocks as all tiers (1,048,576 at most) and the event ring. Blocks that it does not know are told by
-    /// kvbm's hash, without tokens, and counted ([`EventsStatus`](crate::EventsStatus)). In kvbm's own format only the tokens matter, as
-    /// `local_hash`; nothing else is kept then.
+    /// Events in an engine's format (`events.url` with `format=vllm`) tell of the blocks by these
+    /// names from then on. The table is bounded: it holds as many blocks as all tiers (1,048,576 at
+    /// most) and the event ring. Blocks that it does not know are told by kvbm's hash, without
+    /// tokens, and counted ([`EventsStatus`](crate::EventsStatus)). In kvbm's own format only the
+    /// tokens matter, as `local_hash`; nothing else is kept then.
     ///
     /// # Errors
     /// [`DescribeError`]: nothing was noted.

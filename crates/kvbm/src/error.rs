@@ -46,7 +46,8 @@ pub(crate) fn condemns_source(kind: FailureKind) -> bool {
     kind == FailureKind::Corrupt
 }
 
-/// Whether what failed like this may have been written, or be written yet, by a store whose answer is late.
+/// Whether what failed like this may have been written, or be written yet, by a store whose answer
+/// is late.
 pub(crate) fn may_land(kind: FailureKind) -> bool {
     !matches!(
         kind,

@@ -1,9 +1,9 @@
 //! KV-cache block manager for LLM inference engines: four memory tiers, every byte verified.
 //!
-//! **Knows:** tokens, block ids, tiers, policies: it decides which block is where and what moves next
-//! ([`KvBlockManager`] is the leader of a deployment).
-//! **Must never know:** how bytes move. That is the workers' business; they get plans and give reports through their
-//! wire form, whether they run in this process or in another.
+//! **Knows:** tokens, block ids, tiers, policies: it decides which block is where and what moves
+//! next ([`KvBlockManager`] is the leader of a deployment).
+//! **Must never know:** how bytes move. That is the workers' business; they get plans and give
+//! reports through their wire form, whether they run in this process or in another.
 //!
 //! ```
 //! use kvbm::config::{Blocks, ModelConfig};
@@ -31,8 +31,9 @@
 //! ```
 //!
 //! # Which call when
-//! The program above lets kvbm own the memory on the accelerator ([`Owned`]). Where an engine has KV tensors and block ids of its own, as vLLM,
-//! SGLang and `TensorRT-LLM` have, it is [`Engine`]; docs/engine.md of the repository has a whole program for that.
+//! The program above lets kvbm own the memory on the accelerator ([`Owned`]). Where an engine has
+//! KV tensors and block ids of its own, as vLLM, SGLang and `TensorRT-LLM` have, it is [`Engine`];
+//! docs/engine.md of the repository has a whole program for that.
 //!
 //! | an engine | with [`Owned`] | with [`Engine`] |
 //! |---|---|---|
@@ -47,15 +48,17 @@
 //! | is watched | [`status`](KvBlockManager::status), [`metrics`](KvBlockManager::metrics), [`events`](KvBlockManager::events) | the same |
 //! | ends | [`shutdown`](KvBlockManager::shutdown) | the same |
 //!
-//! What did not arrive ([`OnboardError`], [`EngineOnboardError`]) is computed: every failure names the block, the path, why, and what to do
-//! ([`BlockFailure`]). Settings are in [`config`]; which blocks are copied down is up to a policy of [`admission`], which are evicted to a
+//! What did not arrive ([`OnboardError`], [`EngineOnboardError`]) is computed: every failure names
+//! the block, the path, why, and what to do ([`BlockFailure`]). Settings are in [`config`]; which
+//! blocks are copied down is up to a policy of [`admission`], which are evicted to a
 //! [`pool::EvictionPolicy`]; workers in other processes stand behind a [`worker::WorkerLink`].
 //!
 //! # Features
-//! `worker` (default): the workers of this process. Without it the crate is the leader alone, for a scheduler whose workers are
-//! elsewhere: no device, no disk, no NIXL in its dependencies, and managers come from `build_with_workers` and
-//! `build_metadata_only`.
-//! `nats`: events over NATS, core and `JetStream`. `zmq`: events over `ZeroMQ`. What is left out and asked for is an error of `build` that names the feature.
+//! `worker` (default): the workers of this process. Without it the crate is the leader alone, for a
+//! scheduler whose workers are elsewhere: no device, no disk, no NIXL in its dependencies, and
+//! managers come from `build_with_workers` and `build_metadata_only`. `nats`: events over NATS,
+//! core and `JetStream`. `zmq`: events over `ZeroMQ`. What is left out and asked for is an error of
+//! `build` that names the feature.
 //!
 //! # Modules
 //! A module uses only modules in rows below its own, and only those in its third column.
@@ -66,12 +69,12 @@
 //! | `describe` | what an engine knows of its blocks | `manager` |
 //! | `engine` | G1 in the engine's hands | `manager`, `onboard`, `leader`, `volume`, `config`, `transfers`, `error`, `signal` |
 //! | `park` | private blocks of preempted sequences | `manager`, `leader`, `config`, `transfers`, `error` |
-//! | `manager` | `KvBlockManager`: the calls of an engine | `onboard`, `leader`, `events`, `places`, `status`, `tenants`, `volume`, `workers`, `config`, `metrics`, `signal` |
+//! | `manager` | `KvBlockManager`: the calls of an engine | `onboard`, `leader`, `events`, `places`, `status`, `tenants`, `volume`, `workers`, `config`, `transfers`, `metrics`, `signal` |
 //! | `onboard` | copying a prefix up to G1 | `leader`, `volume`, `transfers`, `error`, `signal` |
-//! | `leader` | holds the parts together: messages, rank loss, shutdown | `config`, `events`, `status`, `offload`, `tenants`, `volume`, `transfers`, `slots`, `ranks`, `metrics` |
+//! | `leader` | holds the parts together: messages, rank loss, shutdown | `config`, `events`, `status`, `offload`, `tenants`, `volume`, `transfers`, `slots`, `circuit_breaker`, `ranks`, `metrics` |
 //! | `events` | publishing events of the pool and of volumes | `volume`, `config`, `metrics`, `signal` |
 //! | `places` | where blocks are, without using them | `volume`, `config` |
-//! | `status` | a snapshot for people and dashboards | `offload`, `tenants`, `volume`, `workers`, `ranks` |
+//! | `status` | a snapshot for people and dashboards | `offload`, `tenants`, `volume`, `workers`, `slots`, `ranks` |
 //! | `offload` | copies one tier down: edges, triggers, write budget, queue | `admission`, `volume`, `config`, `transfers`, `slots`, `metrics` |
 //! | `admission` | which blocks are worth a copy below | - |
 //! | `tenants` | tenants by name | `metrics` |
@@ -79,9 +82,9 @@
 //! | `workers` | the workers of this process | `config`, `transfers`, `metrics`, `worker` |
 //! | `config` | settings, declared once | - |
 //! | `transfers` | from a request to the last report: plans, deadlines, settlement | `circuit_breaker`, `error`, `slots`, `ranks`, `metrics`, `signal` |
-//! | `circuit_breaker` | stops requests to a store that fails, then probes it | - |
 //! | `error` | failures of blocks | - |
-//! | `slots` | slots of G3: releases, removals, write backoff, quarantine | `ranks`, `metrics`, `signal` |
+//! | `slots` | slots of G3: releases, removals, directories, quarantine | `circuit_breaker`, `ranks`, `metrics`, `signal` |
+//! | `circuit_breaker` | stops requests to a store that fails, then probes it | - |
 //! | `ranks` | links to the workers, rank liveness, requests, handshakes | `metrics`, `signal`, `worker` |
 //! | `metrics` | counters and their exposition | - |
 //! | `signal` | one-shot completion for threads and futures | - |
@@ -121,6 +124,7 @@ pub mod worker;
 mod workers;
 
 pub use builder::{BuildError, Builder};
+pub use circuit_breaker::CircuitState;
 pub use describe::DescribeError;
 pub use engine::{
     Engine, EngineError, EngineOnboardError, EngineOnboarding, Fence, FinishedLoad, LookUp, NoSuchBlock,
@@ -135,6 +139,7 @@ pub use onboard::{OnboardError, Onboarding};
 pub use park::{ParkError, ParkRejected, Parked};
 pub use places::Places;
 pub use ranks::RankStatus;
+pub use slots::DirectoryStatus;
 pub use status::{PathStatus, Status};
 pub use tenants::{TenantError, TenantOnTier, TenantStatus};
 pub use volume::{VolumeSetError, VolumeStatus};

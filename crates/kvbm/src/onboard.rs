@@ -75,11 +75,11 @@ impl PrefixTransfer {
     }
 }
 
-/// A prefix on its way to G1. Resolves by [`wait`](Self::wait), as a [`Future`], or is looked at with
-/// [`is_done`](Self::is_done); no runtime is needed.
+/// A prefix on its way to G1. Resolves by [`wait`](Self::wait), as a [`Future`], or is looked at
+/// with [`is_done`](Self::is_done); no runtime is needed.
 ///
-/// Dropping it cancels what has not started and detaches what has: blocks that nobody waits for any more are not made
-/// visible, and their slots come back when the hardware is done.
+/// Dropping it cancels what has not started and detaches what has: blocks that nobody waits for any
+/// more are not made visible, and their slots come back when the hardware is done.
 #[must_use = "dropping it cancels the onboard"]
 pub struct Onboarding {
     transfer: PrefixTransfer,
@@ -113,7 +113,8 @@ fn reason(failures: &[BlockFailure], refused: Option<&AllocError>) -> String {
 }
 
 impl Onboarding {
-    /// Starts the transfer of blocks that are not in G1 yet; joins transfers that bring some of them already.
+    /// Starts the transfer of blocks that are not in G1 yet; joins transfers that bring some of
+    /// them already.
     pub(crate) fn start(leader: &Arc<Leader>, prefix: Prefix) -> Self {
         let mut onboarding = Self {
             transfer: PrefixTransfer::new(leader, prefix),
@@ -211,8 +212,9 @@ impl Onboarding {
         blocks.filter(|(_, block)| block.tier != Tier::G1).map(|(at, _)| at)
     }
 
-    /// How many blocks from the front still are where they were found, in the same slot. Asked after the destinations are reserved: what is
-    /// removed later cancels the arrival, so nothing that was removed (a tenant that was forgotten) comes back.
+    /// How many blocks from the front still are where they were found, in the same slot. Asked
+    /// after the destinations are reserved: what is removed later cancels the arrival, so nothing
+    /// that was removed (a tenant that was forgotten) comes back.
     fn still_there(&self) -> usize {
         let hashes: Vec<_> = self.transfer.identities.iter().map(|identity| identity.hash).collect();
         let mut registered = self.transfer.prefix.registered().into_iter();
@@ -273,7 +275,8 @@ impl Onboarding {
         }
     }
 
-    /// All transfers are done. Where other callers gave up a transfer that this one had joined, the blocks are started again.
+    /// All transfers are done. Where other callers gave up a transfer that this one had joined, the
+    /// blocks are started again.
     fn start_again(&mut self) -> bool {
         if self.retries == 0 || Instant::now() >= self.deadline {
             return false;

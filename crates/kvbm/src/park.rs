@@ -1,8 +1,9 @@
 //! Saving a preempted sequence's private blocks.
 //!
-//! Blocks that a sequence computes and has not registered exist once. When the engine preempts the sequence, `park` moves
-//! them to G2 as they are, the partial tail included, and `resume` brings them back. They are never registered or
-//! shared: nobody else can find them, and dropping a [`Parked`] forgets them.
+//! Blocks that a sequence computes and has not registered exist once. When the engine preempts the
+//! sequence, `park` moves them to G2 as they are, the partial tail included, and `resume` brings
+//! them back. They are never registered or shared: nobody else can find them, and dropping a
+//! [`Parked`] forgets them.
 
 use crate::config::ONLY_GROUP;
 use crate::error::{BlockFailure, FirstOf};
@@ -52,7 +53,8 @@ pub enum ParkError {
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct ParkRejected<B> {
-    /// What was to be moved; `None` where a worker may still touch it, so that it comes back only when that is over.
+    /// What was to be moved; `None` where a worker may still touch it, so that it comes back only
+    /// when that is over.
     pub blocks: Option<B>,
     /// Why.
     #[source]
@@ -77,10 +79,12 @@ impl Parked {
 }
 
 impl KvBlockManager<Owned> {
-    /// Moves a sequence's unregistered blocks to G2 and frees their G1 slots. Waits at most the transfer deadline.
+    /// Moves a sequence's unregistered blocks to G2 and frees their G1 slots. Waits at most the
+    /// transfer deadline.
     ///
     /// # Errors
-    /// The blocks come back with the reason: [`ParkError::Lost`] where G1 lost what it held since they were allocated.
+    /// The blocks come back with the reason: [`ParkError::Lost`] where G1 lost what it held since
+    /// they were allocated.
     pub fn park(
         &self,
         blocks: BlockBatch<G1, Partial>,
@@ -112,10 +116,12 @@ impl KvBlockManager<Owned> {
         }
     }
 
-    /// Brings parked blocks back to G1, where their sequence goes on. Waits at most the transfer deadline.
+    /// Brings parked blocks back to G1, where their sequence goes on. Waits at most the transfer
+    /// deadline.
     ///
     /// # Errors
-    /// The blocks stay parked, and come back with the reason: [`ParkError::Lost`] where G2 lost what it held since they were parked.
+    /// The blocks stay parked, and come back with the reason: [`ParkError::Lost`] where G2 lost
+    /// what it held since they were parked.
     pub fn resume(&self, parked: Parked) -> Result<BlockBatch<G1, Partial>, ParkRejected<Parked>> {
         if !self.leader.registry.owns_blocks(&parked.blocks) {
             return Err(ParkRejected { blocks: Some(parked), error: ParkError::Foreign });

@@ -39,7 +39,8 @@ impl Places {
     }
 }
 
-/// Where the blocks of `chain` are, up to the first that is nowhere. Asks no volume, pins nothing and counts as no use.
+/// Where the blocks of `chain` are, up to the first that is nowhere. Asks no volume, pins nothing
+/// and counts as no use.
 pub(crate) fn look_up(registry: &Registry, volumes: &Volumes, chain: BlockChain<'_>) -> Vec<Places> {
     let (hashes, namespace) = (chain.hashes(), NamespaceId::from(chain.namespace()));
     let on_tiers = registry.peek_prefix(ONLY_GROUP, hashes);

@@ -8,12 +8,12 @@ use std::time::Instant;
 /// Set once; every waiter, early or late, sees it.
 #[derive(Default)]
 pub(crate) struct Signal {
-    state: Mutex<State>,
+    state: Mutex<SignalState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct SignalState {
     set: bool,
     wakers: Vec<Waker>,
 }
@@ -61,7 +61,8 @@ impl Signal {
         if state.set {
             return Poll::Ready(());
         }
-        // A future that is polled again replaces its own waker, so the list stays as long as there are waiters.
+        // A future that is polled again replaces its own waker, so the list stays as long as there
+        // are waiters.
         if !state.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
             state.wakers.push(context.waker().clone());
         }

@@ -2,6 +2,7 @@
 
 use crate::offload::OffloadBacklog;
 use crate::ranks::RankStatus;
+use crate::slots::DirectoryStatus;
 use crate::tenants::TenantStatus;
 use crate::volume::VolumeStatus;
 #[cfg(feature = "worker")]
@@ -12,22 +13,23 @@ use kvbm_pool::TierStatus;
 /// A snapshot of a manager. Tiers and paths are each consistent in themselves, not with each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// G1 to G4; a tier that is not configured has capacity 0. G4 is all volumes together, in blocks that they are known to hold, with
-    /// room only where all of them are limited; [`volumes`](Self::volumes) has each.
+    /// G1 to G4; a tier that is not configured has capacity 0. G4 is all volumes together, in
+    /// blocks that they are known to hold, with room only where all of them are limited;
+    /// [`volumes`](Self::volumes) has each.
     pub tiers: Vec<TierStatus>,
     /// Every local path.
     pub paths: Vec<PathStatus>,
     /// G3: the disk engine of every rank of this process, in order.
     #[cfg(feature = "worker")]
     pub disks: Vec<DiskStatus>,
-    /// Whether reads from G3 failed lately or were not answered in time: its blocks are not found until one is again. A request tries it
-    /// after each pause of at most 30 s.
+    /// Whether the circuit breaker for reads of a directory of G3 is not closed: blocks there are
+    /// not found.
     pub disk_down: bool,
-    /// What those reads failed with last, while that is so.
+    /// The last failure of those reads, while that is so.
     pub disk_failure: Option<Failure>,
-    /// Slots of G3 that could not be written and are left alone for a while; its [`held`](TierStatus::held) has them too. Copies go to others
-    /// meanwhile. Where all copies fail it does not grow any more, so that a disk that can be read keeps its blocks.
-    pub disk_resting: u32,
+    /// The directories of G3, over all ranks: `disk.dir` first, then `disk.more_dirs`. Their
+    /// withheld slots are part of [`held`](TierStatus::held).
+    pub disk_directories: Vec<DirectoryStatus>,
     /// Every rank, in order.
     pub ranks: Vec<RankStatus>,
     /// G4: every volume, by id.

@@ -56,7 +56,8 @@ pub struct TenantOnTier {
     pub held: u32,
     /// Its blocks that left because their slot was needed.
     pub evicted: u64,
-    /// Blocks that its requests asked for and were refused, because it was over its share with them.
+    /// Blocks that its requests asked for and were refused, because it was over its share with
+    /// them.
     pub refused: u64,
 }
 
@@ -68,7 +69,8 @@ pub(crate) struct Tenants {
     names: Vec<String>,
 }
 
-/// The tenants of a configuration that was checked, whose namespaces are parts of `namespace`: for the registry, and their names.
+/// The tenants of a configuration that was checked, whose namespaces are parts of `namespace`: for
+/// the registry, and their names.
 pub(crate) fn of_shares(shares: &[(String, f64)], namespace: &Namespace) -> (Vec<TenantConfig>, Vec<String>) {
     let tenant = |(name, share): &(String, f64)| TenantConfig {
         share: Share::new(*share).unwrap_or_default(),

@@ -1,6 +1,7 @@
 //! The seam between the leader and its workers: bytes in their wire form, both ways.
 //!
-//! The worker of this process and one at the other end of a socket are the same thing to the leader.
+//! The worker of this process and one at the other end of a socket are the same thing to the
+//! leader.
 
 use kvbm_plan::{
     BlockOutcome, Command, Epoch, FlushOutcome, Message, Rank, Tier, TransferPlan, TransferReport,
@@ -13,21 +14,23 @@ pub type MessageSink = Arc<dyn Fn(Vec<u8>) + Send + Sync>;
 
 /// The leader's end of the line to one worker.
 ///
-/// A worker that ends and starts again serves the same line when it has been connected again. It says [`Message::Ready`]
-/// then: the leader drops what the one before it had in memory, and takes a rank that was given up in again. What was sent to the one
-/// before must not reach it, nor may what is sent before its `Ready`: [`send`](Self::send) is [`LinkError::Closed`] until the line is
-/// about to call the sink with it. So the leader knows which of the two has a plan, and gives the slots of a plan whose worker is gone to
-/// others.
+/// A worker that ends and starts again serves the same line when it has been connected again. It
+/// says [`Message::Ready`] then: the leader drops what the one before it had in memory, and takes a
+/// rank that was given up in again. What was sent to the one before must not reach it, nor may what
+/// is sent before its `Ready`: [`send`](Self::send) is [`LinkError::Closed`] until the line is
+/// about to call the sink with it. So the leader knows which of the two has a plan, and gives the
+/// slots of a plan whose worker is gone to others.
 pub trait WorkerLink: Send + Sync {
-    /// Hands over a command in wire form ([`kvbm_plan::wire::encode_command`]). Must not block: a worker that is
-    /// overloaded answers with a report, or refuses here.
+    /// Hands over a command in wire form ([`kvbm_plan::wire::encode_command`]). Must not block: a
+    /// worker that is overloaded answers with a report, or refuses here.
     fn send(&self, command: &[u8]) -> Result<(), LinkError>;
 }
 
 /// A command that did not reach its worker.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
-    /// The worker is gone: it touches no memory of this rank any more. Nothing is sent on the line before its next `Ready`.
+    /// The worker is gone: it touches no memory of this rank any more. Nothing is sent on the line
+    /// before its next `Ready`.
     #[error("the worker is gone: restart it, its blocks are treated as lost")]
     Closed,
     /// The worker refused the command.
@@ -35,7 +38,8 @@ pub enum LinkError {
     Refused(String),
 }
 
-/// A worker that moves no bytes and answers every plan at once: for replays and simulations of the bookkeeping alone.
+/// A worker that moves no bytes and answers every plan at once: for replays and simulations of the
+/// bookkeeping alone.
 pub struct MetadataWorker {
     rank: Rank,
     epoch: Epoch,
@@ -43,7 +47,8 @@ pub struct MetadataWorker {
 }
 
 impl MetadataWorker {
-    /// A worker of rank `rank` under the leader of `epoch`. It holds no persistent tier: nothing is recovered.
+    /// A worker of rank `rank` under the leader of `epoch`. It holds no persistent tier: nothing is
+    /// recovered.
     pub fn start(rank: Rank, epoch: Epoch, sink: MessageSink) -> Self {
         let worker = Self { rank, epoch, sink };
         let (blocks, unusable) = (Vec::new(), Vec::new());

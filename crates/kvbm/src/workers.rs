@@ -31,7 +31,8 @@ use std::time::{Duration, Instant};
 /// Bytes that one call of a volume moves, roughly.
 const CALL_BYTES: u64 = 8 << 20;
 
-/// The workers of this process, by rank; none where workers run elsewhere or only metadata is moved.
+/// The workers of this process, by rank; none where workers run elsewhere or only metadata is
+/// moved.
 #[derive(Default)]
 pub struct Workers {
     local: Vec<LocalWorker>,
@@ -133,8 +134,8 @@ impl Workers {
         self.local.iter()
     }
 
-    /// What became, at the start, of blocks that deployments with another number of ranks had left on disk; empty where there were none,
-    /// or where our own folders were not new.
+    /// What became, at the start, of blocks that deployments with another number of ranks had left
+    /// on disk; empty where there were none, or where our own folders were not new.
     pub fn took_over(&self) -> &[TookOver] {
         &self.took_over
     }
@@ -220,7 +221,8 @@ impl LocalWorker {
         self.rank
     }
 
-    /// The device that G1 lies on; none where the engine's G1 is host memory ([`Builder::engine_host`](crate::Builder::engine_host)).
+    /// The device that G1 lies on; none where the engine's G1 is host memory
+    /// ([`Builder::engine_host`](crate::Builder::engine_host)).
     pub fn device(&self) -> Option<&Arc<dyn Device>> {
         self.device.as_ref()
     }
@@ -334,10 +336,12 @@ fn paths(config: &Config) -> PathConfigs {
         threads: transfer.threads as usize,
         ..PathConfig::MEMORY
     };
-    // The engine has threads of its own: one executor keeps them busy, with as much waiting as is at the device.
+    // The engine has threads of its own: one executor keeps them busy, with as much waiting as is
+    // at the device.
     let depth_blocks = (2 * disk.depth.max(disk.threads) as usize).max(PathConfig::DISK.depth_blocks);
     let disk = PathConfig { queue_plans: memory.queue_plans, depth_blocks, ..PathConfig::DISK };
-    // As many calls as there are threads, each of so many blocks that they fit into a few megabytes.
+    // As many calls as there are threads, each of so many blocks that they fit into a few
+    // megabytes.
     let batch_blocks = (CALL_BYTES / config.rank_block_bytes().max(1)).clamp(1, 16) as usize;
     let depth_blocks = 2 * batch_blocks * volumes.threads as usize;
     let volume = PathConfig { threads: 1, depth_blocks, batch_blocks, ..memory };

@@ -1,5 +1,6 @@
-//! Registration racing the last drop and removal of the same block, seen by a follower: through pool, ring, publisher, transport and
-//! index. `KVBM_RACE_ROUNDS` sets the number of rounds (the step `event-race` of `cargo xtask test --all` runs 100,000).
+//! Registration racing the last drop and removal of the same block, seen by a follower: through
+//! pool, ring, publisher, transport and index. `KVBM_RACE_ROUNDS` sets the number of rounds (the
+//! step `event-race` of `cargo xtask test --all` runs 100,000).
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 #[cfg(feature = "zmq")]
@@ -14,7 +15,8 @@ use std::sync::Barrier;
 use std::time::Duration;
 use support::books;
 
-/// Blocks that are fought over in turn. Winners hold the last half of them, so that they are there when it is checked.
+/// Blocks that are fought over in turn. Winners hold the last half of them, so that they are there
+/// when it is checked.
 const BLOCKS: usize = 16;
 /// Rounds between two checks: no block is fought over twice before its final state was looked at.
 const EVERY: usize = BLOCKS;

@@ -1,5 +1,6 @@
-//! A leader and its workers in other processes, over sockets: volumes are registered and unregistered while they run, and a worker that
-//! starts again learns of them. The workers are this test binary, started anew.
+//! A leader and its workers in other processes, over sockets: volumes are registered and
+//! unregistered while they run, and a worker that starts again learns of them. The workers are this
+//! test binary, started anew.
 #![cfg(feature = "worker")]
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
@@ -237,7 +238,8 @@ fn workers_in_other_processes_learn_of_volumes() {
     let (manager, lines) = start(folder.path());
     let (one, id) = (tokens(&manager, 1, 4), VolumeId(1));
 
-    // A place that the workers cannot open is refused, in their words; the leader has never seen it.
+    // A place that the workers cannot open is refused, in their words; the leader has never seen
+    // it.
     let error = manager.register_volume(at(id, &folder.path().join("absent"))).expect_err("nothing is there");
     assert!(matches!(error, VolumeSetError::Unreachable { .. }), "{error}");
     assert!(error.to_string().contains("mount it first"), "{error}");
@@ -274,7 +276,8 @@ fn workers_in_other_processes_learn_of_volumes() {
     }
     assert!(!manager.status().volumes[0].down);
 
-    // Gone from the workers too: another place may have the id, and what was in the first is not there.
+    // Gone from the workers too: another place may have the id, and what was in the first is not
+    // there.
     assert_eq!(manager.unregister_volume(id).expect("it is registered"), 4);
     assert_eq!(onboard(&manager, &one), 0);
     manager.register_volume(at(id, &second)).expect("the workers have closed the other one");

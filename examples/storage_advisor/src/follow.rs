@@ -48,7 +48,8 @@ impl<S: SnapshotSource> Following<S> {
         Self { forget_after: silence, ..self }
     }
 
-    /// Takes in what comes within `time`, and forgets those that have been silent for too long by then.
+    /// Takes in what comes within `time`, and forgets those that have been silent for too long by
+    /// then.
     pub fn listen(&mut self, time: Duration) -> Result<(), TransportError> {
         let end = Instant::now() + time;
         loop {
@@ -92,7 +93,8 @@ impl<S: SnapshotSource> Following<S> {
         }
     }
 
-    /// A source that does not answer is asked again later; what it says meanwhile is still taken in.
+    /// A source that does not answer is asked again later; what it says meanwhile is still taken
+    /// in.
     fn repair(&mut self) {
         for StreamRepair { stream, snapshot, since } in self.resync.ask(&mut self.snapshots) {
             self.advisor.replace(stream, &snapshot, &since, Instant::now());

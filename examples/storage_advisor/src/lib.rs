@@ -1,9 +1,12 @@
-//! A storage advisor: a subscriber on the vendor's side that only listens, and proposes what the storage could do.
+//! A storage advisor: a subscriber on the vendor's side that only listens, and proposes what the
+//! storage could do.
 //!
-//! It keeps an index of the blocks by their prefix, infers how hot each prefix is, and proposes promotion, demotion and
-//! compaction. kvbm does not know that it is there: nothing is asked of the manager but, after a loss, a snapshot.
+//! It keeps an index of the blocks by their prefix, infers how hot each prefix is, and proposes
+//! promotion, demotion and compaction. kvbm does not know that it is there: nothing is asked of the
+//! manager but, after a loss, a snapshot.
 //!
-//! **Knows:** the events, and what they imply. **Must never know:** the manager, or how blocks are moved.
+//! **Knows:** the events, and what they imply. **Must never know:** the manager, or how blocks are
+//! moved.
 
 #![forbid(unsafe_code)]
 
@@ -31,8 +34,8 @@ pub struct Prefix {
     pub hash: SequenceHash,
 }
 
-/// Who holds a block, and where. A source tells of its holders in several streams (pool, volumes), each with a snapshot of its own:
-/// what happens to one of them says nothing of the others.
+/// Who holds a block, and where. A source tells of its holders in several streams (pool, volumes),
+/// each with a snapshot of its own: what happens to one of them says nothing of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Holder {
     source: SourceId,
@@ -68,7 +71,8 @@ struct Chain {
 #[derive(Clone, Copy, Debug, Default)]
 struct Room {
     live_bytes: u64,
-    /// Most of them at any time since it was empty or last rewritten: storage takes new blocks into the holes of old ones.
+    /// Most of them at any time since it was empty or last rewritten: storage takes new blocks into
+    /// the holes of old ones.
     peak_bytes: u64,
 }
 
@@ -129,8 +133,8 @@ impl Advisor {
         }
     }
 
-    /// Replaces what a stream told, after a loss, by its snapshot and what has come since. What was asked for is not forgotten, nor
-    /// counted again.
+    /// Replaces what a stream told, after a loss, by its snapshot and what has come since. What was
+    /// asked for is not forgotten, nor counted again.
     pub fn replace(&mut self, stream: StreamId, snapshot: &Snapshot, since: &[KvEvent], now: Instant) {
         let heats: Vec<(Prefix, Heat)> =
             self.chains.iter().map(|(prefix, chain)| (*prefix, chain.heat)).collect();
@@ -177,8 +181,9 @@ impl Advisor {
         self.places.retain(|(source, shard, ..), _| !is_gone(*source, *shard));
     }
 
-    /// A block came. Where its source already holds it on a lower tier, it was brought up: somebody asked for it. That is all
-    /// that a listener learns of accesses, and enough to tell hot from cold.
+    /// A block came. Where its source already holds it on a lower tier, it was brought up: somebody
+    /// asked for it. That is all that a listener learns of accesses, and enough to tell hot from
+    /// cold.
     fn store(&mut self, stream: StreamId, block: &EventBlock, now: Instant) {
         let (prefix, hash) = (self.prefix_of(block), block.identity.hash);
         let below = |holder: &Holder| {

@@ -16,7 +16,8 @@ pub struct Policy {
     pub hot: f64,
     /// Below this heat for each block, it is worth only slower storage.
     pub cold: f64,
-    /// A place is worth rewriting when more than this share of the most that it held was removed and not filled again,
+    /// A place is worth rewriting when more than this share of the most that it held was removed
+    /// and not filled again,
     pub dead_share: f64,
     /// and that is at least so many bytes.
     pub dead_bytes: u64,
@@ -24,14 +25,14 @@ pub struct Policy {
     pub orphan_share: f64,
     /// Most different blocks that are known.
     pub max_blocks: usize,
-    /// Most work for a report in looking for blocks that follow none, in comparisons of two places: where there are more blocks,
-    /// as many as this allows say it for all.
+    /// Most work for a report in looking for blocks that follow none, in comparisons of two places:
+    /// where there are more blocks, as many as this allows say it for all.
     pub max_compared: usize,
 }
 
 impl Default for Policy {
-    /// Five minutes; hot from 4 and cold below 0.25 a block; half dead, at least 64 MiB, or a quarter orphaned; 4 million
-    /// blocks, 16 million comparisons (some 50 ms).
+    /// Five minutes; hot from 4 and cold below 0.25 a block; half dead, at least 64 MiB, or a
+    /// quarter orphaned; 4 million blocks, 16 million comparisons (some 50 ms).
     fn default() -> Self {
         Self {
             half_life: Duration::from_secs(300),
@@ -85,7 +86,8 @@ pub enum Proposal {
         live_bytes: u64,
         /// Bytes that were removed and not filled again.
         hole_bytes: u64,
-        /// Blocks that follow a block that is not there, of those that were looked at ([`Policy::max_compared`]).
+        /// Blocks that follow a block that is not there, of those that were looked at
+        /// ([`Policy::max_compared`]).
         orphans: usize,
     },
 }
@@ -122,7 +124,8 @@ impl fmt::Display for Proposal {
     }
 }
 
-/// Of each kind at most `most`, in their order: many promotions must not hide that something should be compacted.
+/// Of each kind at most `most`, in their order: many promotions must not hide that something should
+/// be compacted.
 pub fn best_of_each(proposals: &[Proposal], most: usize) -> Vec<&Proposal> {
     let mut seen = [0; 3];
     let fits = |proposal: &&Proposal| {
@@ -143,8 +146,8 @@ fn is_storage(location: &Location) -> bool {
 }
 
 impl Advisor {
-    /// What could be done now, the most useful first. Nothing is proposed for device and host memory: those are the
-    /// manager's own.
+    /// What could be done now, the most useful first. Nothing is proposed for device and host
+    /// memory: those are the manager's own.
     pub fn proposals(&self, now: Instant) -> Vec<Proposal> {
         let mut moves: Vec<(f64, Proposal)> =
             self.chains.iter().flat_map(|(prefix, chain)| self.moves(*prefix, chain, now)).collect();
@@ -188,8 +191,8 @@ impl Advisor {
         })
     }
 
-    /// Blocks on storage by place, and those of them whose parent is not there: all in one pass, which ends where
-    /// [`Policy::max_compared`] does.
+    /// Blocks on storage by place, and those of them whose parent is not there: all in one pass,
+    /// which ends where [`Policy::max_compared`] does.
     fn orphans(&self) -> HashMap<PlaceKey, (usize, usize)> {
         let (mut found, mut compared) = (HashMap::<_, (usize, usize)>::new(), 0);
         for chain in self.chains.values() {

@@ -42,7 +42,8 @@ fn a_prefix_that_comes_again_is_proposed_for_promotion() {
     assert!(manager.events().pump());
     let mut following = follow(&url.parse().unwrap(), Advisor::new(Policy::default())).unwrap();
     for round in 1..8 {
-        // Four blocks each, and G1 holds eight: the first one has to come back from below every time.
+        // Four blocks each, and G1 holds eight: the first one has to come back from below every
+        // time.
         serve(&manager, &sequence(1000 * round));
         serve(&manager, &sequence(1000 * round + 500));
         serve(&manager, &sequence(0));

@@ -1,19 +1,19 @@
-//! What a run must have reached, so that to lose nothing says something: without it a part in which nothing was acknowledged, or nothing was
-//! interrupted, would pass.
+//! What a run must have reached, so that to lose nothing says something: without it a part in which
+//! nothing was acknowledged, or nothing was interrupted, would pass.
 
 use serde_json::Value;
 
 /// A figure of a part, and the least that it may be.
 pub(super) type Floor = (&'static str, u64);
 
-/// Blocks that were acknowledged when a life ended, on average: a life that flushes makes some thirty durable before that, however slow the
-/// machine is, and the others find what is there.
+/// Blocks that were acknowledged when a life ended, on average: a life that flushes makes some
+/// thirty durable before that, however slow the machine is, and the others find what is there.
 const ACKNOWLEDGED: u64 = 10;
 /// Lives over which chance may have it otherwise.
 const FEW: u64 = 9;
 
-/// Of a part that ends the lives of processes. Half of them end after a flush and three quarters after their opening, by construction, so no
-/// machine is too slow for this.
+/// Of a part that ends the lives of processes. Half of them end after a flush and three quarters
+/// after their opening, by construction, so no machine is too slow for this.
 pub(super) fn of_lives(rounds: u64) -> Vec<Floor> {
     vec![
         ("rounds", rounds),

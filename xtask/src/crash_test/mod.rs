@@ -1,6 +1,8 @@
-//! `cargo xtask crash-test`: nothing that was acknowledged as durable is lost, nothing corrupt is served.
+//! `cargo xtask crash-test`: nothing that was acknowledged as durable is lost, nothing corrupt is
+//! served.
 //!
-//! The work is done by `crates/kvbm-disk/examples/crash`; this builds it, gives it folders and adds up what it says.
+//! The work is done by `crates/kvbm-disk/examples/crash`; this builds it, gives it folders and adds
+//! up what it says.
 
 mod floors;
 
@@ -12,14 +14,15 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// How long an opening may take, in milliseconds: what `crash-test` holds it to, and what the step of `cargo xtask test` does, which
-/// says nothing about the speed of a machine that it shares.
+/// How long an opening may take, in milliseconds: what `crash-test` holds it to, and what the step
+/// of `cargo xtask test` does, which says nothing about the speed of a machine that it shares.
 const OPEN_WITHIN_MS: u32 = 2000;
 const OPEN_WITHIN_MS_OF_STEP: u32 = 60_000;
 /// Rounds of the step of `cargo xtask test`.
 const FEW: u64 = 10;
 const DEFAULT_ROUNDS: u64 = 200;
-/// Seeds of each simulation for each round, and rounds for each one with a real file system that is shut down.
+/// Seeds of each simulation for each round, and rounds for each one with a real file system that is
+/// shut down.
 const SEEDS: u64 = 20;
 const POWER_SHARE: u64 = 10;
 

@@ -1,4 +1,5 @@
-//! `cargo xtask gpu-bundle`: a folder with programs that check and measure kvbm on a machine that has a GPU and no Rust.
+//! `cargo xtask gpu-bundle`: a folder with programs that check and measure kvbm on a machine that
+//! has a GPU and no Rust.
 
 use crate::workspace::{Workspace, cargo, output_of, succeed};
 use anyhow::{Context, bail, ensure};
@@ -8,7 +9,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Programs: the package, what cargo calls it, where it lies below the profile's folder, and the name in the bundle.
+/// Programs: the package, what cargo calls it, where it lies below the profile's folder, and the
+/// name in the bundle.
 const PROGRAMS: [(&str, [&str; 2], &str, &str); 2] = [
     ("kvbm-cli", ["--bin", "kvbm"], "kvbm", "kvbm"),
     ("kvbm-kernels", ["--example", "gpu"], "examples/gpu", "gpu"),
@@ -17,7 +19,8 @@ const PROGRAMS: [(&str, [&str; 2], &str, &str); 2] = [
 /// Most that the bundle may weigh.
 const MAX_BYTES: u64 = 40 << 20;
 
-/// Newest version of glibc that a program may ask for: that of Ubuntu 22.04 and RHEL 9 is at least this.
+/// Newest version of glibc that a program may ask for: that of Ubuntu 22.04 and RHEL 9 is at least
+/// this.
 const GLIBC: (u32, u32) = (2, 34);
 
 /// What the programs leave behind.

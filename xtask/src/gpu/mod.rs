@@ -1,5 +1,5 @@
-//! `cargo xtask test-gpu`: the tests that need a CUDA device, which fail where there is none; `gpu-bundle`: what such a
-//! machine needs to run them without Rust.
+//! `cargo xtask test-gpu`: the tests that need a CUDA device, which fail where there is none;
+//! `gpu-bundle`: what such a machine needs to run them without Rust.
 
 mod bundle;
 
@@ -33,7 +33,8 @@ impl Write for Shown {
     }
 }
 
-/// Why the tests failed: the reason stands between compiler messages and traces, so it is said once more.
+/// Why the tests failed: the reason stands between compiler messages and traces, so it is said once
+/// more.
 fn reason(why: &str, output: &[u8]) -> String {
     let output = String::from_utf8_lossy(output);
     let missing = output.lines().find_map(|line| line.split_once(NOT_FOUND));

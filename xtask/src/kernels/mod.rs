@@ -1,8 +1,10 @@
-//! The prebuilt kernels: how they are built, and that what is committed was built from the source beside it.
+//! The prebuilt kernels: how they are built, and that what is committed was built from the source
+//! beside it.
 //!
-//! There is no compiler of CUDA on most machines, so the fatbin is committed. It is built by NVRTC, which is a library: one
-//! machine image for each architecture by the version of CUDA 12 that knows them all, and PTX of an old version for
-//! whatever comes later, since a driver takes only PTX that is no newer than itself.
+//! There is no compiler of CUDA on most machines, so the fatbin is committed. It is built by NVRTC,
+//! which is a library: one machine image for each architecture by the version of CUDA 12 that knows
+//! them all, and PTX of an old version for whatever comes later, since a driver takes only PTX that
+//! is no newer than itself.
 
 mod manifest;
 mod regen;
@@ -82,8 +84,8 @@ impl Files {
     }
 }
 
-/// Fails if the committed fatbin is not what the committed manifest says, or was built from another source, by other tools
-/// or with other flags than this version names.
+/// Fails if the committed fatbin is not what the committed manifest says, or was built from another
+/// source, by other tools or with other flags than this version names.
 pub(crate) fn verify(workspace: &Workspace) -> anyhow::Result<()> {
     let files = Files::of(&workspace.root);
     let committed = Manifest::read(&files.manifest)?;

@@ -1,4 +1,5 @@
-//! Building the fatbin: the tools are fetched into the target folder, checked by hash, and called by `compile.py`.
+//! Building the fatbin: the tools are fetched into the target folder, checked by hash, and called
+//! by `compile.py`.
 
 use super::manifest::{Manifest, hash_of};
 use super::{CUBIN_ARCHS, CUBIN_COMPILER, FLAGS, Files, NAME, PACKER, PTX_ARCH, PTX_COMPILER, Tool};

@@ -4,7 +4,8 @@ use super::Finding;
 use super::source::Source;
 use std::collections::BTreeSet;
 
-/// What makes a test able to fail on purpose. Names of checking functions count: `check(...)`, `conformance::...`.
+/// What makes a test able to fail on purpose. Names of checking functions count: `check(...)`,
+/// `conformance::...`.
 const SIGNS: &[&str] =
     &["assert", "panic", "expect", "check", "conform", "verify", "unwrap_err", "?", "must_"];
 
@@ -87,7 +88,8 @@ fn attributes(before: &str) -> &str {
     &before[before.rfind(['{', '}', ';']).map_or(0, |at| at + 1)..]
 }
 
-/// Where the body starts, or the semicolon of a function without one; those of array types are inside brackets.
+/// Where the body starts, or the semicolon of a function without one; those of array types are
+/// inside brackets.
 fn signature_end(rest: &str) -> Option<usize> {
     let mut depth = 0usize;
     rest.char_indices().find_map(|(at, c)| {
@@ -100,7 +102,8 @@ fn signature_end(rest: &str) -> Option<usize> {
     })
 }
 
-/// Name, body with its braces, and where the body ends; `None` for a function without a body or a type `fn (...)`.
+/// Name, body with its braces, and where the body ends; `None` for a function without a body or a
+/// type `fn (...)`.
 fn named(rest: &str) -> Option<(&str, &str, usize)> {
     let name = &rest[..rest.find(|c: char| !(c.is_alphanumeric() || c == '_'))?];
     let open = signature_end(rest)?;

@@ -44,7 +44,7 @@ fn panics(before: &str, after: &str) -> bool {
     });
     let after = after.trim_start_matches("Self::");
     let name = &after[..after.find(|c: char| !is_name(c)).unwrap_or(after.len())];
-    let is_constant = !name.is_empty() && !name.contains(char::is_lowercase);
+    let is_constant = name.starts_with(char::is_uppercase) && !name.contains(char::is_lowercase);
     let is_literal = ["Duration::from_secs(", "Duration::from_millis(", "Duration::from_micros("]
         .iter()
         .any(|made| after.strip_prefix(made).is_some_and(|rest| rest.starts_with(char::is_numeric)));

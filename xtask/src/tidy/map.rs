@@ -14,8 +14,8 @@ pub(super) struct Map {
     pub(super) invariants: Vec<Invariant>,
 }
 
-/// A crate: a table row whose first cell is `` `kvbm-name` `` and whose third cell lists the crates that it uses, without
-/// their prefix (`-` for none).
+/// A crate: a table row whose first cell is `` `kvbm-name` `` and whose third cell lists the crates
+/// that it uses, without their prefix (`-` for none).
 #[derive(Debug)]
 struct Row {
     line: usize,
@@ -50,7 +50,8 @@ impl Map {
         map
     }
 
-    /// Compares the map with the workspace: every crate on it, every arrow on it and no other, arrows point down.
+    /// Compares the map with the workspace: every crate on it, every arrow on it and no other,
+    /// arrows point down.
     pub(super) fn check(&self, workspace: &Workspace) -> Vec<Finding> {
         let at = |line, text| Finding { file: PathBuf::from(FILE), line, text };
         let mut findings = Vec::new();

@@ -73,6 +73,7 @@ fn findings(workspace: &Workspace) -> anyhow::Result<Vec<Finding>> {
         findings.extend(assertions::check(source));
         findings.extend(deadlines::check(source));
         findings.extend(length::check(source));
+        findings.extend(prose::comments(source));
     }
     let documents = source::load_files(&workspace.root, "md")?;
     findings.extend(prose::check(&documents));

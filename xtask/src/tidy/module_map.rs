@@ -1,9 +1,9 @@
 //! Module maps: a crate states which of its modules may use which, and arrows point down.
 //!
 //! The map is a table in the documentation of `lib.rs` below a line `//! # Modules`. A row is
-//! ``//! | `name` | what it is | `a`, `b` |``. Its third cell lists the modules that `name` may use;
-//! each must stand in a row below. The check reads paths `crate::name::..` in the code; tests of a
-//! module may use anything.
+//! ``//! | `name` | what it is | `a`, `b` |``.
+//! Its third cell lists the modules that `name` may use; each must stand in a row below. The check
+//! reads paths `crate::name::..` in the code; tests of a module may use anything.
 
 use super::Finding;
 use super::source::Source;

@@ -33,6 +33,26 @@ pub(super) fn check(sources: &[Source]) -> Vec<Finding> {
     findings
 }
 
+/// Comments beyond [`COLUMNS`] in Rust code. Tables, code and single long words may be longer.
+pub(super) fn comments(source: &Source) -> Vec<Finding> {
+    let mut in_code = false;
+    let mut findings = Vec::new();
+    for (line, text) in (1..).zip(source.text.lines()) {
+        let Some(comment) = text.trim_start().strip_prefix("//") else {
+            in_code = false;
+            continue;
+        };
+        let comment = comment.trim_start_matches(['/', '!']).trim_start();
+        in_code ^= comment.starts_with("```");
+        let is_exempt = in_code || comment.starts_with('|') || !comment.contains(' ');
+        if !is_exempt && text.chars().count() > COLUMNS {
+            let text = format!("a comment of more than {COLUMNS} columns: wrap it");
+            findings.push(Finding { file: source.file.clone(), line, text });
+        }
+    }
+    findings
+}
+
 /// Names that the map lists as kept from the reference documents and that no crate exports.
 pub(super) fn kept_names(map: &Source, code: &[Source]) -> Vec<Finding> {
     let Some(start) = map.text.find("Names kept: ") else {
@@ -57,7 +77,8 @@ pub(super) fn kept_names(map: &Source, code: &[Source]) -> Vec<Finding> {
         .collect()
 }
 
-/// Mean words of a sentence. Code, tables and headings do not count, nor do fragments of three words.
+/// Mean words of a sentence. Code, tables and headings do not count, nor do fragments of three
+/// words.
 fn mean_sentence(text: &str) -> f64 {
     let (mut words, mut sentences) = (0, 0);
     for paragraph in prose(text).split("\n\n") {
@@ -107,6 +128,16 @@ mod tests {
         let found = check(&[Source::new("ARCHITECTURE.md", wide)]);
         assert_eq!(found.iter().map(|finding| finding.line).collect::<Vec<_>>(), [7]);
         assert!(check(&[Source::new("docs/other.md", long)]).is_empty());
+    }
+
+    #[test]
+    fn wide_comments_are_found_and_tables_and_code_are_not() {
+        let wide = "x ".repeat(60);
+        let text = format!(
+            "/// {wide}\n// | {wide} |\n//! ```\n//! {wide}\n//! ```\n    // {wide}\nlet a = 1; {wide}\n"
+        );
+        let found = comments(&Source::new("a.rs", text));
+        assert_eq!(found.iter().map(|finding| finding.line).collect::<Vec<_>>(), [1, 6]);
     }
 
     #[test]

@@ -11,7 +11,8 @@ pub(super) struct Source {
     pub(super) file: PathBuf,
     /// As it is on disk.
     pub(super) text: String,
-    /// Rust only: of the same length and lines, comments and the insides of strings and characters replaced by spaces.
+    /// Rust only: of the same length and lines, comments and the insides of strings and characters
+    /// replaced by spaces.
     pub(super) code: String,
 }
 
@@ -37,7 +38,8 @@ fn is_rust(file: &Path) -> bool {
     file.extension().is_some_and(|extension| extension == "rs")
 }
 
-/// Every text file in `folders` that people write: Rust, shell, TOML, Markdown, CUDA and C++, and files without ending.
+/// Every text file in `folders` that people write: Rust, shell, TOML, Markdown, CUDA and C++, and
+/// files without ending.
 pub(super) fn load(root: &Path, folders: &[&str]) -> anyhow::Result<Vec<Source>> {
     let mut sources = Vec::new();
     for folder in folders {
@@ -84,7 +86,8 @@ fn read(root: &Path, path: &Path) -> anyhow::Result<Source> {
     Ok(Source::new(file, String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-/// Replaces comments and the insides of strings and character literals by spaces; keeps bytes in place.
+/// Replaces comments and the insides of strings and character literals by spaces; keeps bytes in
+/// place.
 fn blank(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = bytes.to_vec();

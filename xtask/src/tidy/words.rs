@@ -3,7 +3,8 @@
 use super::Finding;
 use super::source::Source;
 
-/// The word, whether it also counts in comments, and the way out. Spelled in two parts, so that this file is clean.
+/// The word, whether it also counts in comments, and the way out. Spelled in two parts, so that
+/// this file is clean.
 const WORDS: &[(&[&str], bool, &str)] = &[
     (&["to", "do!"], false, "write it, or return an error that names what is missing"),
     (&["unimple", "mented!"], false, "write it, or return an error that names what is missing"),

@@ -80,8 +80,8 @@ class KvBlockManager(_core.KvBlockManager):
     _others: list[FinishedLoad]
     _logging: bool
 
-    def __new__(cls, config: Config, layout: Layout, namespace: Namespace) -> KvBlockManager:
-        manager = cast("KvBlockManager", super().__new__(cls, config, layout, namespace))
+    def __new__(cls, config: Config, layout: Layout, namespace: Namespace, *, shadow: bool = False) -> KvBlockManager:
+        manager = cast("KvBlockManager", super().__new__(cls, config, layout, namespace, shadow=shadow))
         manager._lock = threading.Lock()
         manager._awaited, manager._ended, manager._others = set(), {}, []
         manager._logging = True

@@ -1,7 +1,7 @@
 //! `kvbm bench`: what this machine reaches, each figure beside its own limit in the same run.
 //!
-//! A benchmark is a module with its options (`clap::Args`), a row type that serializes, and a function from options to
-//! [`Rows`]; [`run`] shows and writes them.
+//! A benchmark is a module with its options (`clap::Args`), a row type that serializes, and a
+//! function from options to [`Rows`]; [`run`] shows and writes them.
 
 pub mod events;
 pub mod index;
@@ -18,7 +18,8 @@ use crate::args::Output;
 pub enum BenchCommand {
     /// The index of the disk tier: inserts with group commit, recovery, size on disk.
     Index(index::IndexArgs),
-    /// Events from the pool into a follower's index, over each transport, and what they cost the pool.
+    /// Events from the pool into a follower's index, over each transport, and what they cost the
+    /// pool.
     Events(events::EventsArgs),
     /// Every path between the tiers of a worker, beside a bare memcpy or a bare io_uring loop.
     Transfer(transfer::TransferArgs),

@@ -14,8 +14,8 @@ const DEPTH: usize = 2;
 const JOURNAL: &str = "journal.kvbm";
 const SLOTS: &str = "slots.kvbm";
 const STRIPE: &str = "stripe.kvbm";
-/// In the order in which they go: what says that there are blocks is gone for good before the blocks, what a later clearing finds the
-/// directory by goes after them, and the lock goes last.
+/// In the order in which they go: what says that there are blocks is gone for good before the
+/// blocks, what a later clearing finds the directory by goes after them, and the lock goes last.
 const FILES: [&str; 8] =
     [JOURNAL, "journal.kvbm.tmp", "stripe.kvbm.tmp", "probe.tmp", "taking-over.kvbm", SLOTS, STRIPE, "LOCK"];
 
@@ -27,7 +27,8 @@ pub(super) const IN_USE: &[&str] = &[JOURNAL, STRIPE];
 /// The same, and what is left where an emptying was interrupted.
 pub(super) const LEFT: &[&str] = &[JOURNAL, STRIPE, SLOTS];
 
-/// Those of `dirs`, and of the same folder in each, of which the first has one of the files `known_by`.
+/// Those of `dirs`, and of the same folder in each, of which the first has one of the files
+/// `known_by`.
 pub(super) fn directories(dirs: &[PathBuf], known_by: &[&str]) -> Result<Vec<Set>> {
     let Some((dir, others)) = dirs.split_first() else { return Ok(Vec::new()) };
     let mut found = Vec::new();
@@ -54,7 +55,8 @@ fn look(dir: &Path, depth: usize, known_by: &[&str], found: &mut Vec<PathBuf>) -
     Ok(())
 }
 
-/// Those of a set that are there: the folder of one that was emptied before is gone. An error names one that is missed.
+/// Those of a set that are there: the folder of one that was emptied before is gone. An error names
+/// one that is missed.
 pub(super) fn present(set: &[PathBuf]) -> Result<Set> {
     let holds = |dir: &PathBuf, name: &str| dir.join(name).is_file();
     let is_whole = set.first().is_some_and(|first| holds(first, JOURNAL) && holds(first, STRIPE));
@@ -68,10 +70,12 @@ pub(super) fn present(set: &[PathBuf]) -> Result<Set> {
     Ok(set.iter().filter(|dir| dir.is_dir()).cloned().collect())
 }
 
-/// Removes the files of an engine that nobody has open, and folders that are empty then; how many bytes.
+/// Removes the files of an engine that nobody has open, and folders that are empty then; how many
+/// bytes.
 ///
-/// Wherever it is interrupted, an opening finds an empty disk and a clearing finds what is left: the journal is gone before any block, and
-/// the first directory, by which the others are found, keeps its mark until they are empty.
+/// Wherever it is interrupted, an opening finds an empty disk and a clearing finds what is left:
+/// the journal is gone before any block, and the first directory, by which the others are found,
+/// keeps its mark until they are empty.
 pub(super) fn clear(set: &[PathBuf]) -> Result<u64> {
     let locks = DirMedium::lock_all(set, FileAccess::Owner)?;
     let Some((first, others)) = set.split_first() else { return Ok(0) };
@@ -91,8 +95,8 @@ pub(super) fn clear(set: &[PathBuf]) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Removes those of `files` that are there, in their order; how many bytes. The journal is gone for good before the next one goes, and all
-/// are before this returns.
+/// Removes those of `files` that are there, in their order; how many bytes. The journal is gone for
+/// good before the next one goes, and all are before this returns.
 fn remove(dir: &Path, files: &[&str]) -> Result<u64> {
     let sync = || {
         fs::File::open(dir)

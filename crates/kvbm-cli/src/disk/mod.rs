@@ -35,8 +35,9 @@ pub enum DiskCommand {
 /// Which directories.
 #[derive(Clone, Debug, Args)]
 pub struct DiskArgs {
-    /// What `disk.dir` (or `replay --dir`) names, or one of the folders in it; with commas what `disk.more_dirs` names too, in that order.
-    /// Several, with spaces, are looked at one after the other.
+    /// What `disk.dir` (or `replay --dir`) names, or one of the folders in it; with commas what
+    /// `disk.more_dirs` names too, in that order. Several, with spaces, are looked at one after the
+    /// other.
     #[arg(value_name = "DIR,..", required = true, value_parser = OsStringValueParser::new().try_map(|text| striped(&text)))]
     pub dir: Vec<Dirs>,
 
@@ -149,8 +150,8 @@ fn repair(dirs: &[Set]) -> Result<Found> {
     Ok(found)
 }
 
-/// A progress over all blocks: the journals are read first, so that it knows its end and a bad directory is found before hours of
-/// reading.
+/// A progress over all blocks: the journals are read first, so that it knows its end and a bad
+/// directory is found before hours of reading.
 fn block_progress(dirs: &[Set]) -> Result<Progress> {
     let mut total = 0;
     for dir in dirs {

@@ -85,7 +85,8 @@ fn binding(version: &str) -> Finding {
     }
 }
 
-/// Blocks are found again after a restart whatever the seed is: the connector hashes tokens itself where vLLM's hashes change.
+/// Blocks are found again after a restart whatever the seed is: the connector hashes tokens itself
+/// where vLLM's hashes change.
 fn hash_seed() -> Finding {
     match std::env::var("PYTHONHASHSEED") {
         Ok(seed) if seed != "random" => {

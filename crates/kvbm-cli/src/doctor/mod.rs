@@ -1,5 +1,5 @@
-//! `kvbm doctor`: what this machine offers, what is missing, and the command that fixes it. Missing parts are no failure: everything
-//! optional has a substitute.
+//! `kvbm doctor`: what this machine offers, what is missing, and the command that fixes it. Missing
+//! parts are no failure: everything optional has a substitute.
 
 mod cuda;
 mod engine;
@@ -90,7 +90,8 @@ pub fn examine(args: &DoctorArgs) -> Report {
 
 const CONFIGURATION: &str = "configuration";
 
-/// The configuration that is looked at, and how it was found where a file names one. Its volumes are joined by those that are named.
+/// The configuration that is looked at, and how it was found where a file names one. Its volumes
+/// are joined by those that are named.
 fn configured(args: &DoctorArgs) -> (Option<Finding>, Config) {
     let (finding, mut config) = match args.config.as_deref().map(|path| (path, Config::load(Some(path)))) {
         None => (None, Config::default()),
@@ -218,9 +219,9 @@ mod tests {
         assert!(disk.found.contains(dir.path().to_str().unwrap()), "{disk:?}");
 
         let broken = examine_with("[volume]\nuri = \"memory:\"\nalignment = 3\n");
-        let told = &broken.findings[0];
-        assert_eq!((told.name.as_str(), told.status), ("configuration", Status::Missing));
-        assert!(told.found.contains("volume.alignment = 3"), "{told:?}");
+        let finding = &broken.findings[0];
+        assert_eq!((finding.name.as_str(), finding.status), ("configuration", Status::Missing));
+        assert!(finding.found.contains("volume.alignment = 3"), "{finding:?}");
         let end = "but what was named for configuration cannot be used.\n";
         assert!(broken.render().ends_with(end), "{}", broken.render());
         assert!(report.render().ends_with("but what was named for volume 4 cannot be used.\n"));

@@ -1,4 +1,5 @@
-//! Whether volumes of G4 can be used: each is opened as a manager would, and an object goes there and back.
+//! Whether volumes of G4 can be used: each is opened as a manager would, and an object goes there
+//! and back.
 
 use std::time::{Duration, Instant};
 
@@ -153,7 +154,7 @@ mod tests {
             let finding = examine(&descriptor);
             assert_eq!(finding.status, Status::Missing, "{finding:?}");
             assert!(finding.found.contains(found), "{finding:?}");
-            assert!(finding.fix.as_ref().is_some_and(|told| told.contains(fix)), "{finding:?}");
+            assert!(finding.fix.as_ref().is_some_and(|text| text.contains(fix)), "{finding:?}");
             assert_eq!(finding.effect, Some(EFFECT));
         }
     }

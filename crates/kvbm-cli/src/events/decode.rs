@@ -30,7 +30,8 @@ pub struct DecodeArgs {
 /// A format of payloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// The third frame of vLLM's publisher; those of SGLang and older vLLM are read, and written as vLLM writes.
+    /// The third frame of vLLM's publisher; those of SGLang and older vLLM are read, and written as
+    /// vLLM writes.
     Vllm,
     /// kvbm's own batches.
     Kvbm,
@@ -132,7 +133,8 @@ mod tests {
             (Format::Vllm, cut(VLLM, 20), "malformed engine event payload: expected more bytes at byte 20"),
             (Format::Vllm, behind(VLLM), "1 bytes follow the engine event payload"),
             (Format::Vllm, OURS.to_vec(), "expected a list of events at byte 2"),
-            // A list where the timestamp is, text where the list of events is, a number for the type of an event.
+            // A list where the timestamp is, text where the list of events is, a number for the
+            // type of an event.
             (Format::Vllm, changed(VLLM, 1, 0x90), "expected a timestamp at byte 1"),
             (Format::Vllm, changed(VLLM, 10, 0xA1), "expected a list of events at byte 10"),
             (Format::Vllm, changed(VLLM, 11, 5), "expected an event with its type first at byte 11"),
@@ -173,7 +175,8 @@ mod tests {
 
     #[test]
     fn what_a_later_version_says_survives() {
-        // One more element behind those of the batch, and one more field behind those of the only event.
+        // One more element behind those of the batch, and one more field behind those of the only
+        // event.
         let ours = {
             let mut batch = wire::decode(OURS).unwrap();
             batch.events.truncate(1);

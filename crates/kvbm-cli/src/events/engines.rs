@@ -51,7 +51,7 @@ pub(super) struct Spoken {
     pub(super) topic: String,
     /// The message's number.
     pub(super) sequence: u64,
-    pub(super) heard: Continuity,
+    pub(super) continuity: Continuity,
     pub(super) bytes: usize,
     pub(super) batch: Result<EngineBatch, vllm::Error>,
 }
@@ -79,12 +79,13 @@ impl Listener {
             numbers.expect_restart();
         }
         let sequence = message.sequence;
-        let heard = numbers.get_or_insert_with(|| SequenceTracker::starting_at(sequence)).accept(sequence);
+        let continuity =
+            numbers.get_or_insert_with(|| SequenceTracker::starting_at(sequence)).accept(sequence);
         Ok(Some(Spoken {
             engine,
             topic: String::from_utf8_lossy(&message.topic).into_owned(),
             sequence,
-            heard,
+            continuity,
             bytes: message.payload.len(),
             batch: vllm::decode(&message.payload),
         }))
@@ -101,7 +102,7 @@ pub(super) fn age(timestamp: f64) -> f64 {
 pub(super) fn values(spoken: &Spoken, address: &str) -> Vec<Value> {
     let of = |kind: &str| json!({ "type": kind, "source": address, "topic": spoken.topic, "sequence": spoken.sequence });
     let mut values = Vec::new();
-    match &spoken.heard {
+    match &spoken.continuity {
         Continuity::Next => {}
         Continuity::Gap { missing } => {
             let mut value = of("gap");
@@ -145,7 +146,7 @@ fn event_fields(event: &EngineEvent) -> Map<String, Value> {
 
 /// A message for people, a line for each event, loss and new life.
 pub(super) fn lines(spoken: &Spoken, address: &str) -> Vec<String> {
-    let mut lines = match &spoken.heard {
+    let mut lines = match &spoken.continuity {
         Continuity::Next => Vec::new(),
         Continuity::Gap { missing } => {
             let many = missing.end - missing.start;
@@ -202,9 +203,9 @@ mod tests {
 
     const ENGINE: &[u8] = include_bytes!("../../../kvbm-events/tests/golden/vllm/gpu_evict_int_003.msgpack");
 
-    fn spoken(heard: Continuity, payload: &[u8]) -> Spoken {
+    fn spoken(continuity: Continuity, payload: &[u8]) -> Spoken {
         let batch = vllm::decode(payload);
-        Spoken { engine: 0, topic: "kv@tiny".into(), sequence: 7, heard, bytes: payload.len(), batch }
+        Spoken { engine: 0, topic: "kv@tiny".into(), sequence: 7, continuity, bytes: payload.len(), batch }
     }
 
     #[test]

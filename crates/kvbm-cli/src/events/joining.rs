@@ -6,10 +6,12 @@ use std::time::Instant;
 use kvbm::events_plane::{Delivery, EventBatch, SourceId, Tracker, TrackerStats, TwoLives};
 use kvbm::plan::Epoch;
 
-/// A tracker of streams that may be joined late: the numbers before the first batch of a stream are not missing.
+/// A tracker of streams that may be joined late: the numbers before the first batch of a stream are
+/// not missing.
 ///
-/// An index has to make up for them, so the tracker itself reports them as a gap. Who only watches has lost nothing. In later
-/// lives of a source, which began while it was followed, numbers are expected from 0 on.
+/// An index has to make up for them, so the tracker itself reports them as a gap. Who only watches
+/// has lost nothing. In later lives of a source, which began while it was followed, numbers are
+/// expected from 0 on.
 #[derive(Default)]
 pub(super) struct Joining {
     tracker: Tracker,
@@ -18,8 +20,9 @@ pub(super) struct Joining {
 }
 
 impl Joining {
-    /// Takes the next batch, which came at `now`, and appends what it means to `out`. Where it is the first one of a stream: the number that the stream
-    /// was joined at, 0 where that is its beginning.
+    /// Takes the next batch, which came at `now`, and appends what it means to `out`. Where it is
+    /// the first one of a stream: the number that the stream was joined at, 0 where that is its
+    /// beginning.
     pub(super) fn accept(&mut self, batch: EventBatch, now: Instant, out: &mut Vec<Delivery>) -> Option<u64> {
         let stream = batch.stream;
         let is_new = self.tracker.next_sequence(stream).is_none();

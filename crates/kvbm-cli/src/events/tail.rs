@@ -29,7 +29,8 @@ pub struct TailArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Stop after N events, lost ones included, those before the first one heard not [default: on Ctrl-C].
+    /// Stop after N events, lost ones included, those before the first one heard not [default: on
+    /// Ctrl-C].
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<u64>(1..=u64::MAX))]
     pub count: Option<u64>,
 }
@@ -53,7 +54,7 @@ fn print_engines(mut listener: Listener, args: &TailArgs, out: &mut dyn Write) -
     while left > 0 && !interrupt::asked() {
         let Some(mut spoken) = listener.next(follow::TICK)? else { continue };
         let address = &listener.engines().addresses[spoken.engine];
-        if let Continuity::Gap { missing } = &spoken.heard {
+        if let Continuity::Gap { missing } = &spoken.continuity {
             left = left.saturating_sub(missing.end - missing.start);
         }
         if let Ok(batch) = &mut spoken.batch {

@@ -1,4 +1,5 @@
-//! Stands in for an inference engine: writes known bytes into G1 where an engine would compute, and reads them back.
+//! Stands in for an inference engine: writes known bytes into G1 where an engine would compute, and
+//! reads them back.
 
 use anyhow::{Context, Result};
 use kvbm::device::{CopyBatch, Direction, HostBuffer, Stream};
@@ -12,7 +13,8 @@ use crate::pattern::{CellPattern, Mismatch};
 
 /// Bytes that are filled or compared at a time.
 const STAGING_BYTES: u64 = 8 << 20;
-/// What the staging buffer holds before blocks are copied into it: a copy that moves nothing must not leave the right bytes there.
+/// What the staging buffer holds before blocks are copied into it: a copy that moves nothing must
+/// not leave the right bytes there.
 const STALE: u8 = 0xA5;
 /// Longest time for a copy to or from the emulated device.
 const COPY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -62,7 +64,8 @@ impl<'a> Engine<'a> {
         Ok(Self { ranks })
     }
 
-    /// Computes blocks: `blocks[i]` gets the bytes of `hashes[i]`. When it returns the bytes are there.
+    /// Computes blocks: `blocks[i]` gets the bytes of `hashes[i]`. When it returns the bytes are
+    /// there.
     pub(super) fn compute(&mut self, blocks: &[BlockId], hashes: &[SequenceHash]) -> Result<()> {
         self.ranks.iter_mut().try_for_each(|rank| rank.compute(blocks, hashes))
     }

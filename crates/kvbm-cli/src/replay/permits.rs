@@ -1,18 +1,18 @@
 //! Blocks of G1 that requests may hold together.
 //!
-//! A request holds its cached blocks while it waits for room for the others. Without a limit several requests could hold
-//! all of G1 and wait for each other for ever.
+//! A request holds its cached blocks while it waits for room for the others. Without a limit
+//! several requests could hold all of G1 and wait for each other for ever.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
 /// A counting semaphore over blocks, first come first served.
 pub(super) struct Permits {
     total: usize,
-    state: Mutex<State>,
+    state: Mutex<FreePermits>,
     changed: Condvar,
 }
 
-struct State {
+struct FreePermits {
     free: usize,
     /// Who is next: a large request is not starved by small ones.
     serving: u64,
@@ -29,7 +29,11 @@ impl Permits {
     /// `total` blocks, at least one.
     pub(super) fn new(total: usize) -> Self {
         let total = total.max(1);
-        Self { total, state: Mutex::new(State { free: total, serving: 0, next: 0 }), changed: Condvar::new() }
+        Self {
+            total,
+            state: Mutex::new(FreePermits { free: total, serving: 0, next: 0 }),
+            changed: Condvar::new(),
+        }
     }
 
     /// The most that one request can get.

@@ -7,7 +7,8 @@ use crate::rng::Rng;
 use crate::trace::Trace;
 use std::collections::HashSet;
 
-/// Every request's hashes, one after the other: each block id of the trace stands for a full block behind those before it.
+/// Every request's hashes, one after the other: each block id of the trace stands for a full block
+/// behind those before it.
 pub(super) struct Requests {
     hashers: Vec<BlockHasher>,
     /// Which of them is each request's.
@@ -18,7 +19,8 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// Hashes `trace`, each tenant's requests in a namespace of their own, the first being nobody's. With one namespace all are in that.
+    /// Hashes `trace`, each tenant's requests in a namespace of their own, the first being
+    /// nobody's. With one namespace all are in that.
     pub(super) fn new(trace: &Trace, hashers: Vec<BlockHasher>) -> Self {
         let mut hashes = Vec::with_capacity(trace.num_blocks() as usize);
         let mut ends = Vec::with_capacity(trace.requests().len());
@@ -58,8 +60,8 @@ impl Requests {
         &self.hashes[start..end]
     }
 
-    /// For each request whether its last two blocks occur in no later request; each answer is flipped with probability
-    /// `1 - accuracy`, as `seed` decides.
+    /// For each request whether its last two blocks occur in no later request; each answer is
+    /// flipped with probability `1 - accuracy`, as `seed` decides.
     pub(super) fn endings(&self, accuracy: f64, seed: u64) -> Vec<bool> {
         const PARTS: u64 = 1 << 32;
         // Not the numbers that made the workload.
@@ -81,8 +83,9 @@ impl Requests {
     }
 }
 
-/// The block that a trace calls `id`, behind `parent`. Ids begin anew in each trace: two traces that are replayed on the same directory or
-/// volume share blocks only where all before them is the same too.
+/// The block that a trace calls `id`, behind `parent`. Ids begin anew in each trace: two traces
+/// that are replayed on the same directory or volume share blocks only where all before them is the
+/// same too.
 fn hash(hasher: &BlockHasher, parent: Option<SequenceHash>, id: u64) -> SequenceHash {
     let parent = parent.as_ref().map_or(&[][..], |parent| parent.as_bytes());
     SequenceHash::from_external(hasher, &[parent, &id.to_le_bytes()].concat())

@@ -16,7 +16,7 @@ use crate::note::note;
 
 /// Longest time that a request's offloads, or room for its blocks, are waited for.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Troubles that are told one by one.
+/// Troubles that are logged one by one; more are only counted.
 const MAX_TOLD: u64 = 5;
 /// How often room is asked for again.
 const RETRY: Duration = Duration::from_micros(200);
@@ -28,8 +28,8 @@ pub(super) struct Served {
     pub(super) blocks: u64,
     /// Blocks at its end that do not fit into G1 beside the others and were not computed.
     pub(super) left_out: u64,
-    /// Blocks that it got, by the tier that held them. A block that did not arrive, or arrived with wrong bytes, is a miss, and so are
-    /// the blocks behind it.
+    /// Blocks that it got, by the tier that held them. A block that did not arrive, or arrived with
+    /// wrong bytes, is a miss, and so are the blocks behind it.
     pub(super) hits: [u64; 4],
     /// Blocks whose bytes were compared.
     pub(super) verified: u64,
@@ -50,8 +50,8 @@ pub(super) struct Server<'a> {
     ends: Option<Vec<bool>>,
     /// Every block registered so far: what a replay without bytes compares its hits with.
     registered: Mutex<HashSet<SequenceHash>>,
-    /// Troubles told so far.
-    told: AtomicU64,
+    /// Troubles logged so far.
+    logged: AtomicU64,
 }
 
 impl<'a> Server<'a> {
@@ -71,7 +71,7 @@ impl<'a> Server<'a> {
             offload,
             ends,
             registered: Mutex::default(),
-            told: AtomicU64::new(0),
+            logged: AtomicU64::new(0),
         }
     }
 
@@ -120,7 +120,7 @@ impl<'a> Server<'a> {
             Ok(cached) => cached,
             // What failed is in the manager's metrics and is computed again.
             Err(error) => {
-                self.tell(&error.to_string());
+                self.log(&error.to_string());
                 error.arrived
             }
         };
@@ -181,7 +181,8 @@ impl<'a> Server<'a> {
         Ok(found.len())
     }
 
-    /// Compares the blocks of `cached` with what was computed. How many are right before the first wrong one.
+    /// Compares the blocks of `cached` with what was computed. How many are right before the first
+    /// wrong one.
     fn verify(
         &self,
         engine: &mut Engine<'_>,
@@ -192,7 +193,7 @@ impl<'a> Server<'a> {
         let wrong = engine.verify(cached.block_ids(), &hashes[..cached.len()])?;
         for block in &wrong {
             let [rank, layer, outer] = block.place;
-            self.tell(&format!(
+            self.log(&format!(
                 "wrong bytes in G1 block {} ({}), rank {rank}, layer {layer}, outer {outer}: {}",
                 block.block, block.hash, block.mismatch
             ));
@@ -204,8 +205,8 @@ impl<'a> Server<'a> {
     }
 
     /// Says what went wrong, the first few times: all of it is counted.
-    fn tell(&self, trouble: &str) {
-        match self.told.fetch_add(1, Ordering::Relaxed) {
+    fn log(&self, trouble: &str) {
+        match self.logged.fetch_add(1, Ordering::Relaxed) {
             ..MAX_TOLD => note(&format!("kvbm: {trouble}")),
             MAX_TOLD => note("kvbm: more troubles like these are only counted"),
             _ => {}

@@ -60,7 +60,8 @@ fn config(args: &ReplayArgs, dir: Option<&Path>) -> Result<Config> {
         .map(|uri| VolumeConfig { uri: uri.clone(), capacity: g4, ..VolumeConfig::default() })
         .collect();
     if args.offload == OffloadMode::Wait {
-        // Nothing new begins before a request's offloads are over, so they may take as much as they need.
+        // Nothing new begins before a request's offloads are over, so they may take as much as they
+        // need.
         config.offload.g1_g2.queue_share = 1.0;
         config.offload.g2_g3.queue_share = 0.5;
     }

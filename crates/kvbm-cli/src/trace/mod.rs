@@ -37,7 +37,8 @@ impl Request {
 }
 
 impl Trace {
-    /// Adds a request. Each id names a block together with everything before it, so equal ids mean equal prefixes.
+    /// Adds a request. Each id names a block together with everything before it, so equal ids mean
+    /// equal prefixes.
     pub fn push(&mut self, timestamp_ms: u64, input_length: u64, ids: &[u64]) {
         let first = self.ids.len();
         self.ids.extend_from_slice(ids);

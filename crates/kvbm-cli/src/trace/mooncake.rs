@@ -1,5 +1,5 @@
-//! Mooncake traces: JSON lines of `{"timestamp", "input_length", "output_length", "hash_ids"}`, and `"tenant"` where requests are of
-//! several.
+//! Mooncake traces: JSON lines of `{"timestamp", "input_length", "output_length", "hash_ids"}`, and
+//! `"tenant"` where requests are of several.
 
 use std::collections::HashSet;
 use std::fs::File;

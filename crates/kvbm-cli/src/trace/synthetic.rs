@@ -1,4 +1,5 @@
-//! A made-up multi-turn workload: sessions that share system prompts, come back after a while, and grow with each turn.
+//! A made-up multi-turn workload: sessions that share system prompts, come back after a while, and
+//! grow with each turn.
 
 use super::Trace;
 use crate::rng::Rng;
@@ -59,7 +60,8 @@ impl Workload {
         (first..self.next_id).collect()
     }
 
-    /// The session that speaks next: a new one while there is room, now and then; else one of the open ones.
+    /// The session that speaks next: a new one while there is room, now and then; else one of the
+    /// open ones.
     fn next_session(&mut self, sessions: &mut Vec<Vec<u64>>) -> usize {
         if sessions.is_empty() || (sessions.len() < OPEN && self.rng.one_in(3)) {
             // The smaller of two draws: the first prompts are chosen most.

@@ -52,7 +52,7 @@ impl CudaContext {
         stream: StreamHandle,
     ) -> Result<(), DeviceError> {
         let direction = batch.direction();
-        let pieces = self.without_seams(batch);
+        let pieces = self.split_at_boundaries(batch);
         let pieces = pieces.as_deref().unwrap_or(batch.pieces());
         match (engine, self.driver.copy_batch()) {
             (CopyEngine::Batch, Some(address)) => self.many(address, pieces, stream),
@@ -63,21 +63,21 @@ impl CudaContext {
 
     /// The pieces, divided where two registrations of host memory meet: the driver takes no copy
     /// across. `None` if none has to be.
-    fn without_seams(&self, batch: &CopyBatch) -> Option<Vec<CopyPiece>> {
+    fn split_at_boundaries(&self, batch: &CopyBatch) -> Option<Vec<CopyPiece>> {
         let on_host = |piece: &CopyPiece| match batch.direction() {
             Direction::HostToDevice => Some(piece.src),
             Direction::DeviceToHost => Some(piece.dst),
             Direction::DeviceToDevice => None,
         };
-        let seams = self.seams.read();
-        if seams.is_empty() || batch.direction() == Direction::DeviceToDevice {
+        let boundaries = self.boundaries.read();
+        if boundaries.is_empty() || batch.direction() == Direction::DeviceToDevice {
             return None;
         }
         let mut pieces = Vec::with_capacity(batch.len());
         for piece in batch.pieces() {
             let (host, mut begin) = (on_host(piece)?, 0);
             let inside = (Bound::Excluded(host), Bound::Excluded(host.saturating_add(piece.len)));
-            for end in seams.range(inside).map(|seam| seam - host).chain([piece.len]) {
+            for end in boundaries.range(inside).map(|boundary| boundary - host).chain([piece.len]) {
                 pieces.push(CopyPiece { src: piece.src + begin, dst: piece.dst + begin, len: end - begin });
                 begin = end;
             }

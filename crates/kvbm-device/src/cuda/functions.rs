@@ -32,8 +32,8 @@ macro_rules! declared {
             type Function = unsafe extern "C" fn($($argument),*) -> c_int;
 
             fn at(self, address: Address) -> Self::Function {
-                // SAFETY: both are pointers to functions, and whoever calls the result answers for
-                // its type. A C enumeration is returned as an `int`.
+                // SAFETY: both are pointers to functions, and the call of the result, which is
+                // unsafe, vouches for its type. C returns an enumeration as an `int`.
                 unsafe { transmute::<Address, Self::Function>(address) }
             }
         }

@@ -2,8 +2,8 @@
 //! build this.
 //!
 //! - *Streams* are the driver's. Each has a thread that issues operations in order, so that an
-//!   operation can also wait for an event of the host, and one that waits for what was issued, lets
-//!   go of its memory and completes its event.
+//!   operation can also wait for an event of the host. A second thread waits for issued
+//!   operations, drops their memory and completes their events.
 //! - *Errors* of the driver carry the call, the number and the name; one that the device does not
 //!   recover from says so.
 //! - *Order with an engine*: [`CudaDevice::engine_event`] makes an event of a `CUevent` that an
@@ -62,18 +62,18 @@ pub struct CudaDevice {
     context: Arc<CudaContext>,
 }
 
-/// What streams, events and allocations keep alive of a device.
+/// An opened device with its primary context; streams, events and allocations keep it alive.
 struct CudaContext {
     driver: Arc<CudaDriver>,
     id: DeviceId,
     handle: c_int,
-    /// The device's primary context: the one that the engine's frameworks use too.
+    /// The primary context, which the engine's frameworks use too.
     primary: Option<ContextHandle>,
     name: String,
     total_bytes: u64,
     /// Host addresses where two registrations meet.
-    seams: RwLock<BTreeSet<u64>>,
-    /// What was measured once.
+    boundaries: RwLock<BTreeSet<u64>>,
+    /// Results of measurements, by their type.
     measured: Mutex<HashMap<TypeId, Owner>>,
 }
 
@@ -92,7 +92,7 @@ impl CudaDevice {
             primary: None,
             name: String::new(),
             total_bytes: 0,
-            seams: RwLock::default(),
+            boundaries: RwLock::default(),
             measured: Mutex::default(),
         };
         context.fill_in(ordinal).map_err(CudaUnavailable::Device)?;
@@ -114,8 +114,8 @@ impl CudaDevice {
         measure: impl FnOnce() -> Result<T, E>,
     ) -> Result<Arc<T>, E> {
         let known = |device: &CudaContext| device.measured.lock().get(&TypeId::of::<T>()).cloned();
-        // Nobody holds the lock while the device works: two that come at the same time both
-        // measure, and agree on one.
+        // The lock is not held while the device works: two callers at the same time both
+        // measure, and both get the first result.
         let found = if let Some(found) = known(&self.context) {
             found
         } else {
@@ -151,7 +151,7 @@ impl CudaDevice {
     /// [`DeviceError::Driver`]: no code for this device, out of memory.
     ///
     /// # Safety
-    /// The driver is not told how long the image is: it must be whole.
+    /// The image is complete: the driver does not get its length.
     pub unsafe fn load_module(&self, image: &[u8]) -> Result<Arc<CudaModule>, DeviceError> {
         // SAFETY: the caller has a whole image.
         unsafe { CudaModule::load(&self.context, image) }.map(Arc::new)

@@ -47,16 +47,16 @@ impl Drop for HostRegistration {
 /// All parts of a region, and the places where they meet.
 struct HostRegistrations {
     context: Arc<CudaContext>,
-    seams: Vec<u64>,
+    boundaries: Vec<u64>,
     parts: Vec<HostRegistration>,
 }
 
 impl Drop for HostRegistrations {
     fn drop(&mut self) {
         self.parts.clear();
-        let mut seams = self.context.seams.write();
-        for seam in &self.seams {
-            seams.remove(seam);
+        let mut boundaries = self.context.boundaries.write();
+        for boundary in &self.boundaries {
+            boundaries.remove(boundary);
         }
     }
 }
@@ -86,11 +86,11 @@ impl CudaDevice {
         let starts: Vec<u64> = (start..end).step_by(usize::try_from(step).unwrap_or(usize::MAX)).collect();
         // Known before anybody copies: a copy must lie in one registration.
         let held = register_all(context, &starts, (end, step), parts.threads, progress)?;
-        // Nobody copies from here before this returns. What is refused above, because it is
-        // registered already, has no seams of its own to take away.
-        let seams = starts[1..].to_vec();
-        context.seams.write().extend(&seams);
-        let held = HostRegistrations { context: Arc::clone(context), seams, parts: held };
+        // No copy uses the region before this returns. A region that was refused above has no
+        // boundaries to remove.
+        let boundaries = starts[1..].to_vec();
+        context.boundaries.write().extend(&boundaries);
+        let held = HostRegistrations { context: Arc::clone(context), boundaries, parts: held };
         Ok(PinnedHost::new(region, Box::new(held)))
     }
 }
@@ -155,8 +155,7 @@ fn register(context: &Arc<CudaContext>, start: u64, len: u64) -> Result<HostRegi
     Ok(HostRegistration { context: Arc::clone(context), start })
 }
 
-/// As the system tells of the device's place on the bus; -1 there means that there is only one
-/// node.
+/// The system's entry for the device's place on the bus; -1 there means a single node.
 pub(super) fn numa_node(context: &CudaContext) -> Option<u32> {
     let name = context.text(|text, bytes| {
         // SAFETY: it writes at most as many bytes as it is told there are, a NUL among them.

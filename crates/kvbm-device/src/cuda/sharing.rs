@@ -198,7 +198,7 @@ impl CudaDevice {
     /// [`DeviceError::Driver`].
     ///
     /// # Safety
-    /// The other process keeps the memory allocated meanwhile, and says the truth about its length.
+    /// The other process keeps the memory allocated until then, and its length is correct.
     pub unsafe fn open_shared(&self, memory: &SharedMemory) -> Result<DeviceMemory, DeviceError> {
         let context = &self.context;
         let SharedMemory { via, whole, offset, len } = memory;

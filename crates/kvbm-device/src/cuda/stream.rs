@@ -51,7 +51,7 @@ enum CudaWork {
     Launch { function: CudaFunction, launch: CudaLaunch, _owners: Vec<Owner> },
 }
 
-/// An event on its way through the stream. Whatever becomes of it, nobody waits for ever.
+/// An event on its way through the stream. If it is dropped, its event fails: no wait is endless.
 struct PendingEvent {
     event: Arc<CudaEvent>,
     completer: Option<Completer>,
@@ -258,7 +258,7 @@ impl StreamState {
                 }
                 Err(error) => {
                     self.health.stop(&error);
-                    self.let_go(work);
+                    self.release_memory(work);
                     pending.complete(Err(error));
                 }
             }
@@ -291,9 +291,9 @@ impl StreamState {
         pending.event.record(self.stream)
     }
 
-    /// After a failed call, which may have left copies behind that still run: lets go of the memory
+    /// After a failed call, which may have left copies behind that still run: drops the memory
     /// of an operation when the device is done with it, or never, if that cannot be found out.
-    fn let_go(&self, work: Option<CudaWork>) {
+    fn release_memory(&self, work: Option<CudaWork>) {
         if !self.is_idle() {
             std::mem::forget(work);
         }
@@ -316,7 +316,7 @@ impl StreamState {
         }
         let on_device = event.backend().as_any().downcast_ref::<CudaEvent>();
         loop {
-            // Whoever could complete the event fails it when dropped, so this ends.
+            // An event that can no longer complete fails, so this ends.
             let deadline = Instant::now() + Duration::from_secs(60);
             match on_device.map(|event| event.recorded(deadline)) {
                 Some(Ok(Some(recorded))) => return self.wait_on_device(recorded),
@@ -354,7 +354,7 @@ impl StreamState {
             if let Err(error) = &result {
                 failed = true;
                 self.health.stop(error);
-                self.let_go(work);
+                self.release_memory(work);
             } else {
                 drop(work);
             }

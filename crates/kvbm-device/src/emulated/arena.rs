@@ -110,7 +110,7 @@ impl Arena {
         Ok(unsafe { DeviceMemory::from_raw(self.device, self.base() + offset, len, false, allocation) })
     }
 
-    /// A handle over memory that somebody else allocated here. It keeps the mapping, not the
+    /// A handle over memory that an engine allocated here. It keeps the mapping, not the
     /// allocation.
     pub(super) fn external(self: &Arc<Self>, address: u64, len: u64) -> Result<DeviceMemory, DeviceError> {
         self.find(address, len)?;

@@ -72,7 +72,7 @@ impl FaultRule {
     }
 }
 
-/// An injected fault: tells when it struck, and releases a stall. Dropping it releases a stall too.
+/// An injected fault: reports when it was injected, and ends a stall. Dropping it ends a stall too.
 #[derive(Debug)]
 pub struct FaultTicket {
     struck: Event,

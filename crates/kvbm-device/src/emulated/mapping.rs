@@ -55,7 +55,7 @@ impl DoubleMapping {
     pub(super) unsafe fn read(&self, offset: u64, to: *mut u8, len: u64) -> Result<(), DeviceError> {
         let from = self.at(offset, len)?;
         // SAFETY: `at` checked the source range; the caller vouches for the destination. Host
-        // memory is never inside this mapping, whose address nobody else knows.
+        // memory is never inside this mapping, whose address no one else has.
         unsafe { to.copy_from_nonoverlapping(from, len as usize) };
         Ok(())
     }
@@ -74,7 +74,7 @@ impl DoubleMapping {
     /// As [`DoubleMapping::read`], past the caches.
     ///
     /// # Safety
-    /// As [`DoubleMapping::read`]; `fence` must be dropped before another thread is told.
+    /// As [`DoubleMapping::read`]; `fence` must be dropped before another thread learns of it.
     pub(super) unsafe fn stream_out(
         &self,
         offset: u64,
@@ -92,7 +92,7 @@ impl DoubleMapping {
     /// As [`DoubleMapping::write`], past the caches.
     ///
     /// # Safety
-    /// As [`DoubleMapping::write`]; `fence` must be dropped before another thread is told.
+    /// As [`DoubleMapping::write`]; `fence` must be dropped before another thread learns of it.
     pub(super) unsafe fn stream_in(
         &self,
         offset: u64,
@@ -115,7 +115,7 @@ impl DoubleMapping {
     /// The device bytes at `offset`, in place.
     ///
     /// # Safety
-    /// Nobody may write them while the slice lives.
+    /// No thread may write them while the slice lives.
     pub(super) unsafe fn bytes(&self, offset: u64, len: u64) -> Result<&[u8], DeviceError> {
         let start = self.at(offset, len)?;
         // SAFETY: `at` checked the range, which is mapped while `self` lives; the caller excludes
@@ -215,7 +215,7 @@ impl Reservation {
         let at = self.aligned.as_ptr().cast::<c_void>();
         let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
         // SAFETY: `at .. at + len` lies inside this reservation, which is ours alone, so replacing
-        // it harms nobody.
+        // it does no harm.
         let mapped = unsafe { libc::mmap(at, len, protection, flags, file.as_raw_fd(), 0) };
         if mapped == libc::MAP_FAILED {
             Err(DeviceError::last_os("mmap (memory of the emulated device)"))

@@ -121,7 +121,7 @@ impl EmulatedDevice {
         &self.state.faults
     }
 
-    /// The links that this device's copies share, for whoever emulates disk and network beside it.
+    /// The links that this device's copies share, for an emulated disk or network beside it.
     pub fn links(&self) -> &SharedLinks {
         &self.state.links
     }

@@ -49,8 +49,7 @@ impl EmulatedWork {
     }
 }
 
-/// Waits on a stream's thread. Whoever could complete the event fails it when dropped, so this
-/// ends.
+/// Waits on a stream's thread. An event that can no longer complete fails, so the wait ends.
 pub(super) fn wait_in_stream(event: &Event) -> EventStatus {
     loop {
         let status = event.backend().wait(Instant::now() + Duration::from_secs(60));
@@ -94,7 +93,7 @@ impl Runner {
         }
     }
 
-    /// The work is consumed: its memory is let go before anybody learns that it is complete.
+    /// The work is consumed: its memory is dropped before its event completes.
     fn perform(&mut self, work: EmulatedWork) -> Result<(), DeviceError> {
         if let Some(disorder) = &mut self.disorder {
             disorder.pause();

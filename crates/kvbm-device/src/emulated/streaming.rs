@@ -7,7 +7,7 @@
 /// Pieces below this go through the caches: their ends cost more than is saved.
 const MIN_BYTES: usize = 512;
 
-/// Makes the stores of [`copy`] visible to whoever learns later that they are done, when dropped.
+/// When dropped, makes the stores of [`copy`] visible to threads that learn later of their end.
 pub(super) struct Fence;
 
 impl Drop for Fence {
@@ -22,7 +22,7 @@ impl Drop for Fence {
 }
 
 /// What will be copied next: a hint, which may be any address at all.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 is told"))]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 uses it"))]
 #[derive(Clone, Copy)]
 pub(super) struct Next {
     pub(super) from: *const u8,
@@ -66,8 +66,8 @@ pub unsafe fn copy_streaming(copies: &[StreamingCopy]) {
 ///
 /// # Safety
 /// `from` must be valid for reads and `to` for writes of `len` bytes, and they must not overlap.
-/// `_fence` must be dropped before another thread is told of the copy.
-#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables, reason = "only x86-64 is told"))]
+/// `_fence` must be dropped before another thread learns of the copy.
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables, reason = "only x86-64 uses it"))]
 pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize, next: Next, _fence: &Fence) {
     #[cfg(target_arch = "x86_64")]
     if len >= MIN_BYTES && std::arch::is_x86_feature_detected!("avx") {

@@ -13,7 +13,7 @@ use crate::{CopyBatch, CopyObserver, CopyPiece, DeviceError, DeviceMemory, Direc
 const LINK_PART_BYTES: u64 = 256 << 10;
 /// Bytes copied and then shown to an observer at a time: the first cache still holds them.
 const OBSERVED_PART_BYTES: u64 = 16 << 10;
-/// Batches of fewer bytes go through the caches, where whoever reads them next may find them.
+/// Batches of fewer bytes go through the caches: the next reader may find them there.
 const STREAMING_BYTES: u64 = 128 << 10;
 
 /// Device addresses -> offsets of the mapping. It remembers the allocations that it found: a block

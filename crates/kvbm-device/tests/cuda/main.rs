@@ -268,11 +268,11 @@ fn operations_behind_a_failed_one_fail_although_they_were_issued_before() {
 }
 
 #[test]
-fn an_operation_that_goes_astray_kills_the_context_and_says_so() {
+fn an_operation_that_fails_on_the_device_kills_the_context_and_says_so() {
     let Some(library) = TestDriver::new() else { return };
     let device = open_device(&library);
-    let stream = device.create_stream("astray").expect("a stream");
-    library.go_astray(1);
+    let stream = device.create_stream("failing").expect("a stream");
+    library.fail_on_device(1);
     let events = round_trip(&device, &*stream).expect("it is queued");
     let errors: Vec<_> = events.iter().filter_map(|event| event.wait(soon()).err()).collect();
     let text = errors.first().expect("the copy fails").to_string();

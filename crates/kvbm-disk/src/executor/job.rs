@@ -1,4 +1,4 @@
-//! Operations in the executor. Each gives its batch exactly one outcome.
+//! Operations in the executor. Each has exactly one outcome in its batch.
 
 use crate::batch::{BatchCompletion, IoBatch, Op};
 use crate::ops;

@@ -23,7 +23,7 @@ type NextSequence = dyn Fn(StreamId) -> Option<u64> + Send + Sync;
 pub struct SnapshotServer {
     take: Box<Take>,
     next_sequence: Option<Box<NextSequence>>,
-    state: Mutex<State>,
+    state: Mutex<SnapshotCache>,
     /// By shard: held while a snapshot is taken, so that those who ask meanwhile share it.
     taking: [Mutex<()>; LOCKS],
     /// Most blocks of a part of snapshots that are taken from now on.
@@ -34,14 +34,14 @@ pub struct SnapshotServer {
 const LOCKS: usize = 16;
 
 #[derive(Default)]
-struct State {
+struct SnapshotCache {
     kept: VecDeque<Kept>,
     tickets: u64,
     /// When the last snapshot of each stream was taken, as far as that was lately.
     taken: HashMap<StreamId, Instant>,
 }
 
-impl State {
+impl SnapshotCache {
     fn drop_old(&mut self, now: Instant) {
         let age = |at: Instant| now.saturating_duration_since(at);
         self.kept.retain(|kept| age(kept.asked) <= kept.lifetime());

@@ -54,14 +54,14 @@ pub(super) struct FanOut {
     pub(super) responders: Arc<Responders>,
     queue: InProcessConfig,
     history: InProcessConfig,
-    state: Mutex<State>,
+    state: Mutex<FanOutState>,
     /// Messages that were dropped because a subscriber was too slow.
     dropped: AtomicU64,
     /// Connections that were refused.
     refused: AtomicU64,
 }
 
-struct State {
+struct FanOutState {
     next: u64,
     history: Window,
     subscribers: Vec<Arc<SubscriberQueue>>,
@@ -69,7 +69,7 @@ struct State {
 
 impl FanOut {
     pub(super) fn new(topic: Vec<u8>, queue: InProcessConfig, history: InProcessConfig) -> Self {
-        let state = State { next: 0, history: Window::default(), subscribers: Vec::new() };
+        let state = FanOutState { next: 0, history: Window::default(), subscribers: Vec::new() };
         Self {
             topic,
             life: RandomState::new().hash_one(std::process::id()).to_be_bytes(),

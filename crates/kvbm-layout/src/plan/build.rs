@@ -143,7 +143,8 @@ fn pair(
     Ok(segment)
 }
 
-/// Bytes between blocks; a lone block has none, and then differing strides must not keep its cells apart.
+/// Bytes between blocks; a lone block has none, and then differing strides must not keep its cells
+/// apart.
 fn block_stride(layout: &dyn BlockLayout, view: CellView) -> u64 {
     if layout.config().num_blocks == 1 { 0 } else { view.block_stride }
 }

@@ -1,11 +1,12 @@
-//! The one-sided view of a plan: the pieces of a scattered block in the order of a contiguous slot, as a
-//! vectored read or write wants them.
+//! The one-sided view of a plan: the pieces of a scattered block in the order of a contiguous slot,
+//! as a vectored read or write wants them.
 
 use super::{CopyPlan, PlanError, Side};
 use crate::layout::BlockLayout;
 use crate::slice::Selection;
 
-/// Most fragments of a block that are listed: beyond that, a staging copy is faster than any vectored I/O.
+/// Most fragments of a block that are listed: beyond that, a staging copy is faster than any
+/// vectored I/O.
 pub const MAX_FRAGMENTS: u64 = 1 << 18;
 
 /// One piece of a block in memory.
@@ -28,12 +29,12 @@ struct Piece {
     block_stride: u64,
 }
 
-/// Where the bytes of a block of one layout stand in a contiguous slot of another layout: an ordered list for
-/// `preadv`, `pwritev` or a gather of descriptors, so that a scattered block moves to and from a slot without
-/// a staging copy.
+/// Where the bytes of a block of one layout stand in a contiguous slot of another layout: an
+/// ordered list for `preadv`, `pwritev` or a gather of descriptors, so that a scattered block moves
+/// to and from a slot without a staging copy.
 ///
-/// Made once per pair of layouts; fragments are sorted by `slot_offset`, never overlap, and touching ones are
-/// joined.
+/// Made once per pair of layouts; fragments are sorted by `slot_offset`, never overlap, and
+/// touching ones are joined.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FragmentList {
     pieces: Vec<Piece>,
@@ -45,8 +46,8 @@ pub struct FragmentList {
 impl FragmentList {
     /// The fragments of `selection` of blocks of `memory`, in the byte order of blocks of `slot`.
     ///
-    /// In `selection`, `memory` is the source and `slot` the destination; the list serves reads and writes
-    /// alike.
+    /// In `selection`, `memory` is the source and `slot` the destination; the list serves reads and
+    /// writes alike.
     ///
     /// # Errors
     /// As [`CopyPlan::between`]; also a slot layout whose blocks are not contiguous, and more than
@@ -104,8 +105,8 @@ impl FragmentList {
         self.slot_bytes
     }
 
-    /// True if the fragments cover the payload of the slot without gaps: one vectored read or write moves the
-    /// block.
+    /// True if the fragments cover the payload of the slot without gaps: one vectored read or write
+    /// moves the block.
     pub fn covers_slot(&self) -> bool {
         self.bytes == self.slot_bytes
     }

@@ -29,8 +29,8 @@ pub(super) fn sort_by_destination(segments: &mut [Segment]) {
     segments.sort_by_key(|segment| (segment.dst_region, segment.dst_offset));
 }
 
-/// Joins neighbours until nothing changes: touching runs first (fewer runs), then regular series (fewer
-/// segments).
+/// Joins neighbours until nothing changes: touching runs first (fewer runs), then regular series
+/// (fewer segments).
 fn join(segments: &mut Vec<Segment>) {
     loop {
         let before = segments.len();
@@ -100,8 +100,8 @@ fn same_place(a: &Segment, b: &Segment) -> bool {
         && (a.src_block_stride, a.dst_block_stride) == (b.src_block_stride, b.dst_block_stride)
 }
 
-/// Grows runs along axes that continue them on both sides, joins axes that continue each other, and sorts the
-/// rest.
+/// Grows runs along axes that continue them on both sides, joins axes that continue each other, and
+/// sorts the rest.
 pub(super) fn coalesce(segment: &mut Segment) {
     let run = segment.run_bytes;
     if let Some(index) = segment.dims().iter().position(|dim| (dim.src_stride, dim.dst_stride) == (run, run))

@@ -1,5 +1,5 @@
-//! Copy plans: which bytes of one layout are which bytes of another, in the fewest runs and in a form that
-//! does not grow with tokens or heads.
+//! Copy plans: which bytes of one layout are which bytes of another, in the fewest runs and in a
+//! form that does not grow with tokens or heads.
 
 mod build;
 mod fragments;
@@ -30,7 +30,8 @@ pub struct Dim {
 
 /// Runs of equal length in a regular pattern.
 ///
-/// From source block `s` to destination block `d`, the run at index `i` of each axis copies `run_bytes` bytes
+/// From source block `s` to destination block `d`, the run at index `i` of each axis copies
+/// `run_bytes` bytes
 /// ```text
 /// from  src_offset + s * src_block_stride + sum(i * src_stride)
 /// to    dst_offset + d * dst_block_stride + sum(i * dst_stride)
@@ -221,10 +222,11 @@ pub enum PlanError {
 
 /// How to copy a block from one layout to another.
 ///
-/// The plan is relative to the block: the same plan serves every pair of blocks. It has as few contiguous
-/// runs as the two layouts allow, but for one case: where axes are permuted, the last run of one permuted
-/// array (a cell, say) and the first of the next may touch on both sides. Such pairs stay apart, because
-/// joining them would break the regular pattern. ([`FragmentList`] joins them.)
+/// The plan is relative to the block: the same plan serves every pair of blocks. It has as few
+/// contiguous runs as the two layouts allow, but for one case: where axes are permuted, the last
+/// run of one permuted array (a cell, say) and the first of the next may touch on both sides. Such
+/// pairs stay apart, because joining them would break the regular pattern. ([`FragmentList`] joins
+/// them.)
 ///
 /// # Example
 /// ```
@@ -263,8 +265,8 @@ impl CopyPlan {
     /// The plan that copies `selection` from blocks of `src` to blocks of `dst`.
     ///
     /// # Errors
-    /// The field in which the layouts differ, with both values; a range outside a layout; a permutation or
-    /// cut of bytes whose order is not known.
+    /// The field in which the layouts differ, with both values; a range outside a layout; a
+    /// permutation or cut of bytes whose order is not known.
     pub fn between(
         src: &dyn BlockLayout,
         dst: &dyn BlockLayout,

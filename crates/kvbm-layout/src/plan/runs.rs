@@ -93,7 +93,8 @@ impl Iterator for Runs<'_> {
 }
 
 impl Runs<'_> {
-    /// Steps the innermost index; an index that wraps steps the one before it, and the first one the segment.
+    /// Steps the innermost index; an index that wraps steps the one before it, and the first one
+    /// the segment.
     fn advance(&mut self, segment: &Segment) {
         for (index, dim) in segment.dims().iter().enumerate().rev() {
             self.at[index] += 1;

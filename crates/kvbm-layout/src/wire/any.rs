@@ -19,12 +19,12 @@ pub enum AnyLayout {
 }
 
 impl AnyLayout {
-    /// The layout that places every element where `layout` does: of the same family if this crate makes it
-    /// so, else with explicit strides.
+    /// The layout that places every element where `layout` does: of the same family if this crate
+    /// makes it so, else with explicit strides.
     ///
     /// # Errors
-    /// A layout that is not affine in its layers, has an inner order that is not declared and is not
-    /// [`FullyContiguous`], or breaks the rules of [`StridedLayout::new`].
+    /// A layout that is not affine in its layers, has an inner order that is not declared and is
+    /// not [`FullyContiguous`], or breaks the rules of [`StridedLayout::new`].
     pub fn describe(layout: &dyn BlockLayout) -> Result<Self, LayoutError> {
         let (config, order) = (layout.config().clone(), layout.axis_order());
         let same = match layout.layout_type() {

@@ -1,4 +1,5 @@
-//! A layout with its memory, as bytes that another process can read: versioned, checksummed, and distrusted.
+//! A layout with its memory, as bytes that another process can read: versioned, checksummed, and
+//! distrusted.
 //!
 //! All integers are little-endian.
 //! ```text
@@ -32,8 +33,8 @@
 //!          40  8  head stride         48 8  element stride
 //!  -8  8  CRC-64/NVME of all bytes before
 //! ```
-//! A reader accepts exactly what a writer produces: reserved bytes are zero, and the same layout has one
-//! encoding.
+//! A reader accepts exactly what a writer produces: reserved bytes are zero, and the same layout
+//! has one encoding.
 
 mod any;
 mod decode;
@@ -119,8 +120,9 @@ impl LayoutDescriptor {
     /// Puts the regions of `layout`, in order, into `memory`.
     ///
     /// # Errors
-    /// A count of regions that differs; memory that does not hold its region, is misaligned, or wraps around;
-    /// regions that share memory (files apart, which have no address to tell them by).
+    /// A count of regions that differs; memory that does not hold its region, is misaligned, or
+    /// wraps around; regions that share memory (files apart, which have no address to tell them
+    /// by).
     pub fn new(layout: AnyLayout, memory: Vec<RegionMemory>) -> Result<Self, WireError> {
         let specs = layout.regions();
         if specs.len() != memory.len() {

@@ -25,8 +25,8 @@ fn odd(dtype: DType) -> LayoutConfig {
     config(3, 5, 7, 3, 11, dtype)
 }
 
-/// Walks `axes` (extents, outermost first) and checks that `address` of each index is the next element of a
-/// dense array.
+/// Walks `axes` (extents, outermost first) and checks that `address` of each index is the next
+/// element of a dense array.
 fn walk(axes: [u32; 6], start: u64, width: u64, address: impl Fn([u32; 6]) -> u64) {
     let mut expected = start;
     let total: u32 = axes.iter().product();

@@ -1,4 +1,5 @@
-//! Tests of the public interface: every layout, copy plan and serialized form against naive oracles.
+//! Tests of the public interface: every layout, copy plan and serialized form against naive
+//! oracles.
 #![allow(clippy::unwrap_used, reason = "helpers of tests may unwrap as tests do")]
 
 mod configs;

@@ -5,7 +5,8 @@ use kvbm_layout::{BlockLayout, Cell, Planes, Selection, Span};
 /// The bytes of all regions of a layout.
 pub(crate) type Memory = Vec<Vec<u8>>;
 
-/// Memory for `layout` in which every byte is different from its neighbours and from `salt` to `salt`.
+/// Memory for `layout` in which every byte is different from its neighbours and from `salt` to
+/// `salt`.
 pub(crate) fn memory(layout: &dyn BlockLayout, salt: u64) -> Memory {
     let byte = |region: usize, offset: u64| {
         let mixed = (offset ^ (region as u64) << 40 ^ salt << 56).wrapping_mul(0x9E37_79B9_7F4A_7C15);

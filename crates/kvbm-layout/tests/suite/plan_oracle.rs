@@ -112,7 +112,8 @@ proptest! {
         run(&plan.reversed(), (blocks.1, blocks.0), &copied, &mut home);
         prop_assert!(home == expected_home);
 
-        // As few runs as there can be, but for corners of permuted axes, which join two runs at most.
+        // As few runs as there can be, but for corners of permuted axes, which join two runs at
+        // most.
         let fewest = naive::fewest_runs(&moves);
         prop_assert!(plan.num_runs() < 2 * fewest, "{} runs, {fewest} possible: {plan:?}", plan.num_runs());
 

@@ -1,4 +1,5 @@
-//! A model's cache copied from one tensor- and pipeline-parallel deployment to another, byte by byte.
+//! A model's cache copied from one tensor- and pipeline-parallel deployment to another, byte by
+//! byte.
 
 use kvbm_layout::{
     AxisOrder, BlockLayout, BlockPart, CopyPlan, DType, FullyContiguous, LayerSeparate, LayoutConfig,
@@ -27,7 +28,8 @@ fn shape(part: &BlockPart, outer_dim: u32) -> LayoutConfig {
     LayoutConfig { outer_dim, ..dense }
 }
 
-/// The ranks of a deployment, pipeline stages with `split` as their border, each with zeroed memory.
+/// The ranks of a deployment, pipeline stages with `split` as their border, each with zeroed
+/// memory.
 fn ranks(
     (heads, outer_dim): (u32, u32),
     tp: u32,

@@ -69,8 +69,8 @@ fn overlap_of_two_deployments() {
     assert_eq!(src.overlap(&BlockPart { layers: 0..40, heads: 0..4 }), None);
 }
 
-/// Whatever two deployments look like, the overlaps of their ranks' slices cover every head of every
-/// destination rank exactly once when only writers send.
+/// Whatever two deployments look like, the overlaps of their ranks' slices cover every head of
+/// every destination rank exactly once when only writers send.
 #[test]
 fn resharding_covers_every_destination_once() {
     for heads in [1, 2, 4, 8] {

@@ -91,8 +91,8 @@ fn planes_may_lie_between_keys_and_values() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
-    /// Whatever strides come in: either they are refused, or no two elements overlap and all are in their
-    /// region.
+    /// Whatever strides come in: either they are refused, or no two elements overlap and all are in
+    /// their region.
     #[test]
     fn accepted_strides_are_sound(
         strides in prop::collection::vec(0_u64..48, 12), shape in prop::array::uniform5(1_u32..4), per_layer in 0_u32..2

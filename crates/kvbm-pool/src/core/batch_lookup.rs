@@ -1,13 +1,14 @@
 //! Looking up the blocks of a chain, batch by batch.
 //!
-//! A lookup of one block waits for memory twice: for a bucket of the table, and for the entry that it
-//! names. A batch lookup takes these steps for four batches at a time, each a step behind the next
-//! one, so that memory reads of different batches overlap.
+//! A lookup of one block waits for memory twice: for a bucket of the table, and for the entry that
+//! it names. A batch lookup takes these steps for four batches at a time, each a step behind the
+//! next one, so that memory reads of different batches overlap.
 //!
 //! Blocks that were registered together mostly have entries in a row, up or down: the free list of
-//! entries hands them out so. So a batch first asks the table for its first and its last block. Where
-//! these are as far apart as their entries, the entries between are guesses. Every guess is compared
-//! in the entry with all 128 bits and the group; a wrong guess costs a lookup in the table.
+//! entries hands them out so. So a batch first asks the table for its first and its last block.
+//! Where these are as far apart as their entries, the entries between are guesses. Every guess is
+//! compared in the entry with all 128 bits and the group; a wrong guess costs a lookup in the
+//! table.
 
 use super::entries::BATCH;
 use super::state::Core;
@@ -54,8 +55,8 @@ impl<'h> BatchLookup<'h> {
         lookup
     }
 
-    /// The entries of the next [`BATCH`] blocks, `NONE` for those that have none; fewer at the end of
-    /// the chain.
+    /// The entries of the next [`BATCH`] blocks, `NONE` for those that have none; fewer at the end
+    /// of the chain.
     #[inline]
     pub(crate) fn next(&mut self, core: &Core) -> Option<&[u32]> {
         let oldest = self.oldest;

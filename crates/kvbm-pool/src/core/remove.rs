@@ -227,8 +227,8 @@ impl Core {
         }
     }
 
-    /// Puts a slot out of use for good, with the block in it. `false` where it is held, or something
-    /// is on its way to it.
+    /// Puts a slot out of use for good, with the block in it. `false` where it is held, or
+    /// something is on its way to it.
     pub(crate) fn retire(&mut self, tier: usize, block: BlockId) -> bool {
         self.quarantine(tier, block) != Quarantine::NotRegistered
             || self.free[tier].retire_free(&self.slots[tier], block)

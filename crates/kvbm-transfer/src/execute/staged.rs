@@ -24,6 +24,30 @@ pub(super) struct Staged {
     pub(super) bytes: u64,
 }
 
+/// Copies blocks of one plan out of a ring, but for those that have failed meanwhile: their slots
+/// go back to `free`, and their destinations are not touched.
+pub(super) fn start_copies(
+    site: &Site,
+    copier: &mut Copier<Staged>,
+    free: &mut Vec<u32>,
+    mut items: Vec<Item<Staged>>,
+) {
+    let Some(first) = items.first() else { return };
+    let indices: Vec<u32> = items.iter().map(|item| item.index).collect();
+    let allowed = site.hub.begin_copies(first.plan.plan_id, &indices);
+    let mut allowed = allowed.into_iter();
+    items.retain(|item| {
+        let is_allowed = allowed.next() == Some(true);
+        if !is_allowed {
+            free.push(item.hold.slot);
+        }
+        is_allowed
+    });
+    if !items.is_empty() {
+        copier.start(items);
+    }
+}
+
 /// Ends the blocks whose copies out of a ring are over, and gives their slots back to `free`.
 pub(super) fn settle_copies(site: &Site, copier: &mut Copier<Staged>, free: &mut Vec<u32>) {
     let settle = |Settled { plan_id, outcomes, bytes }| site.hub.settle(plan_id, outcomes, bytes);
@@ -126,9 +150,7 @@ impl StagedCarrier {
             }
         }
         self.site.settle(&plan, failed, 0);
-        if !items.is_empty() {
-            self.copier.start(items);
-        }
+        start_copies(&self.site, &mut self.copier, &mut self.free, items);
     }
 }
 

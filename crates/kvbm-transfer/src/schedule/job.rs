@@ -1,7 +1,7 @@
 //! One accepted plan until its report.
 
 use crate::report_slot::ReportSlot;
-use kvbm_plan::{BlockOutcome, Failure, FailureKind, TransferPlan};
+use kvbm_plan::{BlockOutcome, Failure, FailureKind, Tier, TransferPlan};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -40,6 +40,9 @@ pub(crate) struct Job {
     /// When its first block was issued.
     pub(crate) started: Option<Instant>,
     outcomes: Vec<Option<BlockOutcome>>,
+    /// Of a staged path: blocks whose copy out of the staging ring has begun. The others have not
+    /// touched the destination, whatever became of their reads.
+    copying: Vec<bool>,
     open: usize,
     next: usize,
     bytes: u64,
@@ -63,10 +66,27 @@ impl Job {
             predecessors: 0,
             started: None,
             outcomes: vec![None; blocks],
+            copying: vec![false; blocks],
             open: blocks,
             next: 0,
             bytes: 0,
         }
+    }
+
+    /// Whether its blocks are read into a staging ring first, and copied from there.
+    pub(crate) fn is_staged(&self) -> bool {
+        let path = self.plan.path();
+        path.dst == Tier::G1 && matches!(path.src, Tier::G3 | Tier::G4)
+    }
+
+    /// The copy of a block out of the staging ring is about to begin. `false` where the block has
+    /// its outcome already: then nothing may be copied.
+    pub(crate) fn begin_copy(&mut self, index: usize) -> bool {
+        let is_open = self.outcomes.get(index).is_some_and(Option::is_none);
+        if let Some(copying) = self.copying.get_mut(index).filter(|_| is_open) {
+            *copying = true;
+        }
+        is_open
     }
 
     /// Whether an executor may take blocks of it.
@@ -111,10 +131,14 @@ impl Job {
         }
     }
 
-    /// Fails every block that was not issued, with the same story.
-    pub(crate) fn fail_unissued(&mut self, kind: FailureKind, detail: &str) {
-        for index in self.next..self.outcomes.len() {
-            self.settle(index, BlockOutcome::Failed(Failure::new(kind, detail)));
+    /// Fails every block that was not issued, and of a staged path every block whose last copy has
+    /// not begun: the destination is not touched any more.
+    pub(crate) fn fail_untouched(&mut self, kind: FailureKind, detail: &str) {
+        let first = if self.is_staged() { 0 } else { self.next };
+        for index in first..self.outcomes.len() {
+            if !self.copying[index] {
+                self.settle(index, BlockOutcome::Failed(Failure::new(kind, detail)));
+            }
         }
         self.next = self.outcomes.len();
     }

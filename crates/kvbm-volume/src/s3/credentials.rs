@@ -95,7 +95,7 @@ impl CredentialFile {
         let seen = self.seen.lock().clone();
         match (self.read(seen.as_ref()), seen) {
             (Err(error), Some((_, last))) => {
-                self.tell(&error);
+                self.log_once(&error);
                 Ok(last)
             }
             (Err(error), None) => Err(error),
@@ -108,7 +108,7 @@ impl CredentialFile {
     }
 
     /// Why the last ones are used on: once, not with each request.
-    fn tell(&self, error: &io::Error) {
+    fn log_once(&self, error: &io::Error) {
         let error = error.to_string();
         let mut trouble = self.trouble.lock();
         if trouble.as_ref() != Some(&error) {
@@ -185,7 +185,7 @@ fn of_text(text: &str, path: &Path) -> io::Result<AwsCredential> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::log_capture::heard;
+    use super::super::log_capture::captured_lines;
     use super::*;
     use std::time::Duration;
 
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(parts(&file.current().unwrap()), ("d", "e", Some("f")));
         // Half written, and not there for a moment: the last one may still hold. The log tells of
         // it once.
-        let lines = heard(|| {
+        let lines = captured_lines(|| {
             let keeps = || (0..3).for_each(|_| assert_eq!(parts(&file.current().unwrap()).0, "d"));
             write("[default]\naws_access_key_id = a\n", 3);
             keeps();

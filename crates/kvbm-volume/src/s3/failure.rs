@@ -131,8 +131,8 @@ fn element<'a>(body: &'a str, name: &str) -> Option<&'a str> {
     rest.split_once(&format!("</{name}>")).map(|(text, _)| text.trim())
 }
 
-/// `error` as callers and logs hear of it: who said what, and what helps.
-pub(super) fn told(error: &Error) -> io::Error {
+/// `error` with its causes and the remedy, for callers and logs.
+pub(super) fn explained(error: &Error) -> io::Error {
     let server = server(error);
     let at = server.as_deref().unwrap_or("the store");
     if let Some(refusal) = Refusal::of(error) {
@@ -167,7 +167,9 @@ fn connection(error: &Error) -> Option<String> {
     let mut links = chain(error).skip_while(|link| !link.is::<HttpError>()).skip(1).map(ToString::to_string);
     let first = links.next()?;
     // Some links repeat those below them.
-    Some(links.fold(first, |told, link| if told.contains(&link) { told } else { format!("{told}: {link}") }))
+    Some(links.fold(first, |explained, link| {
+        if explained.contains(&link) { explained } else { format!("{explained}: {link}") }
+    }))
 }
 
 /// Whether a request was given up because its time was over.
@@ -198,20 +200,20 @@ mod tests {
     /// That nobody set any shows as a machine without a metadata service.
     #[test]
     fn missing_credentials_are_named() {
-        let told = |address: &str| {
+        let explained = |address: &str| {
             let request = format!(
                 "Error performing PUT {address}/latest/api/token in 3s, after 2 retries - HTTP error"
             );
             let http =
                 HttpError::new(HttpErrorKind::Connect, io::Error::from(io::ErrorKind::ConnectionRefused));
-            told(&generic(Link(request, Box::new(http)))).to_string()
+            explained(&generic(Link(request, Box::new(http)))).to_string()
         };
-        let nobodys = told("http://169.254.169.254");
+        let nobodys = explained("http://169.254.169.254");
         assert!(
             nobodys.starts_with("no credentials: the variable AWS_ACCESS_KEY_ID is not set"),
             "{nobodys}"
         );
-        assert_eq!(told("http://10.0.0.1:9000"), "http://10.0.0.1:9000: connection refused");
+        assert_eq!(explained("http://10.0.0.1:9000"), "http://10.0.0.1:9000: connection refused");
     }
 
     #[test]
@@ -226,6 +228,9 @@ mod tests {
         );
         let other = generic(io::Error::other("credentials=file:/etc/kv: permission denied"));
         assert_eq!(Refusal::of(&other), None);
-        assert_eq!(told(&other).to_string(), "Generic S3 error: credentials=file:/etc/kv: permission denied");
+        assert_eq!(
+            explained(&other).to_string(),
+            "Generic S3 error: credentials=file:/etc/kv: permission denied"
+        );
     }
 }

@@ -44,7 +44,7 @@ impl Subscriber for Ear {
 }
 
 /// What this thread logs during `work`.
-pub(super) fn heard(work: impl FnOnce()) -> Vec<String> {
+pub(super) fn captured_lines(work: impl FnOnce()) -> Vec<String> {
     let lines = Arc::<Mutex<Vec<String>>>::default();
     tracing::subscriber::with_default(Ear(Arc::clone(&lines)), work);
     lines.lock().clone()

@@ -36,7 +36,7 @@ use crate::{
     BlobKey, BlobScope, GetRequest, PutRequest, RegistryError, StoreFacts, Volume, VolumeDescriptor,
     VolumeError,
 };
-use failure::{Refusal, told};
+use failure::{Refusal, explained};
 use rate_limit::{Courteous, until};
 use runtime::Runtime;
 use upload::{Conditional, Upload, Uploaded, is_unknown_to_store};
@@ -95,9 +95,9 @@ impl S3Volume {
     /// does not answer may come later, unless they are to be counted.
     ///
     /// # Errors
-    /// [`RegistryError::Open`]: a URI or options that make no sense; a bucket that is not there; with a capacity, a store whose objects
-    /// cannot be counted within twelve of the descriptor's deadlines.
-    /// [`RegistryError::Descriptor`]: a field with a value that cannot be.
+    /// [`RegistryError::Open`]: a URI or options that make no sense; a bucket that is not there;
+    /// with a capacity, a store whose objects cannot be counted within twelve of the descriptor's
+    /// deadlines. [`RegistryError::Descriptor`]: a field with a value that cannot be.
     pub fn open(descriptor: VolumeDescriptor) -> Result<Self, RegistryError> {
         check(&descriptor)?;
         let (id, uri) = (descriptor.id, shown_uri(&descriptor.uri));
@@ -136,7 +136,7 @@ impl S3Volume {
         let ask = async move { until(deadline, store.get(&nobodys)).await };
         match self.runtime.run(deadline, ask) {
             Some(Ok(Err(error))) if Refusal::of(&error).is_some_and(|refusal| refusal.lacks_bucket()) => {
-                Err(told(&error))
+                Err(explained(&error))
             }
             _ => Ok(()),
         }
@@ -157,7 +157,7 @@ impl S3Volume {
         let deadline = deadline_after(Instant::now(), self.descriptor.deadline.saturating_mul(12));
         let late = || io::Error::new(io::ErrorKind::TimedOut, "its objects could not be counted in time");
         let counted = self.runtime.run(deadline, until(deadline, count));
-        counted.and_then(Result::ok).ok_or_else(late)?.map_err(|error| told(&error))
+        counted.and_then(Result::ok).ok_or_else(late)?.map_err(|error| explained(&error))
     }
 
     /// Where the path of an object begins in its location.
@@ -311,7 +311,7 @@ fn client(uri: &S3Uri, deadline: Duration) -> io::Result<AmazonS3> {
     if let Some(credentials) = &uri.credentials {
         builder = builder.with_credentials(credentials.provider()?);
     }
-    builder.build().map_err(|error| told(&error))
+    builder.build().map_err(|error| explained(&error))
 }
 
 /// `None` where there is no such object.
@@ -333,7 +333,7 @@ fn store_error(
     if matches!(error, Error::NotFound { .. }) && operation == "get" && !lacks_bucket() {
         return VolumeError::NotFound { volume, key };
     }
-    VolumeError::Io { volume, operation, key, source: told(error) }
+    VolumeError::Io { volume, operation, key, source: explained(error) }
 }
 
 /// A store that was asked and has not answered: what it was asked for it may do yet.
@@ -479,7 +479,7 @@ impl Volume for S3Volume {
         };
         let listed = self.runtime.run(deadline, until(deadline, list));
         let listed = listed.and_then(Result::ok).ok_or_else(silence);
-        let listed = listed.and_then(|keys| keys.map_err(|error| told(&error)));
+        let listed = listed.and_then(|keys| keys.map_err(|error| explained(&error)));
         listed.map_err(|source| VolumeError::List { volume: self.descriptor.id, scope: *scope, source })
     }
 

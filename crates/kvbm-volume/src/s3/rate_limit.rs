@@ -175,10 +175,13 @@ mod tests {
         runtime.block_on(async {
             assert_eq!(ask().await.unwrap().status().as_u16(), 503);
             let _others = rate_limit.permits.acquire().await;
-            let told = until(Instant::now() + Duration::from_secs(10), ask()).await;
-            let told = told.expect("before its deadline").unwrap_err();
-            let source = std::error::Error::source(&told).map(ToString::to_string);
-            assert!(source.as_ref().is_some_and(|text| text.contains("for 30 s more")), "{told}: {source:?}");
+            let answer = until(Instant::now() + Duration::from_secs(10), ask()).await;
+            let answer = answer.expect("before its deadline").unwrap_err();
+            let source = std::error::Error::source(&answer).map(ToString::to_string);
+            assert!(
+                source.as_ref().is_some_and(|text| text.contains("for 30 s more")),
+                "{answer}: {source:?}"
+            );
         });
     }
 }

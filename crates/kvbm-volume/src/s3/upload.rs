@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::failure::{Refusal, told};
+use super::failure::{Refusal, explained};
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use object_store::aws::AmazonS3;
@@ -197,11 +197,11 @@ impl Drop for Unfinished {
     }
 }
 
-/// Has the store remove the parts. Nobody waits for it, so the log tells where it fails.
+/// Has the store remove the parts. Nobody waits for it, so a failure is logged.
 async fn abort(path: Path, mut upload: Box<dyn MultipartUpload>) {
     let error = match tokio::time::timeout(ABORTING, upload.abort()).await {
         Ok(Ok(())) => return,
-        Ok(Err(error)) => told(&error).to_string(),
+        Ok(Err(error)) => explained(&error).to_string(),
         Err(_) => format!("no answer within {ABORTING:?}"),
     };
     tracing::warn!(
@@ -212,7 +212,7 @@ async fn abort(path: Path, mut upload: Box<dyn MultipartUpload>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::log_capture::heard;
+    use super::super::log_capture::captured_lines;
     use super::*;
     use std::future::Future;
     use std::pin::Pin;
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn an_upload_that_could_not_be_aborted_is_told_of() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let lines = heard(|| {
+        let lines = captured_lines(|| {
             runtime.block_on(async {
                 drop(Unfinished { path: Path::from("kv/object"), upload: Some(Box::new(Stuck)) });
                 tokio::task::yield_now().await;

@@ -139,12 +139,12 @@ mod tests {
             ("hunter2@kv", "unknown option;"),
             ("hunter2@kv/p?endpoint=http://h", "unknown option;"),
         ] {
-            let told = S3Uri::parse(&format!("s3://kv?{option}")).unwrap_err().to_string();
-            assert!(told.contains(said) && !told.contains("hunter2"), "{told}");
+            let message = S3Uri::parse(&format!("s3://kv?{option}")).unwrap_err().to_string();
+            assert!(message.contains(said) && !message.contains("hunter2"), "{message}");
         }
         for uri in ["s3://AKIA:hunter2@kv/p", "s3://AKIA:hun/ter2@kv", "s3://hunter2@kv"] {
-            let told = S3Uri::parse(uri).unwrap_err().to_string();
-            assert!(told.contains("credentials=env:PREFIX") && !told.contains("hun"), "{told}");
+            let message = S3Uri::parse(uri).unwrap_err().to_string();
+            assert!(message.contains("credentials=env:PREFIX") && !message.contains("hun"), "{message}");
         }
     }
 

@@ -6,11 +6,12 @@ use std::collections::HashMap;
 
 /// The default policy.
 ///
-/// - Nothing goes to a tier from which a block comes back no faster than the engine computes it: such a copy costs writes and
-///   saves nothing. Where either time is not known, it is not held against the tier.
-/// - Where a write budget allows only some of the blocks, those go that are expected to be used most (each with the ancestors that it
-///   needs), which for blocks of one size is also most saved for each byte. Where nothing is expected, the order of the offer
-///   decides.
+/// - Nothing goes to a tier from which a block comes back no faster than the engine computes it:
+///   such a copy costs writes and saves nothing. Where either time is not known, it is not held
+///   against the tier.
+/// - Where a write budget allows only some of the blocks, those go that are expected to be used
+///   most (each with the ancestors that it needs), which for blocks of one size is also most saved
+///   for each byte. Where nothing is expected, the order of the offer decides.
 /// - All others are admitted, the first time they are seen.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CostAdmission;
@@ -50,7 +51,8 @@ impl AdmissionPolicy for CostAdmission {
                 next = parent
                     .filter(|&parent| verdicts[parent] != Verdict::Admit && line.len() < offer.blocks.len());
             }
-            // Without its ancestors a block cannot go; a line that is too long leaves room for a shorter one.
+            // Without its ancestors a block cannot go; a line that is too long leaves room for a
+            // shorter one.
             if line.len() <= left {
                 left -= line.len();
                 for &at in &line {

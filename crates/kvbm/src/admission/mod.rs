@@ -1,16 +1,19 @@
 //! Which blocks are worth a copy on a lower tier: the seam, and the policies that ship.
 //!
-//! The triggers (write-through, watermark, idleness, approaching eviction) say which blocks *could* go down now; an
-//! [`AdmissionPolicy`] says which of them *do*. It is asked on every edge of the tiers, and what it may weigh is in the
-//! [`Offer`]: where from and where to, how deep each block lies in its prefix, how likely it is to be used again, what computing it again
-//! costs the engine, what reading it back has cost lately, and how much may still be written.
+//! The triggers (write-through, watermark, idleness, approaching eviction) say which blocks *could*
+//! go down now; an [`AdmissionPolicy`] says which of them *do*. It is asked on every edge of the
+//! tiers, and what it may weigh is in the [`Offer`]: where from and where to, how deep each block
+//! lies in its prefix, how likely it is to be used again, what computing it again costs the engine,
+//! what reading it back has cost lately, and how much may still be written.
 //!
-//! What no policy can change: only whole registered blocks are offered, never a part of one; a block whose parent was refused is
-//! refused with it (a lower tier holds beginnings of chains); what goes beyond the write budget is refused. What a caller asks
-//! for by name (`offload`) is not offered: it goes.
+//! What no policy can change: only whole registered blocks are offered, never a part of one; a
+//! block whose parent was refused is refused with it (a lower tier holds beginnings of chains);
+//! what goes beyond the write budget is refused. What a caller asks for by name (`offload`) is not
+//! offered: it goes.
 //!
-//! There is no filter by frequency here, and none is missing. On the public traces a disk that takes only blocks seen twice loses more
-//! than half of its hits: the first copy of a conversation's turn is the one that its next turn reads.
+//! There is no filter by frequency here, and none is missing. On the public traces a disk that
+//! takes only blocks seen twice loses more than half of its hits: the first copy of a
+//! conversation's turn is the one that its next turn reads.
 
 mod cost;
 #[cfg(test)]
@@ -41,8 +44,8 @@ pub enum Trigger {
 pub struct Candidate {
     /// Which block. Its `position` is the number of blocks of the prefix before it.
     pub identity: BlockIdentity,
-    /// Uses of the block expected while as many blocks are used as the largest tier holds, if the eviction policy estimates
-    /// that.
+    /// Uses of the block expected while as many blocks are used as the largest tier holds, if the
+    /// eviction policy estimates that.
     pub expected_reuse: Option<f32>,
 }
 
@@ -53,10 +56,12 @@ pub struct Costs {
     pub block_bytes: u64,
     /// Tokens of a block.
     pub block_tokens: u32,
-    /// Time in which the engine computes a block again, where the configuration says how fast it computes
-    /// (`policy.prefill_tokens_per_s`). Deep blocks cost more than that: their attention reaches over the whole prefix.
+    /// Time in which the engine computes a block again, where the configuration says how fast it
+    /// computes (`policy.prefill_tokens_per_s`). Deep blocks cost more than that: their attention
+    /// reaches over the whole prefix.
     pub recompute: Option<Duration>,
-    /// Time in which a block came back from the lower tier to G1 lately, waiting included; `None` while too little was read.
+    /// Time in which a block came back from the lower tier to G1 lately, waiting included; `None`
+    /// while too little was read.
     pub read_back: Option<Duration>,
     /// Blocks that may be written now; `None` for any number.
     pub write_budget: Option<usize>,
@@ -88,11 +93,12 @@ pub enum Verdict {
 
 /// Decides which blocks get a copy on a lower tier.
 ///
-/// The thread `kvbm-offload` calls it, or a caller that waits for offloads. Others may wait for that
-/// thread. So it must
-/// be quick, must not call the manager, and must not wait for anybody who does.
+/// The thread `kvbm-offload` calls it, or a caller that waits for offloads. Others may wait for
+/// that thread. So it must be quick, must not call the manager, and must not wait for anybody who
+/// does.
 pub trait AdmissionPolicy: Send + Sync {
-    /// Sets `verdicts[i]` for `offer.blocks[i]`. All are [`Verdict::Admit`] before; there are as many as blocks.
+    /// Sets `verdicts[i]` for `offer.blocks[i]`. All are [`Verdict::Admit`] before; there are as
+    /// many as blocks.
     fn judge(&self, offer: &Offer<'_>, verdicts: &mut [Verdict]);
 }
 

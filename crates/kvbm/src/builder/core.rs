@@ -11,15 +11,16 @@ use crate::manager::KvBlockManager;
 use crate::metrics::{Metrics, RecoveryOutcome};
 use crate::offload::{Edge, Offload, WearBudget};
 use crate::ranks::Ranks;
-use crate::slots::Slots;
+use crate::slots::{Directories, Slots};
 use crate::tenants::{self, Tenants};
+use crate::transfers::disk_reads::longest_probe;
 use crate::transfers::plans::{MAX_PLAN_BLOCKS, max_read_blocks};
 use crate::transfers::{BlockCosts, TransferSettings, Transfers};
 use crate::volume::{Change, Volumes};
 use crate::worker::{MessageSink, MetadataWorker, WorkerLink};
 #[cfg(feature = "worker")]
 use crate::workers::{G1Memory, Workers};
-use kvbm_plan::{Epoch, NodeId, Path, Rank, Tier};
+use kvbm_plan::{Epoch, NodeId, Path, Rank, Striping, Tier};
 use kvbm_pool::{GroupConfig, PolicyKind, Registry, RegistryConfig, TenantConfig};
 use kvbm_tokens::{BlockHasher, Namespace};
 #[cfg(feature = "worker")]
@@ -57,8 +58,8 @@ pub(super) struct Core {
 }
 
 impl Core {
-    /// `engine_blocks`: set where the engine owns G1, which then is none of the registry's tiers. `more_volumes`: whether volumes that
-    /// are not configured may be registered.
+    /// `engine_blocks`: set where the engine owns G1, which then is none of the registry's tiers.
+    /// `more_volumes`: whether volumes that are not configured may be registered.
     pub(super) fn new(
         mut config: Config,
         namespace: Option<Namespace>,
@@ -255,8 +256,8 @@ impl Core {
     }
 }
 
-/// A namespace that the builder was given, of the model as it is at last. What the configuration says beside it would have no
-/// effect, so it is refused.
+/// A namespace that the builder was given, of the model as it is at last. What the configuration
+/// says beside it would have no effect, so it is refused.
 fn complete(given: Namespace, config: &Config) -> Result<Namespace, ConfigError> {
     let model = given.model_id().to_owned();
     if config.namespace != (NamespaceConfig { model: model.clone(), ..NamespaceConfig::default() }) {
@@ -313,7 +314,13 @@ fn leader(
     let ranks = Arc::new(Ranks::new(ranks, metrics.clone(), config.transfer.rank_lost_after));
     let tenants = Tenants::new(registry.clone(), metrics.clone(), tenant_names);
     let deadline = config.transfer.deadline;
-    let slots = Arc::new(Slots::new(registry.clone(), Arc::clone(&ranks), metrics.clone(), deadline));
+    let directories = Directories::new(
+        Striping::new(1 + config.disk.more_dirs.as_slice().len(), config.rank_block_bytes()),
+        longest_probe(config.disk.read_deadline),
+        deadline,
+    );
+    let slots = Slots::new(registry.clone(), Arc::clone(&ranks), metrics.clone(), deadline, directories);
+    let slots = Arc::new(slots);
     let transfers =
         Transfers::new(registry.clone(), Arc::clone(&ranks), Arc::clone(&slots), metrics.clone(), settings);
     let volumes = Arc::new(Volumes::new(
@@ -346,8 +353,9 @@ fn block_costs(config: &Config) -> BlockCosts {
     }
 }
 
-/// Larger in every life of this machine: microseconds of the wall clock. Where a clock was behind it is not; followers believe the
-/// lower one once the higher has been silent ([`kvbm_events::Tracker`]).
+/// Larger in every life of this machine: microseconds of the wall clock. Where a clock was behind
+/// it is not; followers believe the lower one once the higher has been silent
+/// ([`kvbm_events::Tracker`]).
 fn epoch() -> Epoch {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Epoch(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))

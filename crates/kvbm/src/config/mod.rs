@@ -1,7 +1,8 @@
 //! Configuration: from TOML and `KVBM_*` variables, declared once.
 //!
-//! `sections.rs` declares every setting; the structs, their defaults, the parser, the variables and `docs/config.md` follow from
-//! it. Anything that is not declared is an error, which names the nearest thing that is.
+//! `sections.rs` declares every setting; the structs, their defaults, the parser, the variables and
+//! `docs/config.md` follow from it. Anything that is not declared is an error, which names the
+//! nearest thing that is.
 //!
 //! ```
 //! use kvbm::config::{Bytes, Capacity, Config};
@@ -72,7 +73,8 @@ pub use value::Secret;
 /// Alignment of blocks in host memory and on disk, in bytes.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Every setting of a manager. The fields are plain data; [`validate`](Self::validate) holds the rules.
+/// Every setting of a manager. The fields are plain data; [`validate`](Self::validate) holds the
+/// rules.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
     /// `[model]`
@@ -107,8 +109,9 @@ impl Config {
     /// Defaults, then the file if one is given, then the process's `KVBM_*` variables; validated.
     ///
     /// # Errors
-    /// [`ConfigError`]: the file cannot be read or is not TOML; a key or variable that there is not; a value that its key cannot take; a
-    /// required key that is missing; a rule between settings that is broken.
+    /// [`ConfigError`]: the file cannot be read or is not TOML; a key or variable that there is
+    /// not; a value that its key cannot take; a required key that is missing; a rule between
+    /// settings that is broken.
     pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
         let mut config = Self::default();
         if let Some(path) = file {
@@ -121,11 +124,12 @@ impl Config {
         Ok(config)
     }
 
-    /// Defaults, overlaid with `text`, which messages call `name`. Rules between settings are left to
-    /// [`validate`](Self::validate), since variables may still come.
+    /// Defaults, overlaid with `text`, which messages call `name`. Rules between settings are left
+    /// to [`validate`](Self::validate), since variables may still come.
     ///
     /// # Errors
-    /// Text that is not TOML, a key that there is not, a value that its key cannot take: with the line.
+    /// Text that is not TOML, a key that there is not, a value that its key cannot take: with the
+    /// line.
     pub fn from_toml(text: &str, name: &str) -> Result<Self, ConfigError> {
         let mut config = Self::default();
         parse::apply(&mut config, text, name)?;
@@ -135,7 +139,8 @@ impl Config {
     /// Overlays the `KVBM_*` variables among `variables`; the others are ignored.
     ///
     /// # Errors
-    /// A `KVBM_*` variable that there is not, with the nearest one; a value that its key cannot take.
+    /// A `KVBM_*` variable that there is not, with the nearest one; a value that its key cannot
+    /// take.
     pub fn apply_variables(
         &mut self,
         variables: impl IntoIterator<Item = (OsString, OsString)>,
@@ -213,7 +218,8 @@ impl Config {
         std::array::from_fn(|at| capacities[at].blocks(self.slot_bytes(tiers[at])))
     }
 
-    /// Bytes that one rank's slice of a block takes on `tier`: below G1 it is padded to pages, which the disk takes as they are.
+    /// Bytes that one rank's slice of a block takes on `tier`: below G1 it is padded to pages,
+    /// which the disk takes as they are.
     pub fn slot_bytes(&self, tier: Tier) -> u64 {
         let bytes = self.rank_block_bytes();
         if tier == Tier::G1 { bytes } else { bytes.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX) }

@@ -19,8 +19,9 @@ fn distance(a: &str, b: &str) -> usize {
     above[b.len()]
 }
 
-/// The name among `known` that is nearest to `name`: by the whole name, or, at a price, by the last word of a dotted one
-/// (`capacity` under the wrong section). Case does not matter. The first of equals wins.
+/// The name among `known` that is nearest to `name`: by the whole name, or, at a price, by the last
+/// word of a dotted one (`capacity` under the wrong section). Case does not matter. The first of
+/// equals wins.
 pub(crate) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     const OTHER_SECTION: usize = 2;
     // Names are short; a hostile one must not cost quadratic time.

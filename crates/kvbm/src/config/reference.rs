@@ -25,7 +25,8 @@ impl Config {
         out
     }
 
-    /// This configuration as TOML, without secrets and unset settings. What it says parses back to the same values.
+    /// This configuration as TOML, without secrets and unset settings. What it says parses back to
+    /// the same values.
     pub fn to_toml(&self) -> String {
         let mut out = String::new();
         for section in Self::schema() {

@@ -1,5 +1,5 @@
-//! The form in which settings are declared: one declaration makes the struct, its defaults, the TOML key, the `KVBM_*` variable
-//! and the row of the reference.
+//! The form in which settings are declared: one declaration makes the struct, its defaults, the
+//! TOML key, the `KVBM_*` variable and the row of the reference.
 
 use std::borrow::Cow;
 
@@ -78,7 +78,8 @@ pub struct Section {
     pub(super) list: Option<List>,
 }
 
-/// How a section that there may be several of, like `[[volume]]`, is taken apart: its keys speak of the first one.
+/// How a section that there may be several of, like `[[volume]]`, is taken apart: its keys speak of
+/// the first one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct List {
     /// Each of them, as the first one of a configuration.
@@ -117,8 +118,8 @@ impl Section {
     }
 }
 
-/// The keys of a section whose struct exists: `section_keys!(PATH, DOC, |config| PLACE, { /// doc  field: Type [unit] (required)?, })`;
-/// `PLACE; MUTABLE PLACE` where these differ.
+/// The keys of a section whose struct exists: `section_keys!(PATH, DOC, |config| PLACE, { /// doc
+/// field: Type [unit] (required)?, })`; `PLACE; MUTABLE PLACE` where these differ.
 macro_rules! section_keys {
     ($path:literal, $sdoc:expr, |$config:ident| $place:expr, $keys:tt) => {
         $crate::config::schema::section_keys!($path, $sdoc, |$config| $place; $place, $keys)

@@ -49,19 +49,23 @@ section! {
         dtype: DType = DType::BF16, [""];
         /// Tensors of a layer: 2 for keys and values, 1 for MLA.
         outer_dim: u32 = 2, [""];
-        /// Bytes that a block has in each tensor of a rank, in their order: for an engine whose tensors have no axes that kvbm could
-        /// know (blocks of several kernel blocks, scales, recurrent state). It stands in place of `num_layers`, `num_kv_heads`,
-        /// `head_dim` (not required then), `dtype` and `outer_dim`. Such blocks are copied whole, and no other number of ranks can read them.
+        /// Bytes that a block has in each tensor of a rank, in their order: for an engine whose
+        /// tensors have no axes that kvbm could know (blocks of several kernel blocks, scales,
+        /// recurrent state). It stands in place of `num_layers`, `num_kv_heads`, `head_dim` (not
+        /// required then), `dtype` and `outer_dim`. Such blocks are copied whole, and no other
+        /// number of ranks can read them.
         opaque_tensors: TensorBytes = TensorBytes::default(), ["bytes per rank"];
     }
 }
 
 section! {
-    /// What must be equal, beside the tokens, for two blocks to be the same. Blocks of different namespaces never meet.
+    /// What must be equal, beside the tokens, for two blocks to be the same. Blocks of different
+    /// namespaces never meet.
     NamespaceConfig, "namespace", |config| config.namespace, {
         /// Model id, as it is served.
         model: String = String::new(), [""] required;
-        /// Version of the weights: change it with every update of the model, or old KV is served to new weights.
+        /// Version of the weights: change it with every update of the model, or old KV is served to
+        /// new weights.
         weights: String = String::new(), [""];
         /// `RoPE` scaling in effect, in any fixed spelling.
         rope_scaling: Option<String> = None, [""];
@@ -71,11 +75,14 @@ section! {
         adapter: Option<String> = None, [""];
         /// Keeps a tenant's blocks apart from those of all others.
         tenant_salt: Option<Secret> = None, [""];
-        /// Mixed into every hash: who does not know it cannot compute which hash a guessed prompt has.
+        /// Mixed into every hash: who does not know it cannot compute which hash a guessed prompt
+        /// has.
         deployment_secret: Option<Secret> = None, [""];
-        /// How blocks are hashed; `xxh3-128` only for a trusted single tenant, for it resists no forger.
+        /// How blocks are hashed; `xxh3-128` only for a trusted single tenant, for it resists no
+        /// forger.
         algorithm: Algorithm = Algorithm::Blake3, [""];
-        /// Where chains of hashes begin: `external` and `per-process` are roots of an engine that hashes itself.
+        /// Where chains of hashes begin: `external` and `per-process` are roots of an engine that
+        /// hashes itself.
         chain_root: ChainRootKind = ChainRootKind::Fixed, [""];
         /// The root itself, unless `chain_root` is `fixed`.
         chain_root_seed: Option<String> = None, [""];
@@ -91,12 +98,15 @@ section! {
 }
 
 section! {
-    /// Tier G1: accelerator memory of ours. Where the engine owns G1, nothing of this section is used.
+    /// Tier G1: accelerator memory of ours. Where the engine owns G1, nothing of this section is
+    /// used.
     DeviceConfig, "device", |config| config.device, {
-        /// The device: `cuda` is an NVIDIA GPU, through the driver's library or the one that the variable `KVBM_CUDA_DRIVER` names;
-        /// `emulated` keeps its memory in the host's, out of the program's reach.
+        /// The device: `cuda` is an NVIDIA GPU, through the driver's library or the one that the
+        /// variable `KVBM_CUDA_DRIVER` names; `emulated` keeps its memory in the host's, out of the
+        /// program's reach.
         kind: DeviceKind = DeviceKind::Emulated, [""];
-        /// Number of the GPU of rank 0, as CUDA counts; the other ranks of this process have the next ones.
+        /// Number of the GPU of rank 0, as CUDA counts; the other ranks of this process have the
+        /// next ones.
         ordinal: u32 = 0, [""];
         /// What G1 holds.
         capacity: Capacity = Capacity::Blocks(Blocks(1024)), ["per rank"];
@@ -104,7 +114,8 @@ section! {
         layout: LayoutKind = LayoutKind::LayerSeparate, [""];
         /// Order within a layer: `nhd` tokens before heads, `hnd` heads before tokens.
         order: DeviceOrder = DeviceOrder::Nhd, [""];
-        /// How long copies of the emulated device take: `unlimited` as fast as the machine, `reference` 28 GB/s to host memory.
+        /// How long copies of the emulated device take: `unlimited` as fast as the machine,
+        /// `reference` 28 GB/s to host memory.
         bandwidth_model: BandwidthModel = BandwidthModel::Unlimited, [""];
     }
 }
@@ -114,34 +125,39 @@ section! {
     HostConfig, "host", |config| config.host, {
         /// What G2 holds; 0 for no such tier. In bytes, blocks count with their padding to 4 KiB.
         capacity: Capacity = Capacity::NONE, ["per rank"];
-        /// Order within a block, in host memory and on disk: `nhd` layer by layer, tokens before heads; `universal` heads outermost, so
-        /// that a rank's part of a block is one piece. From another order on a GPU, a kernel converts.
+        /// Order within a block, in host memory and on disk: `nhd` layer by layer, tokens before
+        /// heads; `universal` heads outermost, so that a rank's part of a block is one piece. From
+        /// another order on a GPU, a kernel converts.
         order: HostOrder = HostOrder::Nhd, [""];
-        /// Ask for huge pages: reserved ones, else transparent ones, else the memory has ordinary pages. Disks move blocks up to twice
-        /// as fast from memory that lies in few large pieces.
+        /// Ask for huge pages: reserved ones, else transparent ones, else the memory has ordinary
+        /// pages. Disks move blocks up to twice as fast from memory that lies in few large pieces.
         huge_pages: bool = true, [""];
-        /// Lock the memory, so that it is never swapped; needs a sufficient memlock limit. Where the system refuses, the memory is
-        /// used as it is and the log says so. Without a device, where the engine's G1 is host memory, nothing is locked.
+        /// Lock the memory, so that it is never swapped; needs a sufficient memlock limit. Where
+        /// the system refuses, the memory is used as it is and the log says so. Without a device,
+        /// where the engine's G1 is host memory, nothing is locked.
         pinned: bool = true, [""];
     }
 }
 
 section! {
-    /// Tier G3: a directory on SSD. Needs `host.capacity`: blocks reach the disk through host memory.
+    /// Tier G3: a directory on SSD. Needs `host.capacity`: blocks reach the disk through host
+    /// memory.
     DiskConfig, "disk", |config| config.disk, {
         /// The directory; kvbm owns it alone and creates it where it is absent.
         dir: Option<PathBuf> = None, [""];
-        /// Further directories, best on devices of their own: blocks are spread over all of them. Their number and order must not change
-        /// while they hold blocks. One that is missing is an error at the start; blocks on one that fails later are misses.
+        /// Further directories, best on devices of their own: blocks are spread over all of them.
+        /// Their number and order must not change while they hold blocks. One that is missing is an
+        /// error at the start; blocks on one that fails later are misses.
         more_dirs: Paths = Paths::default(), [""];
-        /// Mode of the files that hold blocks: access for their owner, or for the group too. Directories have
-        /// 0700, 0750 or 0770. Each start sets the modes. A file of another user is refused; with `0660`, only
-        /// one outside the directory's group.
+        /// Mode of the files that hold blocks: access for their owner, or for the group too.
+        /// Directories have 0700, 0750 or 0770. Each start sets the modes. A file of another user
+        /// is refused; with `0660`, only one outside the directory's group.
         mode: DiskMode = DiskMode::Owner, [""];
         /// What G3 holds; 0 for no such tier. In bytes, blocks count with their padding to 4 KiB.
         capacity: Capacity = Capacity::NONE, ["per rank"];
-        /// Who moves the bytes: `io_uring` and `threads` around the page cache, `buffered` through it, or `auto`, the first of
-        /// these that a probe finds to work. One that is named and does not work is an error.
+        /// Who moves the bytes: `io_uring` and `threads` around the page cache, `buffered` through
+        /// it, or `auto`, the first of these that a probe finds to work. One that is named and does
+        /// not work is an error.
         engine: DiskEngine = DiskEngine::Auto, [""];
         /// Operations at the device at a time with `io_uring`.
         depth: u32 = 32, ["operations per rank"];
@@ -153,20 +169,23 @@ section! {
         commit_interval: Duration = Duration::from_millis(50), [""];
         /// Bytes that may be written in a day, as a multiple of the capacity; 0 for no limit.
         drive_writes_per_day: f64 = 1.0, ["capacities per day"];
-        /// Bytes that may be written in a second; 0 for no limit. The tighter of the two counts; what is copied by name goes beyond
-        /// them and is paid for later.
+        /// Bytes that may be written in a second; 0 for no limit. The tighter of the two counts;
+        /// what is copied by name goes beyond them and is paid for later.
         write_budget: Bytes = Bytes(0), ["per second and rank"];
-        /// Bytes a second of what lies there that are read and verified while nobody else uses the disk, so that damage is found
-        /// before it is asked for; 0 for none. Every read is verified in any case.
+        /// Bytes a second of what lies there that are read and verified while nobody else uses the
+        /// disk, so that damage is found before it is asked for; 0 for none. Every read is verified
+        /// in any case.
         scrub: Bytes = Bytes(0), ["per second and rank"];
-        /// How long all ranks together may take, at their first start, to take over what a deployment with another number of ranks left in
-        /// `dir`: blocks are read, verified, cut anew and written. What is not done by then stays there, as it does with 0. This once,
+        /// How long all ranks together may take, at their first start, to take over what a
+        /// deployment with another number of ranks left in `dir`: blocks are read, verified, cut
+        /// anew and written. What is not done by then stays there, as it does with 0. This once,
         /// the writes count against no budget.
         take_over: Duration = Duration::from_secs(60), [""];
-        /// After this time a read counts as failed, and the caller gets the part of the prefix that arrived and is told to recompute the
-        /// rest. A read of many blocks has more: beside this the time that its bytes take at half the speed that the disk had lately (64 MiB/s
-        /// where that is not known), no more than computing them takes (where `policy.prefill_tokens_per_s` says so), and at
-        /// most `transfer.deadline` altogether.
+        /// After this time a read counts as failed, and the caller gets the part of the prefix that
+        /// arrived and is told to recompute the rest. A read of many blocks has more: beside this
+        /// the time that its bytes take at half the speed that the disk had lately (64 MiB/s where
+        /// that is not known), no more than computing them takes (where
+        /// `policy.prefill_tokens_per_s` says so), and at most `transfer.deadline` altogether.
         read_deadline: Duration = Duration::from_secs(5), [""];
         /// After this time a worker gives up making what was written durable, and says so.
         flush_deadline: Duration = Duration::from_secs(60), [""];
@@ -174,23 +193,30 @@ section! {
 }
 
 section! {
-    /// Tier G4: a volume in a blob store, which may be shared with other managers. Needs `host.capacity`: blocks reach volumes
-    /// through host memory. One is `[volume]`, several are `[[volume]]` each; a chain lies on one of them, which its first block chooses by
-    /// their ids. More come and go by `register_volume` and `unregister_volume`. Variables speak of the first one.
+    /// Tier G4: a volume in a blob store, which may be shared with other managers. Needs
+    /// `host.capacity`: blocks reach volumes through host memory. One is `[volume]`, several are
+    /// `[[volume]]` each; a chain lies on one of them, which its first block chooses by their ids.
+    /// More come and go by `register_volume` and `unregister_volume`. Variables speak of the first
+    /// one.
     VolumeConfig, "volume", |config| config.first_volume(); config.first_volume_mut(), {
-        /// Where it is: `dir:///mnt/kv`, `memory:`, `s3://BUCKET/PREFIX?endpoint=http://HOST:PORT` (with the feature `s3`), or the
-        /// scheme of another implementation. It must exist. Credentials of `s3:` come from `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`,
-        /// where these are not set from the machine, as clouds give it some, or from where the option `credentials=env:PREFIX` or
-        /// `credentials=file:PATH` says: such a file is not looked for elsewhere.
+        /// Where it is: `dir:///mnt/kv`, `memory:`, `s3://BUCKET/PREFIX?endpoint=http://HOST:PORT`
+        /// (with the feature `s3`), or the scheme of another implementation. It must exist.
+        /// Credentials of `s3:` come from `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, where
+        /// these are not set from the machine, as clouds give it some, or from where the option
+        /// `credentials=env:PREFIX` or `credentials=file:PATH` says: such a file is not looked for
+        /// elsewhere.
         uri: String = String::new(), [""] required;
-        /// Its number, also in the location of events; each volume has its own, and keeps it, or what it holds is looked for elsewhere.
+        /// Its number, also in the location of events; each volume has its own, and keeps it, or
+        /// what it holds is looked for elsewhere.
         id: u32 = 0, [""];
-        /// What of it this namespace uses; 0 for no limit. What is used least goes first; what finds no room is dropped and counted.
+        /// What of it this namespace uses; 0 for no limit. What is used least goes first; what
+        /// finds no room is dropped and counted.
         capacity: Capacity = Capacity::NONE, ["per rank"];
         /// Payloads begin at a multiple of this in their object: a power of two.
         alignment: u32 = 1, ["bytes"];
-        /// After this time a call counts as failed: a copy is dropped, a read is a miss. A prefix has more where it is long, as that of
-        /// `disk.read_deadline` has, and what of it arrived in time is used.
+        /// After this time a call counts as failed: a copy is dropped, a read is a miss. A prefix
+        /// has more where it is long, as that of `disk.read_deadline` has, and what of it arrived
+        /// in time is used.
         deadline: Duration = Duration::from_secs(5), [""];
     }
 }
@@ -225,16 +251,20 @@ impl Config {
 }
 
 section! {
-    /// What goes for every volume of tier G4, also for those that are registered while the manager runs.
+    /// What goes for every volume of tier G4, also for those that are registered while the manager
+    /// runs.
     VolumesConfig, "volumes", |config| config.volumes, {
-        /// Threads of each path that wait for a volume, up to 16 blocks each at a time: each volume has its own.
+        /// Threads of each path that wait for a volume, up to 16 blocks each at a time: each volume
+        /// has its own.
         threads: u32 = 4, ["threads per volume, path and rank"];
-        /// Which blocks are copied to volumes: all of host memory, those that are about to leave host memory, or those that a call names.
+        /// Which blocks are copied to volumes: all of host memory, those that are about to leave
+        /// host memory, or those that a call names.
         offload: VolumeOffload = VolumeOffload::WriteThrough, [""];
-        /// Share of host memory that waiting and running copies may hold; beyond it the oldest waiting ones are dropped and
-        /// counted.
+        /// Share of host memory that waiting and running copies may hold; beyond it the oldest
+        /// waiting ones are dropped and counted.
         queue_share: f64 = 0.25, ["share of the tier"];
-        /// How chains are found that this manager does not know to be there: by asking, or not at all.
+        /// How chains are found that this manager does not know to be there: by asking, or not at
+        /// all.
         lookup: VolumeLookup = VolumeLookup::Probe, [""];
         /// How long a volume is not asked again for what it did not have.
         recheck: Duration = Duration::from_secs(5), [""];
@@ -248,14 +278,16 @@ section! {
 pub struct EdgeConfig {
     /// Copy each block as soon as it is registered.
     pub write_through: bool,
-    /// Above this occupancy, counting only blocks that are neither free nor copied lower, copy in the background; 1 for never.
+    /// Above this occupancy, counting only blocks that are neither free nor copied lower, copy in
+    /// the background; 1 for never.
     pub watermark: f64,
     /// Copy blocks that nobody used for so many engine iterations; 0 for never.
     pub idle_iterations: u64,
-    /// Share of the upper tier that waiting and running copies may hold; beyond it those that wait and are least likely to be
-    /// used again are dropped.
+    /// Share of the upper tier that waiting and running copies may hold; beyond it those that wait
+    /// and are least likely to be used again are dropped.
     pub queue_share: f64,
-    /// Share of the upper tier, from the next victims of eviction on, whose blocks are copied before they go; 0 for none.
+    /// Share of the upper tier, from the next victims of eviction on, whose blocks are copied
+    /// before they go; 0 for none.
     pub ahead_share: f64,
 }
 
@@ -294,16 +326,17 @@ macro_rules! edge {
         const $name: Section = section_keys!($path, $doc, |$config| $place, {
             /// Copy each block as soon as it is registered in the upper tier.
             write_through: bool, [""];
-            /// Above this occupancy of the upper tier, counting only blocks that are neither free nor copied lower,
-            /// blocks are copied in the background; 1 for never.
+            /// Above this occupancy of the upper tier, counting only blocks that are neither free
+            /// nor copied lower, blocks are copied in the background; 1 for never.
             watermark: f64, ["share of the tier"];
             /// Copy blocks that nobody used for so long; 0 for never.
             idle_iterations: u64, ["engine iterations"];
-            /// Share of the upper tier that waiting and running copies may hold; beyond it those that wait and are least likely to be used again are
-            /// dropped and counted.
+            /// Share of the upper tier that waiting and running copies may hold; beyond it those
+            /// that wait and are least likely to be used again are dropped and counted.
             queue_share: f64, ["share of the tier"];
-            /// Blocks that are this close to eviction from the upper tier are copied before they go; 0 for none. A policy other than
-            /// `lru-leaf` may evict any block next: with one, every block is copied unless this is 0.
+            /// Blocks that are this close to eviction from the upper tier are copied before they
+            /// go; 0 for none. A policy other than `lru-leaf` may evict any block next: with one,
+            /// every block is copied unless this is 0.
             ahead_share: f64, ["share of the tier"];
         });
     };
@@ -318,45 +351,54 @@ edge! {
 section! {
     /// How bytes are moved.
     TransferConfig, "transfer", |config| config.transfer, {
-        /// Plans of 128 blocks that each path queues, or as many blocks in smaller ones; more are refused.
+        /// Plans of 128 blocks that each path queues, or as many blocks in smaller ones; more are
+        /// refused.
         queue_depth: u32 = 256, ["plans per path"];
         /// Threads that copy between memories.
         threads: u32 = 2, ["threads per path and rank"];
-        /// After this time a transfer that has not started fails, and a wait for one that has gives up.
+        /// After this time a transfer that has not started fails, and a wait for one that has gives
+        /// up.
         deadline: Duration = Duration::from_secs(30), [""];
-        /// A rank is given up whose line is closed and stays so for so long: what it owes fails, slots come back, and cached blocks, which
-        /// have a part there, are dropped. It is taken in again when its worker starts anew. One that is silent on an open line may still
-        /// write, and is given up by `rank_lost` only. For workers in other processes, whose memory ends with them; 0 never gives one up
-        /// by itself.
+        /// A rank is given up whose line is closed and stays so for so long: what it owes fails,
+        /// slots come back, and cached blocks, which have a part there, are dropped. It is taken in
+        /// again when its worker starts anew. One that is silent on an open line may still write,
+        /// and is given up by `rank_lost` only. For workers in other processes, whose memory ends
+        /// with them; 0 never gives one up by itself.
         rank_lost_after: Duration = Duration::ZERO, [""];
-        /// How fragments of blocks get from and to a GPU: by a `kernel` through a staging area, in a `batch` of copies, one by one
-        /// (`async`), or `auto`, as is measured on the device when it is opened.
+        /// How fragments of blocks get from and to a GPU: by a `kernel` through a staging area, in
+        /// a `batch` of copies, one by one (`async`), or `auto`, as is measured on the device when
+        /// it is opened.
         copies: CopyWay = CopyWay::Auto, [""];
-        /// Size of each of the staging rings of a rank, through which blocks go from disk, and from volumes, straight to the
-        /// device. They lie outside G2. A ring has a block at least, and no more than its path has on the way.
+        /// Size of each of the staging rings of a rank, through which blocks go from disk, and from
+        /// volumes, straight to the device. They lie outside G2. A ring has a block at least, and
+        /// no more than its path has on the way.
         staging: Bytes = Bytes::mib(64), ["bytes per rank"];
-        /// Compare checksums of blocks that come from host memory. What comes from disk is always compared.
+        /// Compare checksums of blocks that come from host memory. What comes from disk is always
+        /// compared.
         verify_host: VerifyHost = VerifyHost::Sampled, [""];
-        /// Of so many blocks that come from host memory one is compared, where `verify_host` is `sampled`. Comparing takes memory bandwidth
-        /// from copying: `kvbm bench transfer --only g2_g1 --verify-every 1` measures how much.
+        /// Of so many blocks that come from host memory one is compared, where `verify_host` is
+        /// `sampled`. Comparing takes memory bandwidth from copying: `kvbm bench transfer --only
+        /// g2_g1 --verify-every 1` measures how much.
         verify_every: u32 = 16, ["blocks"];
     }
 }
 
 section! {
-    /// The events that tell the world what is cached.
+    /// Events that say which blocks are cached.
     EventsConfig, "events", |config| config.events, {
-        /// Where events are published beside this process, like `nats://127.0.0.1:4222` (docs/events.md); not set: nowhere.
+        /// Where events are published beside this process, like `nats://127.0.0.1:4222`
+        /// (docs/events.md); not set: nowhere.
         url: Option<Secret> = None, [""];
-        /// Who publishes: unique among all workers of a transport, and the same after a restart, so that followers notice one; 0
-        /// for another number at every start.
+        /// Who publishes: unique among all workers of a transport, and the same after a restart, so
+        /// that followers notice one; 0 for another number at every start.
         worker_id: u64 = 0, [""];
         /// The machine in the location of every event.
         node: u32 = 0, [""];
         /// Events kept for a reader that is behind; older ones are lost and counted.
         ring_capacity: u32 = 65_536, ["events"];
-        /// What happens when nobody takes the events: `drop-oldest` loses and counts them, `block` has whoever registers blocks wait until the
-        /// half of them were taken, at most for `full_wait`.
+        /// What happens when nobody takes the events: `drop-oldest` loses and counts them, `block`
+        /// has whoever registers blocks wait until the half of them were taken, at most for
+        /// `full_wait`.
         when_full: WhenFull = WhenFull::DropOldest, [""];
         /// Longest wait for room, where `when_full` is `block`.
         full_wait: Duration = Duration::from_millis(100), [""];
@@ -364,8 +406,8 @@ section! {
         batch_events: u32 = 1000, ["events"];
         /// Encoded bytes of a batch, at most.
         batch_bytes: u32 = 256 << 10, ["bytes"];
-        /// How long an event waits for company at most: under load, the time between two batches that are not full. After a quiet time of
-        /// this length an event goes at once.
+        /// How long an event waits for company at most: under load, the time between two batches
+        /// that are not full. After a quiet time of this length an event goes at once.
         batch_age: Duration = Duration::from_millis(10), [""];
         /// Time between two signs of life without events.
         heartbeat: Duration = Duration::from_secs(1), [""];
@@ -377,29 +419,33 @@ section! {
 section! {
     /// What is evicted first, and what is copied to lower tiers.
     PolicyConfig, "policy", |config| config.policy, {
-        /// The policy, which chooses among the blocks without a child: `hazard` learns which are used again, `lru-leaf` goes by
-        /// recency.
+        /// The policy, which chooses among the blocks without a child: `hazard` learns which are
+        /// used again, `lru-leaf` goes by recency.
         eviction: EvictionPolicy = EvictionPolicy::Hazard, [""];
         /// Seed of the samples that `hazard` draws.
         seed: u64 = 0, [""];
-        /// Which of the blocks that the triggers offer get a copy on a lower tier: `cost` weighs what a copy saves against what it
-        /// costs, `all` takes them as they come.
+        /// Which of the blocks that the triggers offer get a copy on a lower tier: `cost` weighs
+        /// what a copy saves against what it costs, `all` takes them as they come.
         admission: Admission = Admission::Cost, [""];
-        /// How fast the engine computes prompts, on all ranks together. With it, no copies are made on a tier from which
-        /// blocks come back more slowly than they are computed; 0 for not known.
+        /// How fast the engine computes prompts, on all ranks together. With it, no copies are made
+        /// on a tier from which blocks come back more slowly than they are computed; 0 for not
+        /// known.
         prefill_tokens_per_s: f64 = 0.0, ["tokens per second"];
     }
 }
 
 section! {
-    /// Who may count on a share of the tiers. A tenant's blocks are those of its sequences' namespace (`KvBlockManager::tenant`); what is
-    /// free, or beyond somebody's share, anyone may have until it is asked back.
+    /// Who may count on a share of the tiers. A tenant's blocks are those of its sequences'
+    /// namespace (`KvBlockManager::tenant`); what is free, or beyond somebody's share, anyone may
+    /// have until it is asked back.
     TenantsConfig, "tenants", |config| config.tenants, {
-        /// Tenants and the share of each tier (G1 where it is ours, G2, G3) that each of them may count on, together at most 1: when
-        /// a tier is full, whoever is furthest over its share gives blocks, and nobody who is over takes from one who is not. What
-        /// running requests use is given by nobody: it comes back when they end. Blocks of no tenant have what these leave, nothing
-        /// where the shares are 1 together. In a file also as a table: `[tenants.shares]`, a line each. With tenants any block may be evicted next, so all of a tier is copied down
-        /// (as with `ahead_share` = 1): mind the write budget of the disk.
+        /// Tenants and the share of each tier (G1 where it is ours, G2, G3) that each of them may
+        /// count on, together at most 1: when a tier is full, whoever is furthest over its share
+        /// gives blocks, and nobody who is over takes from one who is not. What running requests
+        /// use is given by nobody: it comes back when they end. Blocks of no tenant have what these
+        /// leave, nothing where the shares are 1 together. In a file also as a table:
+        /// `[tenants.shares]`, a line each. With tenants any block may be evicted next, so all of a
+        /// tier is copied down (as with `ahead_share` = 1): mind the write budget of the disk.
         shares: TenantShares = TenantShares::default(), ["shares of each tier"];
     }
 }

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Units in the order in which they are tried: longer suffixes first, so that `KiB` is not read as `B`.
+/// Units in the order in which they are tried: longer suffixes first, so that `KiB` is not read as
+/// `B`.
 const UNITS: [(&str, u64); 9] = [
     ("KiB", 1 << 10),
     ("MiB", 1 << 20),
@@ -18,7 +19,8 @@ const UNITS: [(&str, u64); 9] = [
 
 /// An amount of memory in bytes.
 ///
-/// Text form: a number with a unit, binary (`KiB`, `MiB`, `GiB`, `TiB`) or decimal (`kB`, `MB`, `GB`, `TB`); a number alone is bytes.
+/// Text form: a number with a unit, binary (`KiB`, `MiB`, `GiB`, `TiB`) or decimal (`kB`, `MB`,
+/// `GB`, `TB`); a number alone is bytes.
 ///
 /// ```
 /// # use kvbm::config::Bytes;
@@ -56,7 +58,8 @@ impl Bytes {
     }
 }
 
-/// The shortest exact form with a binary unit: `8GiB`, `1536MiB`, `100B`. It parses back to the same amount.
+/// The shortest exact form with a binary unit: `8GiB`, `1536MiB`, `100B`. It parses back to the
+/// same amount.
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (unit, size) = UNITS[..4]
@@ -127,9 +130,11 @@ impl fmt::Display for Blocks {
     }
 }
 
-/// How much a tier holds: so many blocks, or as many as fit into so many bytes. Nothing means that there is no such tier.
+/// How much a tier holds: so many blocks, or as many as fit into so many bytes. Nothing means that
+/// there is no such tier.
 ///
-/// Text form: a number alone (or with `blocks`) counts blocks; a number with a unit is an amount of memory.
+/// Text form: a number alone (or with `blocks`) counts blocks; a number with a unit is an amount of
+/// memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Capacity {
     /// So many blocks.

@@ -27,8 +27,8 @@ impl Config {
     /// Checks every rule; the first broken one is returned.
     ///
     /// # Errors
-    /// The first rule that is broken: a required key that is not set ([`ConfigError::Missing`]), or a value that contradicts a rule or
-    /// another key, with what is allowed.
+    /// The first rule that is broken: a required key that is not set ([`ConfigError::Missing`]), or
+    /// a value that contradicts a rule or another key, with what is allowed.
     pub fn validate(&self) -> Result<(), ConfigError> {
         Self::schema().iter().try_for_each(|section| self.validate_required(section))?;
         self.validate_model()?;

@@ -239,7 +239,8 @@ impl<T: Setting> Setting for Option<T> {
     }
 }
 
-/// Text that is never shown: not by `Debug`, not in messages, not by [`Config::to_toml`](super::Config::to_toml).
+/// Text that is never shown: not by `Debug`, not in messages, not by
+/// [`Config::to_toml`](super::Config::to_toml).
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
@@ -341,7 +342,8 @@ const DURATIONS: [(&str, u64); 5] = [
     ("h", 3_600_000_000_000),
 ];
 
-/// A duration is a whole number with a unit; a number alone is refused, for it could be seconds or milliseconds.
+/// A duration is a whole number with a unit; a number alone is refused, for it could be seconds or
+/// milliseconds.
 impl Setting for Duration {
     fn expected() -> String {
         "a duration such as \"250ms\" or \"30s\" (us, ms, s, min, h)".into()

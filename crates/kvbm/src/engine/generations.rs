@@ -1,8 +1,9 @@
 //! Whose turn it is on a block of the engine's own memory.
 //!
-//! The engine reuses its block ids as it likes. A copy that was made while the block changed hands is worthless, so
-//! each id carries a generation that goes up whenever its content may change, and a count of the transfers that
-//! touch it right now. When it went up last is kept too: what was put there before G1 was lost is gone.
+//! The engine reuses its block ids as it likes. A copy that was made while the block changed hands
+//! is worthless, so each id carries a generation that goes up whenever its content may change, and
+//! a count of the transfers that touch it right now. When it went up last is kept too: what was put
+//! there before G1 was lost is gone.
 
 use kvbm_plan::BlockId;
 use kvbm_pool::Losses;
@@ -79,7 +80,8 @@ impl Generations {
         self.begin(ids, None)
     }
 
-    /// A transfer begins to write these blocks, after so many losses: whatever reads them now reads rubbish.
+    /// A transfer begins to write these blocks, after so many losses: whatever reads them now reads
+    /// rubbish.
     ///
     /// # Errors
     /// Those of the blocks that another transfer writes right now: nothing was begun.

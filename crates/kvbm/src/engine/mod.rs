@@ -1,7 +1,8 @@
 //! G1 in the engine's hands.
 //!
-//! vLLM, SGLang and TensorRT-LLM allocate the KV tensors and assign their block ids. Here nothing is allocated, evicted,
-//! deduplicated or renamed in G1: the engine names blocks, kvbm copies them down and up.
+//! vLLM, SGLang and TensorRT-LLM allocate the KV tensors and assign their block ids. Here nothing
+//! is allocated, evicted, deduplicated or renamed in G1: the engine names blocks, kvbm copies them
+//! down and up.
 //!
 //! # Modules
 //! A module uses only modules in rows below its own, and only those in its third column.
@@ -65,7 +66,8 @@ pub enum EngineError {
     /// Blocks that another transfer writes.
     #[error("engine blocks {0:?} are being written: call before_reuse first")]
     Busy(Vec<BlockId>),
-    /// Blocks that have not been given to anything since a worker that has a part of them lost its memory.
+    /// Blocks that have not been given to anything since a worker that has a part of them lost its
+    /// memory.
     #[error(
         "what was in engine blocks {0:?} is gone: G1 was lost since (a worker with a part of it started anew, or its rank was given up); \
          compute it again, in blocks for which before_reuse was called after that"
@@ -114,8 +116,9 @@ impl Drop for Busy {
 }
 
 impl KvBlockManager<Engine> {
-    /// Names a point behind everything that the engine has submitted to its streams so far: `events`, one per rank in order.
-    /// An [`offload`](Self::offload) of blocks that the engine has just computed waits for it.
+    /// Names a point behind everything that the engine has submitted to its streams so far:
+    /// `events`, one per rank in order. An [`offload`](Self::offload) of blocks that the engine has
+    /// just computed waits for it.
     ///
     /// # Errors
     /// Not one event for each rank, or the workers are in other processes.
@@ -124,7 +127,8 @@ impl KvBlockManager<Engine> {
         self.register_fence(events)
     }
 
-    /// Like `fence`, for workers in other processes: every rank's worker knows its device event under `number`, or will know it.
+    /// Like `fence`, for workers in other processes: every rank's worker knows its device event
+    /// under `number`, or will know it.
     ///
     /// # Errors
     /// A number that is not above all earlier ones, or the workers are in this process.
@@ -142,8 +146,9 @@ impl KvBlockManager<Engine> {
         }
     }
 
-    /// The engine has no more use for the content of these blocks. Copies under way are discarded when they are over. The
-    /// blocks that the hardware still touches are returned: wait with [`before_reuse`](Self::before_reuse).
+    /// The engine has no more use for the content of these blocks. Copies under way are discarded
+    /// when they are over. The blocks that the hardware still touches are returned: wait with
+    /// [`before_reuse`](Self::before_reuse).
     ///
     /// # Errors
     /// An id beyond the registered memory.
@@ -153,9 +158,9 @@ impl KvBlockManager<Engine> {
         Ok(self.g1.blocks.busy(ids))
     }
 
-    /// Makes sure that these blocks can be overwritten: copies under way are discarded, and the call returns when the hardware
-    /// no longer touches the blocks. What is in them from now on is what the engine computes after this: where G1 was lost, they can be
-    /// offloaded again.
+    /// Makes sure that these blocks can be overwritten: copies under way are discarded, and the
+    /// call returns when the hardware no longer touches the blocks. What is in them from now on is
+    /// what the engine computes after this: where G1 was lost, they can be offloaded again.
     ///
     /// # Errors
     /// What is still busy at `deadline`; an id beyond the registered memory is never busy.
@@ -180,9 +185,10 @@ impl KvBlockManager<Engine> {
         Ok(self.g1.blocks.busy(ids))
     }
 
-    /// Copies a prefix into engine blocks: listed block `i` of the prefix into `ids[i]`. The copy waits for `after`, where the
-    /// engine may still read what is in these blocks now. They are the transfer's until it is over, also where nobody waits
-    /// for it any more or it was late: see [`busy`](Self::busy). What came from below G2 is copied to G2 too.
+    /// Copies a prefix into engine blocks: listed block `i` of the prefix into `ids[i]`. The copy
+    /// waits for `after`, where the engine may still read what is in these blocks now. They are the
+    /// transfer's until it is over, also where nobody waits for it any more or it was late: see
+    /// [`busy`](Self::busy). What came from below G2 is copied to G2 too.
     ///
     /// # Errors
     /// See [`EngineError`]; nothing was started.

@@ -22,7 +22,8 @@ pub struct OffloadStarted {
     pub refused: Vec<RefusedBlock>,
 }
 
-/// An engine block that was not offloaded. Offering it again, with the blocks before it, does no harm.
+/// An engine block that was not offloaded. Offering it again, with the blocks before it, does no
+/// harm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RefusedBlock {
     /// The block.
@@ -32,18 +33,21 @@ pub struct RefusedBlock {
 }
 
 impl KvBlockManager<Engine> {
-    /// Copies engine blocks to G2 in the background: `ids[i]` holds block `first + i` of `chain`, where `chain` begins at the
-    /// sequence's first block and `first` is the position of the first id.
+    /// Copies engine blocks to G2 in the background: `ids[i]` holds block `first + i` of `chain`,
+    /// where `chain` begins at the sequence's first block and `first` is the position of the first
+    /// id.
     ///
-    /// The blocks must hold their final bytes once the events of `after` are complete, or now where there is none. A block
-    /// whose content may have changed before its copy was over ([`released`](Self::released),
-    /// [`before_reuse`](Self::before_reuse), an onboard into it) is not made visible.
+    /// The blocks must hold their final bytes once the events of `after` are complete, or now where
+    /// there is none. A block whose content may have changed before its copy was over
+    /// ([`released`](Self::released), [`before_reuse`](Self::before_reuse), an onboard into it) is
+    /// not made visible.
     ///
-    /// Offering blocks again is cheap: what G2 has counts as present. Where a block was refused because the one before it is
-    /// missing, offer the sequence again from its first block.
+    /// Offering blocks again is cheap: what G2 has counts as present. Where a block was refused
+    /// because the one before it is missing, offer the sequence again from its first block.
     ///
-    /// Where a worker starts anew, or a rank is given up, what G1 held is gone ([`rank_lost`](Self::rank_lost)): blocks are taken again
-    /// that were given to something since ([`before_reuse`](Self::before_reuse), [`released`](Self::released), an onboard).
+    /// Where a worker starts anew, or a rank is given up, what G1 held is gone
+    /// ([`rank_lost`](Self::rank_lost)): blocks are taken again that were given to something since
+    /// ([`before_reuse`](Self::before_reuse), [`released`](Self::released), an onboard).
     ///
     /// # Errors
     /// See [`EngineError`]; nothing was started.

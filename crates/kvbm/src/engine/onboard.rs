@@ -18,10 +18,11 @@ use std::time::Instant;
 
 /// A prefix on its way into engine blocks. Resolves by [`wait`](Self::wait) or as a [`Future`].
 ///
-/// It reports a failure only when no copy can write to its blocks any more: the engine may compute into them at once.
+/// It reports a failure only when no copy can write to its blocks any more: the engine may compute
+/// into them at once.
 ///
-/// Dropping it cancels what has not started and detaches what has: the blocks stay busy until the hardware is done
-/// ([`KvBlockManager::busy`](crate::KvBlockManager::busy)).
+/// Dropping it cancels what has not started and detaches what has: the blocks stay busy until the
+/// hardware is done ([`KvBlockManager::busy`](crate::KvBlockManager::busy)).
 #[must_use = "dropping it cancels the onboard"]
 pub struct EngineOnboarding {
     transfer: PrefixTransfer,
@@ -33,7 +34,8 @@ pub struct EngineOnboarding {
     cancelled: bool,
 }
 
-/// A prefix that did not arrive whole: the first `arrived` blocks hold verified bytes, compute the others.
+/// A prefix that did not arrive whole: the first `arrived` blocks hold verified bytes, compute the
+/// others.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{arrived} of {wanted} blocks arrived: {}", FirstOf(failures))]
 pub struct EngineOnboardError {
@@ -43,8 +45,9 @@ pub struct EngineOnboardError {
     pub wanted: usize,
     /// The others.
     pub failures: Vec<BlockFailure>,
-    /// Blocks that a late copy may still write: wait with [`before_reuse`](crate::KvBlockManager::before_reuse) before
-    /// anything is computed there. Only a [`wait`](EngineOnboarding::wait) that ended before the copies did names any.
+    /// Blocks that a late copy may still write: wait with
+    /// [`before_reuse`](crate::KvBlockManager::before_reuse) before anything is computed there.
+    /// Only a [`wait`](EngineOnboarding::wait) that ended before the copies did names any.
     pub busy: Vec<BlockId>,
 }
 
@@ -89,7 +92,8 @@ impl EngineOnboarding {
         self.transfer.len() == 0
     }
 
-    /// Whether [`wait`](Self::wait) would return at once: the outcome is known, and no copy writes to the blocks any more.
+    /// Whether [`wait`](Self::wait) would return at once: the outcome is known, and no copy writes
+    /// to the blocks any more.
     pub fn is_done(&self) -> bool {
         self.transfer.is_done() && self.over.is_set()
     }
@@ -99,8 +103,8 @@ impl EngineOnboarding {
         let _pending = (self.transfer.poll(context), self.over.poll(context));
     }
 
-    /// Waits at most twice the configured transfer deadline: for the outcome, and for the copies that a failed one left. How
-    /// many blocks arrived: all.
+    /// Waits at most twice the configured transfer deadline: for the outcome, and for the copies
+    /// that a failed one left. How many blocks arrived: all.
     ///
     /// # Errors
     /// [`EngineOnboardError`] says how many blocks from the front did arrive.
@@ -126,8 +130,8 @@ impl EngineOnboarding {
         }
     }
 
-    /// Gives the load up: what has not started never will. It is done when no copy writes to its blocks any more, and no block
-    /// counts as arrived then.
+    /// Gives the load up: what has not started never will. It is done when no copy writes to its
+    /// blocks any more, and no block counts as arrived then.
     pub fn cancel(&mut self) {
         self.cancelled = true;
         let reason = Failure::new(FailureKind::Cancelled, "the engine gave the load up");
@@ -155,8 +159,8 @@ impl EngineOnboarding {
         Err(EngineOnboardError { arrived, wanted, failures, busy: self.still_busy() })
     }
 
-    /// Blocks that came from below G2 are copied to G2 too: the next request for them does not read the disk again. Where that
-    /// is refused, they stay where they were.
+    /// Blocks that came from below G2 are copied to G2 too: the next request for them does not read
+    /// the disk again. Where that is refused, they stay where they were.
     fn promote(&self, arrived: usize) {
         let found = self.transfer.prefix.blocks().iter().take(arrived);
         let (ids, identities): (Vec<_>, Vec<_>) = found

@@ -1,8 +1,9 @@
 //! Tickets: what a scheduler promises a request, until the load of it ends.
 //!
-//! A scheduler may ask for the same request several times before it finds room for it. A ticket keeps the answer and the pins
-//! in between: [`Tickets::look_up`] is idempotent. [`Tickets::commit`] turns a ticket into a load, [`Tickets::abandon`] ends
-//! either. [`Tickets::finished`] names each load once, when no copy writes to its blocks any more.
+//! A scheduler may ask for the same request several times before it finds room for it. A ticket
+//! keeps the answer and the pins in between: [`Tickets::look_up`] is idempotent.
+//! [`Tickets::commit`] turns a ticket into a load, [`Tickets::abandon`] ends either.
+//! [`Tickets::finished`] names each load once, when no copy writes to its blocks any more.
 
 use super::{Engine, EngineError, EngineOnboarding, Fence};
 use crate::error::BlockFailure;
@@ -154,10 +155,11 @@ impl Tickets<'_> {
         &self.0.g1.tickets
     }
 
-    /// What is there for `request` of `chain` from block `first` on: the engine has the blocks before it. The same answer, with
-    /// the same pins, for the same chain and position until the ticket ends: by [`commit`](Self::commit),
-    /// [`abandon`](Self::abandon), after ten seconds, or where other tickets need the room (at most a quarter of a tier is
-    /// pinned). Never waits for a volume.
+    /// What is there for `request` of `chain` from block `first` on: the engine has the blocks
+    /// before it. The same answer, with the same pins, for the same chain and position until the
+    /// ticket ends: by [`commit`](Self::commit), [`abandon`](Self::abandon), after ten seconds, or
+    /// where other tickets need the room (at most a quarter of a tier is pinned). Never waits for a
+    /// volume.
     ///
     /// # Errors
     /// [`TicketError::Loading`].
@@ -194,7 +196,8 @@ impl Tickets<'_> {
         Ok(self.table().promise(&self.0.leader, request, key, prefix, now))
     }
 
-    /// Has the volumes asked in the background. `false` where too many questions wait: what is known must do then.
+    /// Has the volumes asked in the background. `false` where too many questions wait: what is
+    /// known must do then.
     fn ask(&self, request: &str, key: Key, chain: BlockChain<'_>) -> bool {
         let table = self.table();
         let Some(questions) = table.questions() else { return false };
@@ -214,11 +217,12 @@ impl Tickets<'_> {
         is_asked
     }
 
-    /// Starts the load of the first `ids.len()` promised blocks into `ids`; the copy waits for `after`. The outcome comes from
-    /// [`finished`](Self::finished). No ids end the ticket.
+    /// Starts the load of the first `ids.len()` promised blocks into `ids`; the copy waits for
+    /// `after`. The outcome comes from [`finished`](Self::finished). No ids end the ticket.
     ///
     /// # Errors
-    /// [`TicketError`]: nothing was started and nothing comes from `finished`. The ticket has ended, but where there are too many ids.
+    /// [`TicketError`]: nothing was started and nothing comes from `finished`. The ticket has
+    /// ended, but where there are too many ids.
     pub fn commit(&self, request: &str, ids: &[BlockId], after: Option<Fence>) -> Result<(), TicketError> {
         let table = self.table();
         let mut tickets = table.tickets.lock();
@@ -256,8 +260,9 @@ impl Tickets<'_> {
         Ok(())
     }
 
-    /// The request is over. A ticket ends at once; a load is given up, and comes from [`finished`](Self::finished) when no copy
-    /// writes to its blocks any more. Whether there was either.
+    /// The request is over. A ticket ends at once; a load is given up, and comes from
+    /// [`finished`](Self::finished) when no copy writes to its blocks any more. Whether there was
+    /// either.
     pub fn abandon(&self, request: &str) -> bool {
         let mut tickets = self.table().tickets.lock();
         match tickets.remove(request) {
@@ -302,8 +307,8 @@ impl Tickets<'_> {
         done.into_iter().map(finished).collect()
     }
 
-    /// A descriptor that is readable when [`finished`](Self::finished) may have something; `None` where the system has none to
-    /// give.
+    /// A descriptor that is readable when [`finished`](Self::finished) may have something; `None`
+    /// where the system has none to give.
     pub fn finished_fd(&self) -> Option<BorrowedFd<'_>> {
         self.table().notify().map(|notify| notify.0.as_fd())
     }
@@ -341,6 +346,9 @@ impl TicketTable {
     fn promise(&self, leader: &Leader, request: &str, key: Key, mut prefix: Prefix, now: Instant) -> LookUp {
         let prefix = prefix.split_off(key.first);
         let answer = ready(&prefix);
+        if prefix.is_empty() {
+            return answer;
+        }
         let mut tickets = self.tickets.lock();
         tickets.insert(request.to_owned(), Ticket::Promised { key, prefix, since: now });
         let ended = make_room(&mut tickets, leader, request, now);

@@ -28,10 +28,10 @@ pub(super) struct Remote {
     server: Arc<SnapshotServer>,
     /// Set where the other side reads what engines say. Only the publisher's thread uses it.
     translator: Option<Mutex<Translator>>,
-    state: Mutex<State>,
+    state: Mutex<TransportState>,
 }
 
-enum State {
+enum TransportState {
     Open {
         transport: Arc<dyn EventTransport>,
         answering: Answered,
@@ -62,7 +62,7 @@ impl Remote {
         server: Arc<SnapshotServer>,
         translator: Option<Translator>,
     ) -> Result<Self, OpenError> {
-        let nothing = State::Failed { again: None, reason: "not connected yet".into() };
+        let nothing = TransportState::Failed { again: None, reason: "not connected yet".into() };
         let translator = translator.map(Mutex::new);
         let remote = Self { url, source, server, translator, state: Mutex::new(nothing) };
         if remote.url.binds() {
@@ -88,13 +88,15 @@ impl Remote {
                 }
             }
         };
-        *self.state.lock() = State::Open { transport, answering };
+        *self.state.lock() = TransportState::Open { transport, answering };
     }
 
     /// The open transport; opens it, unless that has just failed. Only the publisher's thread does.
     fn open(&self, timeout: Duration) -> Result<Arc<dyn EventTransport>, TransportError> {
         let unanswered = match &*self.state.lock() {
-            State::Open { transport, answering: Answered::NotYet { again } } if Instant::now() >= *again => {
+            TransportState::Open { transport, answering: Answered::NotYet { again } }
+                if Instant::now() >= *again =>
+            {
                 Some(Arc::clone(transport))
             }
             _ => None,
@@ -103,11 +105,11 @@ impl Remote {
             self.begin(transport);
         }
         let before = match &*self.state.lock() {
-            State::Open { transport, .. } => return Ok(Arc::clone(transport)),
-            State::Failed { again: Some(again), reason } if Instant::now() < *again => {
+            TransportState::Open { transport, .. } => return Ok(Arc::clone(transport)),
+            TransportState::Failed { again: Some(again), reason } if Instant::now() < *again => {
                 return Err(unavailable(reason.clone()));
             }
-            State::Failed { reason, .. } => reason.clone(),
+            TransportState::Failed { reason, .. } => reason.clone(),
         };
         match self.url.open(EventRole::Publisher, timeout) {
             Ok(transport) => {
@@ -125,7 +127,7 @@ impl Remote {
                     tracing::warn!(target: "kvbm", url = %self.url, %reason, "events wait: no connection");
                 }
                 *self.state.lock() =
-                    State::Failed { again: Some(Instant::now() + PAUSE), reason: reason.clone() };
+                    TransportState::Failed { again: Some(Instant::now() + PAUSE), reason: reason.clone() };
                 Err(unavailable(reason))
             }
         }
@@ -143,7 +145,8 @@ impl Remote {
             }
         };
         if let Err(TransportError::Closed { .. }) = &sent {
-            *self.state.lock() = State::Failed { again: None, reason: "the connection was closed".into() };
+            *self.state.lock() =
+                TransportState::Failed { again: None, reason: "the connection was closed".into() };
             return Err(unavailable("the connection was closed".into()));
         }
         sent
@@ -172,7 +175,7 @@ impl EventTransport for Outlet {
     fn listens_at(&self) -> Vec<String> {
         let state = self.remote.as_ref().map(|remote| remote.state.lock());
         match state.as_deref() {
-            Some(State::Open { transport, .. }) => transport.listens_at(),
+            Some(TransportState::Open { transport, .. }) => transport.listens_at(),
             _ => Vec::new(),
         }
     }

@@ -1,7 +1,7 @@
 //! Messages of the workers.
 //!
-//! They go through one queue, which the thread that finds it idle empties. So messages are handled one after the other, in the order in which
-//! they came.
+//! They go through one queue, which the thread that finds it idle empties. So messages are handled
+//! one after the other, in the order in which they came.
 
 use super::Leader;
 use crate::ranks::recovery::RankPart;
@@ -18,8 +18,8 @@ pub(super) struct Inbox {
 }
 
 impl Leader {
-    /// A message of the worker of `rank`, in wire form. Malformed ones, and those that speak for another rank, are counted and
-    /// dropped: their plan runs into its deadline.
+    /// A message of the worker of `rank`, in wire form. Malformed ones, and those that speak for
+    /// another rank, are counted and dropped: their plan runs into its deadline.
     pub(crate) fn deliver(&self, rank: Rank, message: &[u8]) {
         let message = wire::decode_message(message);
         if let Ok(Message::Ready { rank: speaker, epoch, .. }) = &message

@@ -1,7 +1,9 @@
-//! The leader: decides, handles ids, never touches bytes. It holds the parts together; each part decides its own matters.
+//! The leader: decides, handles ids, never touches bytes. It holds the parts together; each part
+//! decides its own matters.
 //!
-//! Callers' threads start transfers; the workers' threads bring their messages (`inbox`). Two threads belong to the leader:
-//! `kvbm-deadlines` looks for what is late, `kvbm-offload` decides which blocks are copied down.
+//! Callers' threads start transfers; the workers' threads bring their messages (`inbox`). Two
+//! threads belong to the leader: `kvbm-deadlines` looks for what is late, `kvbm-offload` decides
+//! which blocks are copied down.
 //!
 //! # Modules
 //! A module uses only modules in rows below its own, and only those in its third column.
@@ -118,20 +120,22 @@ impl Leader {
         let tasks: [&dyn Fn(); 3] =
             [&|| self.volumes.tend(now), &|| self.watch_ranks(now), &|| self.transfers.expire(now)];
         for task in tasks {
-            // Links and policies are foreign code. Whatever they do, deadlines are kept: others wait for them.
+            // Links and policies are foreign code. Whatever they do, deadlines are kept: others
+            // wait for them.
             if catch_unwind(AssertUnwindSafe(task)).is_err() {
                 tracing::error!("the leader failed while it looked for late transfers; it goes on looking");
             }
         }
     }
 
-    /// The longest prefix of `chain` that is on some tier, pinned, and whether volumes were asked, or would be. Counts as one use
-    /// of every block in it.
+    /// The longest prefix of `chain` that is on some tier, pinned, and whether volumes were asked,
+    /// or would be. Counts as one use of every block in it.
     pub(crate) fn match_prefix(&self, chain: BlockChain<'_>, probe: Probe) -> (Prefix, bool) {
         let mut prefix = self.registry.match_prefix(ONLY_GROUP, chain.hashes());
         self.transfers.leave_out_disk(&mut prefix);
-        // On every tier that holds them: a block that is hot in G1 does not grow cold below. The whole chain, since the eviction
-        // policy asks how far a block is from the end of its request.
+        // On every tier that holds them: a block that is hot in G1 does not grow cold below. The
+        // whole chain, since the eviction policy asks how far a block is from the end of its
+        // request.
         self.registry.touch(ONLY_GROUP, chain.hashes());
         let asks = self.volumes.extend(&mut prefix, chain, probe);
         (prefix, asks)

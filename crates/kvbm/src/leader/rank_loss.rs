@@ -1,4 +1,5 @@
-//! Ranks that go away and come back: what becomes of the transfers that they owe, and of blocks that are not whole any more.
+//! Ranks that go away and come back: what becomes of the transfers that they owe, and of blocks
+//! that are not whole any more.
 
 use super::Leader;
 use crate::ranks::{Contact, given_up};
@@ -6,8 +7,9 @@ use kvbm_plan::{Failure, FailureKind, Rank, Tier};
 use std::time::Instant;
 
 impl Leader {
-    /// Gives up on a rank: what it owes fails, nothing is sent to it until its worker says that it has started, and what would need its part
-    /// of a block is not found any more. Plans that it owed.
+    /// Gives up on a rank: what it owes fails, nothing is sent to it until its worker says that it
+    /// has started, and what would need its part of a block is not found any more. Plans that it
+    /// owed.
     pub(crate) fn rank_lost(&self, rank: Rank) -> usize {
         self.give_up(rank, |_| true)
     }
@@ -29,8 +31,9 @@ impl Leader {
         owed.len()
     }
 
-    /// A worker of the rank says that it has started. Where another one served the rank before, the memory of that one is gone, and what lay
-    /// there is not found any more; what lies on its disk is compared when it is read.
+    /// A worker of the rank says that it has started. Where another one served the rank before, the
+    /// memory of that one is gone, and what lay there is not found any more; what lies on its disk
+    /// is compared when it is read.
     pub(super) fn rank_started(&self, rank: Rank) {
         // The rank is not given up meanwhile.
         let _order = self.slots.order();
@@ -44,7 +47,8 @@ impl Leader {
             self.transfers.forget_disk_reads();
             tracing::info!(target: "kvbm", %rank, blocks, was_lost, "a rank's worker started again: what the one before it held is gone");
         }
-        // Before anything reaches the new worker: a flush that it answers says nothing about what only the one before was sent.
+        // Before anything reaches the new worker: a flush that it answers says nothing about what
+        // only the one before was sent.
         let due = self.slots.worker_replaced(rank);
         start.done();
         // Still under the lock: no block was sent to its disk since.

@@ -35,16 +35,18 @@ pub enum FlushError {
 /// How a manager ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShutdownReport {
-    /// Blocks durable on G3, or on volumes where there is no disk; `None` where there is neither or the flush failed.
+    /// Blocks durable on G3, or on volumes where there is no disk; `None` where there is neither or
+    /// the flush failed.
     pub durable_blocks: Option<u64>,
-    /// Blocks of G1 and G2 that are not on G3 (on a volume, where there is no disk) and are lost with the process; 0 where there is
-    /// neither, for then nothing could be saved.
+    /// Blocks of G1 and G2 that are not on G3 (on a volume, where there is no disk) and are lost
+    /// with the process; 0 where there is neither, for then nothing could be saved.
     pub not_saved: u64,
     /// Whether every offload ended in time.
     pub drained: bool,
     /// Why the flush failed, if it did.
     pub flush_error: Option<FlushError>,
-    /// Ranks and volumes that have not confirmed what `forget` and `clear` removed there: another manager may find it. Repeat it there.
+    /// Ranks and volumes that have not confirmed what `forget` and `clear` removed there: another
+    /// manager may find it. Repeat it there.
     pub removals_unconfirmed: usize,
     /// Events that nobody took in time: followers learn of them from the next life.
     pub events_unpublished: u64,
@@ -62,7 +64,8 @@ pub struct ClearError {
 }
 
 impl ShutdownReport {
-    /// Whether everything that could be saved was, and everything that was removed is gone for good.
+    /// Whether everything that could be saved was, and everything that was removed is gone for
+    /// good.
     pub fn is_complete(&self) -> bool {
         self.drained && self.not_saved == 0 && self.flush_error.is_none() && self.removals_unconfirmed == 0
     }
@@ -92,14 +95,16 @@ impl Leader {
         }
     }
 
-    /// The flush that a manager ends with: also of removals that ranks could not be sent when they were due.
+    /// The flush that a manager ends with: also of removals that ranks could not be sent when they
+    /// were due.
     fn flush_last(&self, deadline: Instant) -> Result<FlushReport, FlushError> {
         self.slots.send_removals_again();
         let report = self.flush(deadline)?;
         if self.slots.unconfirmed() == 0 {
             return Ok(report);
         }
-        // Slots of bad blocks, say, that were released while the disks were flushed. What does not become durable stays unconfirmed.
+        // Slots of bad blocks, say, that were released while the disks were flushed. What does not
+        // become durable stays unconfirmed.
         self.slots.send_removals_again();
         Ok(self.flush(deadline).unwrap_or(report))
     }
@@ -111,7 +116,8 @@ impl Leader {
         self.transfers.refuse_callers();
         let lasting = self.lasting();
         if let Some(last) = lasting {
-            // G2 first and after every batch from above: what comes down must not push out what is not saved yet.
+            // G2 first and after every batch from above: what comes down must not push out what is
+            // not saved yet.
             let save_host = || self.save(Path::new(Tier::G2, last), last, deadline, &|| ());
             save_host();
             self.save(Path::G1_G2, last, deadline, &save_host);
@@ -144,8 +150,8 @@ impl Leader {
         (!self.volumes.is_empty()).then_some(Tier::G4)
     }
 
-    /// Sends every block of the source of `path` that is not saved on `last` one step down, in use or not, chain by chain and each
-    /// once. `after_each` runs after every batch.
+    /// Sends every block of the source of `path` that is not saved on `last` one step down, in use
+    /// or not, chain by chain and each once. `after_each` runs after every batch.
     fn save(&self, path: Path, last: Tier, deadline: Instant, after_each: &dyn Fn()) {
         let Some(edge) = self.offload.edge(path) else { return };
         let src = path.src;

@@ -1,6 +1,7 @@
 //! The status of a leader, and its metrics that are brought up to date before they are read.
 
 use super::Leader;
+use crate::circuit_breaker::CircuitState;
 use crate::metrics::{EvictReason, SlotState};
 use crate::ranks::RankStatus;
 use crate::status::{PathStatus, Status};
@@ -32,7 +33,11 @@ impl Leader {
             disks: Vec::new(),
             disk_down: self.transfers.is_disk_down(),
             disk_failure: self.transfers.disk_failure(),
-            disk_resting: self.slots.in_backoff(),
+            disk_directories: if self.registry.capacity(Tier::G3) > 0 {
+                self.slots.directories().status()
+            } else {
+                Vec::new()
+            },
             ranks: self.ranks.all().map(rank).collect(),
             volumes: self.volumes.all().iter().map(|volume| VolumeStatus::of(volume, block_bytes)).collect(),
             tenants: self.tenants.status(),
@@ -47,10 +52,10 @@ impl Leader {
             let metrics = self.metrics.tier(tier);
             metrics.slots(SlotState::Free).set(u64::from(status.free));
             // Counted at another moment than the others.
-            let resting = if tier == Tier::G3 { self.slots.in_backoff() } else { 0 };
-            let active = status.active + status.detached + status.held.saturating_sub(resting);
+            let withheld = if tier == Tier::G3 { self.slots.directories().num_withheld() as u32 } else { 0 };
+            let active = status.active + status.detached + status.held.saturating_sub(withheld);
             metrics.slots(SlotState::Active).set(u64::from(active));
-            metrics.slots(SlotState::Resting).set(u64::from(resting.min(status.held)));
+            metrics.slots(SlotState::Withheld).set(u64::from(withheld.min(status.held)));
             metrics.slots(SlotState::Cached).set(u64::from(status.inactive));
             metrics.slots(SlotState::Arriving).set(u64::from(status.arriving));
             metrics.slots(SlotState::Quarantined).set(u64::from(status.quarantined));
@@ -61,6 +66,12 @@ impl Leader {
             metrics.evictions(EvictReason::Corrupt).raise_to(counters.quarantined);
             metrics.evictions(EvictReason::RankLost).raise_to(counters.lost);
             metrics.evictions(EvictReason::ParentFailed).raise_to(counters.orphaned);
+        }
+        if self.registry.capacity(Tier::G3) > 0 {
+            let is_down = |state: CircuitState| state != CircuitState::Closed;
+            let directories = self.slots.directories().status().into_iter();
+            let down = directories.map(|status| [status.reads, status.writes].map(is_down));
+            self.metrics.disks.set_directories(down.collect());
         }
         self.metrics.disks.down.set(u64::from(self.transfers.is_disk_down()));
         self.tenants.refresh_metrics();

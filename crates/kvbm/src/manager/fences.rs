@@ -34,10 +34,10 @@ impl<G> KvBlockManager<G> {
 }
 
 impl KvBlockManager<Owned> {
-    /// Everything that the engine has submitted to its streams so far lies before `events`, one per rank in order. Plans that
-    /// touch G1 start only after the last ones handed over: blocks are read after the engine wrote them and overwritten
-    /// after the engine read them. An engine that orders its work otherwise (or waits for its streams before it calls)
-    /// need not call this.
+    /// Everything that the engine has submitted to its streams so far lies before `events`, one per
+    /// rank in order. Plans that touch G1 start only after the last ones handed over: blocks are
+    /// read after the engine wrote them and overwritten after the engine read them. An engine that
+    /// orders its work otherwise (or waits for its streams before it calls) need not call this.
     ///
     /// # Errors
     /// Not one event for each rank, or the workers are in other processes: nothing changed.
@@ -48,11 +48,12 @@ impl KvBlockManager<Owned> {
         Ok(())
     }
 
-    /// Like `fence`, for workers in other processes: every rank's worker knows its device event under `number`, or will know it.
-    /// Plans that touch G1 wait for it there.
+    /// Like `fence`, for workers in other processes: every rank's worker knows its device event
+    /// under `number`, or will know it. Plans that touch G1 wait for it there.
     ///
     /// # Errors
-    /// A number that is not above all earlier ones, or the workers are in this process: nothing changed.
+    /// A number that is not above all earlier ones, or the workers are in this process: nothing
+    /// changed.
     pub fn fence_at(&self, number: u64) -> Result<(), FenceError> {
         let fence = self.numbered_fence(number)?;
         self.leader.transfers.set_fence(fence);

@@ -35,11 +35,12 @@ const EVENTS_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A block manager: the leader of a deployment, over workers that move the bytes.
 ///
-/// `G1` says whose the accelerator memory is: [`Owned`] (a pool of ours) or [`Engine`](crate::Engine) (the engine
-/// allocates it and names its blocks). Made by [`KvBlockManager::builder`].
+/// `G1` says whose the accelerator memory is: [`Owned`] (a pool of ours) or
+/// [`Engine`](crate::Engine) (the engine allocates it and names its blocks). Made by
+/// [`KvBlockManager::builder`].
 ///
-/// All methods may be called from any thread. Dropping the manager stops its workers; what was not written to disk by
-/// then is lost, so call [`shutdown`](Self::shutdown) first.
+/// All methods may be called from any thread. Dropping the manager stops its workers; what was not
+/// written to disk by then is lost, so call [`shutdown`](Self::shutdown) first.
 pub struct KvBlockManager<G1Memory = Owned> {
     pub(crate) leader: Arc<Leader>,
     pub(crate) namespace: Namespace,
@@ -165,8 +166,8 @@ impl<G> KvBlockManager<G> {
         &self.hasher
     }
 
-    /// The tokens of a request, in the manager's namespace. Blocks are shared only among requests of the same `salt`;
-    /// an empty one shares with all.
+    /// The tokens of a request, in the manager's namespace. Blocks are shared only among requests
+    /// of the same `salt`; an empty one shares with all.
     ///
     /// # Errors
     /// A salt longer than [`kvbm_tokens::MAX_EXTRA_KEY_BYTES`].
@@ -174,11 +175,12 @@ impl<G> KvBlockManager<G> {
         sequence(self.hasher, tokens, salt)
     }
 
-    /// Like [`sequence`](Self::sequence), in another namespace: another tenant, adapter or model of the same shape.
+    /// Like [`sequence`](Self::sequence), in another namespace: another tenant, adapter or model of
+    /// the same shape.
     ///
     /// # Errors
-    /// A namespace without page size or with another one, or whose hashes change with the process although there is a disk; a salt
-    /// that is too long.
+    /// A namespace without page size or with another one, or whose hashes change with the process
+    /// although there is a disk; a salt that is too long.
     pub fn sequence_in(
         &self,
         namespace: &Namespace,
@@ -209,10 +211,12 @@ impl<G> KvBlockManager<G> {
         ExternalSequence::from_hashes(self.hasher, engine_hashes)
     }
 
-    /// Like [`external_sequence`](Self::external_sequence), in another namespace: another tenant, adapter or model of the same shape.
+    /// Like [`external_sequence`](Self::external_sequence), in another namespace: another tenant,
+    /// adapter or model of the same shape.
     ///
     /// # Errors
-    /// A namespace without page size or with another one, or whose hashes change with the process although there is a disk.
+    /// A namespace without page size or with another one, or whose hashes change with the process
+    /// although there is a disk.
     pub fn external_sequence_in<B: AsRef<[u8]>>(
         &self,
         namespace: &Namespace,
@@ -221,32 +225,36 @@ impl<G> KvBlockManager<G> {
         Ok(ExternalSequence::from_hashes(self.hasher_in(namespace)?, engine_hashes))
     }
 
-    /// The longest prefix of `chain` that is on some tier, pinned where it is nearest while the result is held. Counts
-    /// as one use of every block in it. While disks fail or do not answer, the prefix ends before the first block that only they have
-    /// ([`Status::disk_down`]).
+    /// The longest prefix of `chain` that is on some tier, pinned where it is nearest while the
+    /// result is held. Counts as one use of every block in it. While disks fail or do not answer,
+    /// the prefix ends before the first block that only they have ([`Status::disk_down`]).
     ///
-    /// With volumes, the prefix goes on with blocks that are thought to be on the one that has most of them ([`Tier::G4`], not
-    /// pinned): what an onboard does not find it leaves out. For a chain that is not known yet volumes are asked, in a few round trips
-    /// within their deadlines; `volume.lookup = "known"` never asks.
+    /// With volumes, the prefix goes on with blocks that are thought to be on the one that has most
+    /// of them ([`Tier::G4`], not pinned): what an onboard does not find it leaves out. For a chain
+    /// that is not known yet volumes are asked, in a few round trips within their deadlines;
+    /// `volume.lookup = "known"` never asks.
     pub fn match_prefix<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Prefix {
         let chain = chain.into();
         self.leader.metrics.lookups.add(chain.len() as u64);
         self.leader.match_prefix(chain, Probe::Wait).0
     }
 
-    /// Nothing will continue `chain` (the session is over, the branch was given up): a soft hint. Its blocks at the end that belong
-    /// to no other branch may go sooner; how much sooner, `hazard` learns from what such hints proved to be worth. Under
-    /// `lru-leaf` they are the next to go, unless they are used again.
+    /// Nothing will continue `chain` (the session is over, the branch was given up): a soft hint.
+    /// Its blocks at the end that belong to no other branch may go sooner; how much sooner,
+    /// `hazard` learns from what such hints proved to be worth. Under `lru-leaf` they are the next
+    /// to go, unless they are used again.
     pub fn branch_ends<'a>(&self, chain: impl Into<BlockChain<'a>>) {
         self.leader.registry.branch_ends(ONLY_GROUP, chain.into().hashes());
     }
 
-    /// Keeps what is there of `chain` on `tiers` from eviction until iteration `until` (see [`iteration`](Self::iteration)), or
-    /// until it is unpinned. Of several pins of a block the one that ends last counts. How many blocks of the chain are
-    /// pinned. A block that comes to a tier later is not.
+    /// Keeps what is there of `chain` on `tiers` from eviction until iteration `until` (see
+    /// [`iteration`](Self::iteration)), or until it is unpinned. Of several pins of a block the one
+    /// that ends last counts. How many blocks of the chain are pinned. A block that comes to a tier
+    /// later is not.
     ///
     /// # Errors
-    /// [`PinError`]: more than half of a tier would be pinned, or the iteration is over. Nothing changed.
+    /// [`PinError`]: more than half of a tier would be pinned, or the iteration is over. Nothing
+    /// changed.
     pub fn pin<'a>(
         &self,
         chain: impl Into<BlockChain<'a>>,
@@ -256,48 +264,58 @@ impl<G> KvBlockManager<G> {
         self.leader.registry.pin(ONLY_GROUP, chain.into().hashes(), tiers, until)
     }
 
-    /// Takes the pins of `chain` on `tiers` back, but for blocks that another pinned one continues. How many ended (a block on two
-    /// tiers has two).
+    /// Takes the pins of `chain` on `tiers` back, but for blocks that another pinned one continues.
+    /// How many ended (a block on two tiers has two).
     pub fn unpin<'a>(&self, chain: impl Into<BlockChain<'a>>, tiers: TierMask) -> usize {
         self.leader.registry.unpin(ONLY_GROUP, chain.into().hashes(), tiers)
     }
 
-    /// Blocks of a namespace (a tenant, a model) leave every tier after `iterations` without use; `None` lifts that. A use is a
-    /// match, the end of a handle, and an arrival on a tier. Blocks in use, pinned ones and those that another continues stay until
-    /// they are not. [`step`](Self::step) removes what is due, within 1,024 iterations where a registry has more blocks than
-    /// that. For what must be gone there is [`forget`](Self::forget): a block that left the disk like this may be found there
-    /// again after a restart, as an evicted one may, until its slot is written again or its namespace is forgotten.
+    /// Blocks of a namespace (a tenant, a model) leave every tier after `iterations` without use;
+    /// `None` lifts that. A use is a match, the end of a handle, and an arrival on a tier. Blocks
+    /// in use, pinned ones and those that another continues stay until they are not.
+    /// [`step`](Self::step) removes what is due, within 1,024 iterations where a registry has more
+    /// blocks than that. For what must be gone there is [`forget`](Self::forget): a block that left
+    /// the disk like this may be found there again after a restart, as an evicted one may, until
+    /// its slot is written again or its namespace is forgotten.
     ///
     /// # Errors
-    /// [`TtlError`]: 0, or more than [`RegistryConfig::MAX_TTL`](kvbm_pool::RegistryConfig::MAX_TTL). Nothing changed.
+    /// [`TtlError`]: 0, or more than
+    /// [`RegistryConfig::MAX_TTL`](kvbm_pool::RegistryConfig::MAX_TTL). Nothing changed.
     pub fn set_ttl(&self, namespace: &Namespace, iterations: Option<u64>) -> Result<(), TtlError> {
         self.leader.registry.set_ttl(NamespaceId::from(namespace.tag()), iterations)
     }
 
-    /// Where each block of `chain` is, up to the first that is nowhere: tiers, and the volume that is known to have it. Asks no volume,
-    /// pins nothing and counts as no use.
+    /// Where each block of `chain` is, up to the first that is nowhere: tiers, and the volume that
+    /// is known to have it. Asks no volume, pins nothing and counts as no use.
     pub fn look_up<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Vec<Places> {
         places::look_up(&self.leader.registry, &self.leader.volumes, chain.into())
     }
 
-    /// Gives up on a rank: for a worker whose process is gone, or whose device is, so that it touches none of the memory any more.
-    /// Transfers that it has not answered fail, their slots come back and nothing of them is registered; nothing is sent to it
-    /// from now on, so every later transfer fails at once and is computed again. Its part of what is cached is gone with it, so nothing
-    /// is found on G1, G2 and G3 any more; what all disks hold is found again by the next manager. The number of plans that it owed.
+    /// Gives up on a rank: for a worker whose process is gone, or whose device is, so that it
+    /// touches none of the memory any more. Transfers that it has not answered fail, their slots
+    /// come back and nothing of them is registered; nothing is sent to it from now on, so every
+    /// later transfer fails at once and is computed again. Its part of what is cached is gone with
+    /// it, so nothing is found on G1, G2 and G3 any more; what all disks hold is found again by the
+    /// next manager. The number of plans that it owed.
     ///
-    /// The rank is taken in again when its worker, started anew, says so ([`WorkerLink`](crate::worker::WorkerLink)).
-    /// `transfer.rank_lost_after` does this by itself for ranks whose line stays closed.
-    /// One that is silent on an open line may still write: make sure that its process is gone before this is called.
+    /// The rank is taken in again when its worker, started anew, says so
+    /// ([`WorkerLink`](crate::worker::WorkerLink)). `transfer.rank_lost_after` does this by itself
+    /// for ranks whose line stays closed. One that is silent on an open line may still write: make
+    /// sure that its process is gone before this is called.
     ///
-    /// What was given out before a loss (of a rank that is given up, or whose worker starts anew) is refused afterwards, with an error
-    /// `Lost` that names the tier: blocks that were allocated before are not registered or parked, parked ones not resumed, pinned ones
-    /// not offloaded; of an engine's own blocks those count as computed before that were not given to something since
-    /// (`before_reuse`). Transfers that were under way do not arrive ([`FailureKind::Lost`](crate::FailureKind::Lost)). Drop such blocks and compute them
-    /// again, together with what was computed from them: a batch that was allocated after the loss, but computed with blocks in G1 that were
-    /// pinned before it ([`Pinned::is_lost`]), looks like any other. `kvbm_lost_batch_refusals_total{tier}` counts refusals.
+    /// What was given out before a loss (of a rank that is given up, or whose worker starts anew)
+    /// is refused afterwards, with an error `Lost` that names the tier: blocks that were allocated
+    /// before are not registered or parked, parked ones not resumed, pinned ones not offloaded; of
+    /// an engine's own blocks those count as computed before that were not given to something since
+    /// (`before_reuse`). Transfers that were under way do not arrive
+    /// ([`FailureKind::Lost`](crate::FailureKind::Lost)). Drop such blocks and compute them again,
+    /// together with what was computed from them: a batch that was allocated after the loss, but
+    /// computed with blocks in G1 that were pinned before it ([`Pinned::is_lost`]), looks like any
+    /// other. `kvbm_lost_batch_refusals_total{tier}` counts refusals.
     ///
-    /// What was on G3 when a rank was given up stays on the disks, until [`forget`](Self::forget) or [`clear`](Self::clear) removes it, also
-    /// there; a rank that is away is told when its worker starts again under this manager.
+    /// What was on G3 when a rank was given up stays on the disks, until [`forget`](Self::forget)
+    /// or [`clear`](Self::clear) removes it, also there; a rank that is away is told when its
+    /// worker starts again under this manager.
     ///
     /// # Errors
     /// [`RankLostError`]: there is no such rank, or its worker runs in this process.
@@ -327,8 +345,9 @@ impl<G> KvBlockManager<G> {
         self.leader.registry.iteration()
     }
 
-    /// An iteration of the engine is over: advances the clock that idle blocks are measured by, opens the gates of
-    /// plans that wait for it, and checks the offload triggers. The number of the iteration.
+    /// An iteration of the engine is over: advances the clock that idle blocks are measured by,
+    /// opens the gates of plans that wait for it, and checks the offload triggers. The number of
+    /// the iteration.
     pub fn step(&self) -> u64 {
         let iteration = self.leader.registry.step();
         // A worker that cannot be reached fails its plans by itself.
@@ -342,8 +361,9 @@ impl<G> KvBlockManager<G> {
         self.leader.offload.wait_idle(deadline)
     }
 
-    /// Removes every block that nobody uses from `tier`. How many went. From G3 also what had left it and was not overwritten yet; the
-    /// disks have made it durable when this returns, or the log says which has not (at most `transfer.deadline` later).
+    /// Removes every block that nobody uses from `tier`. How many went. From G3 also what had left
+    /// it and was not overwritten yet; the disks have made it durable when this returns, or the log
+    /// says which has not (at most `transfer.deadline` later).
     ///
     /// # Errors
     /// A tier that is not configured, or not ours.
@@ -351,21 +371,24 @@ impl<G> KvBlockManager<G> {
         self.leader.clear(tier)
     }
 
-    /// Removes a model or tenant from all tiers. How many blocks went. Blocks that are in use go when their last user lets go; they cannot be
-    /// found any more from now on. A volume is asked until it has removed them, also what lands there late; until then nothing of the namespace
+    /// Removes a model or tenant from all tiers. How many blocks went. Blocks that are in use go
+    /// when their last user lets go; they cannot be found any more from now on. A volume is asked
+    /// until it has removed them, also what lands there late; until then nothing of the namespace
     /// goes there. [`shutdown`](Self::shutdown) waits for that.
     ///
-    /// On G3 everything of it goes, also what had been evicted or was idle for too long and would be found again after a restart. The disks
-    /// have made that durable when this returns, or the log says which has not (at most `transfer.deadline` later): then
-    /// [`flush`](Self::flush) says why. What was being copied to G3 is removed there when the copy ends; a flush after this waits for that
-    /// too. A rank that is away, or whose worker ends before that is durable, is told when its worker starts again under this manager; where
-    /// that is the only rank and the manager ends first, repeat this under the next one.
+    /// On G3 everything of it goes, also what had been evicted or was idle for too long and would
+    /// be found again after a restart. The disks have made that durable when this returns, or the
+    /// log says which has not (at most `transfer.deadline` later): then [`flush`](Self::flush) says
+    /// why. What was being copied to G3 is removed there when the copy ends; a flush after this
+    /// waits for that too. A rank that is away, or whose worker ends before that is durable, is
+    /// told when its worker starts again under this manager; where that is the only rank and the
+    /// manager ends first, repeat this under the next one.
     pub fn forget(&self, namespace: &Namespace) -> u64 {
         self.leader.forget(NamespaceId::from(namespace.tag()))
     }
 
-    /// Makes everything that is on G3 durable, and what was on its way there when this was called. Offloads that begin
-    /// meanwhile are not waited for.
+    /// Makes everything that is on G3 durable, and what was on its way there when this was called.
+    /// Offloads that begin meanwhile are not waited for.
     ///
     /// # Errors
     /// The rank that failed or did not answer in time; offloads that did not end in time.
@@ -373,9 +396,10 @@ impl<G> KvBlockManager<G> {
         self.leader.flush(deadline_after(Instant::now(), timeout))
     }
 
-    /// Ends the manager's work: nothing new starts, blocks that are on no lower tier yet are written down as far as time
-    /// allows, G3 is made durable, and what was forgotten is removed from volumes. What was not saved is in the report, and
-    /// whether removals were not confirmed in time.
+    /// Ends the manager's work: nothing new starts, blocks that are on no lower tier yet are
+    /// written down as far as time allows, G3 is made durable, and what was forgotten is removed
+    /// from volumes. What was not saved is in the report, and whether removals were not confirmed
+    /// in time.
     pub fn shutdown(&self, timeout: Duration) -> ShutdownReport {
         let deadline = deadline_after(Instant::now(), timeout);
         let mut report = self.leader.shut_down(deadline);
@@ -386,14 +410,17 @@ impl<G> KvBlockManager<G> {
         report
     }
 
-    /// Adds a volume of G4: a store that somebody made and mounted; nothing is created or formatted. From now on chains go to it and
-    /// are looked for on it. Blocks choose a volume by the first of their chain, so several volumes share what is written.
+    /// Adds a volume of G4: a store that somebody made and mounted; nothing is created or
+    /// formatted. From now on chains go to it and are looked for on it. Blocks choose a volume by
+    /// the first of their chain, so several volumes share what is written.
     ///
-    /// Every worker has to be there, says so within the descriptor's deadline, opens it, wherever it runs, and reaches it within that
-    /// deadline (twelve times that for opening, where a capacity has its objects counted). One that starts later, or starts again, is
-    /// told of all volumes that there are then.
+    /// Every worker has to be there, says so within the descriptor's deadline, opens it, wherever
+    /// it runs, and reaches it within that deadline (twelve times that for opening, where a
+    /// capacity has its objects counted). One that starts later, or starts again, is told of all
+    /// volumes that there are then.
     ///
-    /// With a capacity, what is used least goes from it when it is full; a block for which that makes no room is refused and counted.
+    /// With a capacity, what is used least goes from it when it is full; a block for which that
+    /// makes no room is refused and counted.
     ///
     /// # Errors
     /// [`VolumeSetError`]; nothing changed.
@@ -402,9 +429,9 @@ impl<G> KvBlockManager<G> {
         self.leader.volumes.register(descriptor, &self.namespace, block_bytes, self)
     }
 
-    /// Forgets a volume: its blocks leave (Remove events), transfers from and to it end, at the latest after its deadline, and its
-    /// objects stay in the store. Workers that had opened it by their own configuration keep it open. How many blocks it was known to
-    /// hold.
+    /// Forgets a volume: its blocks leave (Remove events), transfers from and to it end, at the
+    /// latest after its deadline, and its objects stay in the store. Workers that had opened it by
+    /// their own configuration keep it open. How many blocks it was known to hold.
     ///
     /// # Errors
     /// [`VolumeSetError::Unknown`].
@@ -474,8 +501,9 @@ impl KvBlockManager<Owned> {
         Onboarding::start(&self.leader, prefix)
     }
 
-    /// `n` blocks of G1 to compute into, all or none, evicting what nobody uses. Never waits for a transfer. They are for sequences of
-    /// the manager's namespace; where tenants have shares, ask for those of another one with [`allocate_in`](Self::allocate_in).
+    /// `n` blocks of G1 to compute into, all or none, evicting what nobody uses. Never waits for a
+    /// transfer. They are for sequences of the manager's namespace; where tenants have shares, ask
+    /// for those of another one with [`allocate_in`](Self::allocate_in).
     ///
     /// # Errors
     /// [`AllocError`] says what holds the blocks.
@@ -484,8 +512,8 @@ impl KvBlockManager<Owned> {
         self.allocate_for(namespace, n)
     }
 
-    /// Says that `blocks` hold consecutive blocks of `sequence`, the first of them at position `first`. What `sequence` fills comes
-    /// back complete, the rest as it is.
+    /// Says that `blocks` hold consecutive blocks of `sequence`, the first of them at position
+    /// `first`. What `sequence` fills comes back complete, the rest as it is.
     ///
     /// # Errors
     /// The batch comes back where not even its first block is full.
@@ -509,11 +537,12 @@ impl KvBlockManager<Owned> {
         committed.map_err(|RejectedBatch { batch, error }| RejectedBatch { batch: batch.into_reset(), error })
     }
 
-    /// Makes computed blocks visible to everybody and starts their offload. A block that another request registered in the
-    /// meantime is taken instead of ours.
+    /// Makes computed blocks visible to everybody and starts their offload. A block that another
+    /// request registered in the meantime is taken instead of ours.
     ///
-    /// Speculative decoding registers what was accepted and nothing else: [`TokenSequence::roll_back`] takes rejected tokens off, and
-    /// what `commit` then leaves over goes back to the pool with its bytes.
+    /// Speculative decoding registers what was accepted and nothing else:
+    /// [`TokenSequence::roll_back`] takes rejected tokens off, and what `commit` then leaves over
+    /// goes back to the pool with its bytes.
     ///
     /// ```
     /// # use kvbm::config::{Blocks, ModelConfig};
@@ -535,8 +564,8 @@ impl KvBlockManager<Owned> {
     /// ```
     ///
     /// # Errors
-    /// The batch comes back with the reason: [`RegisterError::Lost`] where it was allocated before a worker lost its memory
-    /// ([`rank_lost`](Self::rank_lost)).
+    /// The batch comes back with the reason: [`RegisterError::Lost`] where it was allocated before
+    /// a worker lost its memory ([`rank_lost`](Self::rank_lost)).
     pub fn register(
         &self,
         blocks: BlockBatch<G1, Complete>,
@@ -544,7 +573,8 @@ impl KvBlockManager<Owned> {
         self.register_with(blocks, BlockMetadata::default())
     }
 
-    /// The same, with a priority for those of the blocks that are on no tier yet: the larger, the longer they stay, on every tier.
+    /// The same, with a priority for those of the blocks that are on no tier yet: the larger, the
+    /// longer they stay, on every tier.
     ///
     /// # Errors
     /// The batch comes back with the reason.
@@ -564,8 +594,9 @@ impl KvBlockManager<Owned> {
         Ok(cached)
     }
 
-    /// Copies blocks to the next tier in the background, now rather than when a trigger says so: `&Cached<G1>` to G2,
-    /// `&Cached<G2>` to G3 or to a volume (G4). Ancestors that are missing there go first.
+    /// Copies blocks to the next tier in the background, now rather than when a trigger says so:
+    /// `&Cached<G1>` to G2, `&Cached<G2>` to G3 or to a volume (G4). Ancestors that are missing
+    /// there go first.
     ///
     /// # Errors
     /// [`OffloadError`]; nothing was started.

@@ -7,8 +7,9 @@ use kvbm_pool::{AllocError, BlockBatch, G1, Reset};
 use kvbm_tokens::Namespace;
 
 impl<G> KvBlockManager<G> {
-    /// The namespace of a tenant's sequences, for [`sequence_in`](Self::sequence_in): that of the manager, with the name as part of its tenant
-    /// salt ([`Namespace::tenant`]). Its blocks are the tenant's on every tier, and shared with nobody else's.
+    /// The namespace of a tenant's sequences, for [`sequence_in`](Self::sequence_in): that of the
+    /// manager, with the name as part of its tenant salt ([`Namespace::tenant`]). Its blocks are
+    /// the tenant's on every tier, and shared with nobody else's.
     ///
     /// ```
     /// # use kvbm::config::{Blocks, ModelConfig};
@@ -37,16 +38,19 @@ impl<G> KvBlockManager<G> {
         Ok(self.namespace.clone().tenant(name))
     }
 
-    /// Changes a tenant's share of every tier, from now on: what it has beyond goes when others need room.
+    /// Changes a tenant's share of every tier, from now on: what it has beyond goes when others
+    /// need room.
     ///
     /// # Errors
-    /// [`TenantError`]: no such tenant, not from 0 to 1, or all shares would be more than 1. Nothing changed.
+    /// [`TenantError`]: no such tenant, not from 0 to 1, or all shares would be more than 1.
+    /// Nothing changed.
     pub fn set_share(&self, name: &str, share: f64) -> Result<(), TenantError> {
         self.leader.tenants.set_share(name, share)
     }
 
-    /// Gives a tenant another namespace beside its own (an adapter, say): blocks of both count for one share, also those that are
-    /// known already, after a restart for one. Assignments are not kept beyond the process: say them again at its start.
+    /// Gives a tenant another namespace beside its own (an adapter, say): blocks of both count for
+    /// one share, also those that are known already, after a restart for one. Assignments are not
+    /// kept beyond the process: say them again at its start.
     ///
     /// # Errors
     /// [`TenantError`]: no such tenant. Nothing changed.
@@ -56,9 +60,9 @@ impl<G> KvBlockManager<G> {
 }
 
 impl KvBlockManager<Owned> {
-    /// Like [`allocate`](Self::allocate), for blocks of another namespace. They count for its tenant from now on: where it is over its share
-    /// with them it gets what is free and what tenants have beyond their shares, itself above all, but nothing of a tenant that is
-    /// within.
+    /// Like [`allocate`](Self::allocate), for blocks of another namespace. They count for its
+    /// tenant from now on: where it is over its share with them it gets what is free and what
+    /// tenants have beyond their shares, itself above all, but nothing of a tenant that is within.
     ///
     /// # Errors
     /// [`AllocError`] says what holds the blocks, and whether it is for the share.

@@ -1,4 +1,5 @@
-//! What is counted, in flat arrays that are indexed by enums: counting is an atomic addition, no look-up and no allocation.
+//! What is counted, in flat arrays that are indexed by enums: counting is an atomic addition, no
+//! look-up and no allocation.
 
 use super::disks::DiskMetrics;
 use super::ranks::RankMetrics;
@@ -66,6 +67,8 @@ label! {
         NotWorthIt = "not_worth_it",
         /// The copy failed.
         Failed = "failed",
+        /// The circuit breakers for writes of all directories of the disk tier are open.
+        DiskDown = "disk_down",
         /// The volume fails and is left alone for a while.
         VolumeDown = "volume_down",
         /// Its last copy is being removed from the volume: what is written now could go with it.
@@ -80,7 +83,8 @@ label! {
     RecoveryOutcome {
         /// It can be found again.
         Restored = "restored",
-        /// Its parent, or an ancestor further up, is gone: its record was damaged, or its slot is out of use.
+        /// Its parent, or an ancestor further up, is gone: its record was damaged, or its slot is
+        /// out of use.
         Orphan = "orphan",
         /// Some rank does not have it, or has another block in its slot.
         Incomplete = "incomplete",
@@ -88,7 +92,8 @@ label! {
         Duplicate = "duplicate",
         /// Its record contradicts others, or its slot is out of use.
         Invalid = "invalid",
-        /// It was left by a deployment with another number of ranks and is ours now; counted again when it is restored.
+        /// It was left by a deployment with another number of ranks and is ours now; counted again
+        /// when it is restored.
         TakenOver = "taken_over",
         /// It was left by a deployment with another number of ranks and stays there.
         LeftBehind = "left_behind",
@@ -108,8 +113,9 @@ label! {
         Arriving = "arriving",
         /// Out of use, for its bytes were found wrong.
         Quarantined = "quarantined",
-        /// Left alone for a while, for it could not be written.
-        Resting = "resting",
+        /// No copy gets it for a while: it failed a write, or the writes of its directory are
+        /// stopped.
+        Withheld = "withheld",
     }
 }
 
@@ -162,7 +168,8 @@ pub struct TierMetrics {
     pub corrupt: Counter,
     /// Slots taken out of use.
     pub quarantined: Counter,
-    /// Batches that a caller wanted to register, park, resume or offload although what they held was lost with a rank.
+    /// Batches that a caller wanted to register, park, resume or offload although what they held
+    /// was lost with a rank.
     pub lost_refusals: Counter,
     evictions: [Counter; EvictReason::ALL.len()],
     slots: [Gauge; SlotState::ALL.len()],
@@ -206,7 +213,8 @@ struct Busy {
     total: Duration,
 }
 
-/// What became of one transfer; see [`PathMetrics::begin`]. Dropping it ends the transfer without counting anything as arrived.
+/// What became of one transfer; see [`PathMetrics::begin`]. Dropping it ends the transfer without
+/// counting anything as arrived.
 #[derive(Debug)]
 #[must_use = "the transfer ends when this is dropped"]
 pub struct InFlight<'a> {
@@ -215,7 +223,8 @@ pub struct InFlight<'a> {
 }
 
 impl InFlight<'_> {
-    /// The transfer arrived, wholly or in part; its latency runs from [`PathMetrics::begin`] to here.
+    /// The transfer arrived, wholly or in part; its latency runs from [`PathMetrics::begin`] to
+    /// here.
     pub fn arrived(self, blocks: u64, bytes: u64) {
         self.path.arrived(blocks, bytes, self.started.elapsed());
     }
@@ -248,7 +257,8 @@ impl PathSummary {
 }
 
 impl PathMetrics {
-    /// A transfer begins. It is in flight until what is returned is dropped or [arrived](InFlight::arrived).
+    /// A transfer begins. It is in flight until what is returned is dropped or
+    /// [arrived](InFlight::arrived).
     pub fn begin(&self) -> InFlight<'_> {
         self.enter();
         InFlight { path: self, started: Instant::now() }
@@ -349,15 +359,16 @@ pub struct Counters {
     pub events_published: Counter,
     /// Encoded bytes of events that a transport took.
     pub event_bytes: Counter,
-    /// Events that nobody will get: they were overwritten before they could be published, or refused for good.
+    /// Events that nobody will get: they were overwritten before they could be published, or
+    /// refused for good.
     pub events_lost: Counter,
     /// Times that events were overwritten.
     pub event_gaps: Counter,
     /// Times that the transport could not take a batch.
     pub event_transport_unavailable: Counter,
-    /// Stored blocks that were told without their tokens, in a format that says them.
+    /// Stored blocks published without their tokens, in a format that carries tokens.
     pub events_without_tokens: Counter,
-    /// Stored blocks that were told by kvbm's hash, in a format that says an engine's.
+    /// Stored blocks published with kvbm's hash, in a format that carries an engine's.
     pub events_without_hash: Counter,
     /// Events that wait to be published.
     pub events_waiting: Gauge,

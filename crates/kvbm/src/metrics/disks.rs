@@ -1,4 +1,5 @@
-//! What the disk tiers of this process are counted by: brought up to date from the engines before it is read.
+//! Metrics of the disk tiers of this process. They are updated from the engines before they are
+//! read.
 
 use super::counters::{Counter, Gauge};
 use super::expose::{Labels, counter_value};
@@ -12,10 +13,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Counters of the disk tier of each rank, and of each of its directories.
 #[derive(Debug, Default)]
 pub struct DiskMetrics {
-    /// 1 while disks are left alone because their reads failed or were not answered in time.
+    /// 1 while the circuit breaker for reads of a directory is not closed.
     pub down: Gauge,
     /// Blocks that were not offered meanwhile.
     pub left_out: Counter,
+    /// By directory: whether the circuit breakers for reads and for writes are not closed.
+    directories: Mutex<Vec<[bool; 2]>>,
     /// By rank and name.
     dirs: Mutex<BTreeMap<(Rank, String), Arc<Counter>>>,
     ranks: Mutex<BTreeMap<Rank, Arc<DiskCounters>>>,
@@ -48,16 +51,37 @@ impl DiskMetrics {
         Arc::clone(ranks.entry(rank).or_default())
     }
 
+    pub(crate) fn set_directories(&self, down: Vec<[bool; 2]>) {
+        *self.directories.lock().unwrap_or_else(PoisonError::into_inner) = down;
+    }
+
+    fn encode_directories(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let directories = self.directories.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if directories.is_empty() {
+            return Ok(());
+        }
+        let help = "1 while the circuit breaker of a directory of the disk tier is open or half-open";
+        let mut metric = encoder.encode_descriptor("disk_directory_down", help, None, MetricType::Gauge)?;
+        for (number, down) in directories.iter().enumerate() {
+            for (operation, &is_down) in ["read", "write"].into_iter().zip(down) {
+                let labels: Labels<'_> = &[("directory", &number.to_string()), ("operation", operation)];
+                metric.encode_family(&labels)?.encode_gauge(&u64::from(is_down))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Of directories and ranks nothing where no worker of this process has a disk.
     pub(super) fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         type Read = fn(&DiskCounters) -> &Counter;
-        let help = "1 while the disk tier is left alone because it failed or did not answer";
+        let help = "1 while reads from a directory of the disk tier are stopped because they failed";
         let mut metric = encoder.encode_descriptor("disk_down", help, None, MetricType::Gauge)?;
         metric.encode_gauge(&self.down.get())?;
-        let help = "Blocks of the disk tier that were not offered while it was left alone";
+        let help = "Blocks of the disk tier that were not offered while their directory was not read";
         let mut metric =
             encoder.encode_descriptor("disk_left_out_blocks", help, None, MetricType::Counter)?;
         counter_value(&mut metric, self.left_out.get())?;
+        self.encode_directories(encoder)?;
         let dirs = self.dirs.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let ranks = self.ranks.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if dirs.is_empty() {

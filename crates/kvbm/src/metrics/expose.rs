@@ -50,12 +50,12 @@ impl Exposition {
             ),
             (
                 "events_without_tokens",
-                "Stored blocks that were told without their tokens, in a format that says them",
+                "Stored blocks published without their tokens, in a format that carries tokens",
                 &counters.events_without_tokens,
             ),
             (
                 "events_without_hash",
-                "Stored blocks that were told by kvbm's hash, in a format that says an engine's",
+                "Stored blocks published with kvbm's hash, in a format that carries an engine's",
                 &counters.events_without_hash,
             ),
             (

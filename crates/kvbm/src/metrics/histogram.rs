@@ -13,10 +13,12 @@ const BUCKETS: usize = bucket((1 << MAX_EXPONENT) - 1) + 1;
 /// The exposed bucket bounds: 2^10 ns (1 us) to 2^35 ns (34 s), one per power of two.
 const EXPOSED: std::ops::RangeInclusive<u32> = 10..=35;
 
-/// Counts of latencies in logarithmic buckets: 32 to a power of two, from 1 ns to 73 minutes, 10 KB.
+/// Counts of latencies in logarithmic buckets: 32 to a power of two, from 1 ns to 73 minutes, 10
+/// KB.
 ///
-/// A quantile is the middle of its bucket, so it is off by at most 1/64 (1.6 %) of the true value; below 64 ns it is exact. Recording
-/// is four relaxed atomic operations, without a lock; a reader that runs meanwhile may miss what is being recorded.
+/// A quantile is the middle of its bucket, so it is off by at most 1/64 (1.6 %) of the true value;
+/// below 64 ns it is exact. Recording is four relaxed atomic operations, without a lock; a reader
+/// that runs meanwhile may miss what is being recorded.
 #[derive(Debug)]
 pub struct LatencyHistogram {
     counts: Box<[AtomicU64]>,
@@ -112,7 +114,8 @@ impl LatencyHistogram {
         }
     }
 
-    /// The occupied range in buckets of a quarter of a power of two, for a plot of the distribution.
+    /// The occupied range in buckets of a quarter of a power of two, for a plot of the
+    /// distribution.
     pub fn distribution(&self) -> Vec<LatencyBucket> {
         const STEP: usize = SUB as usize / 4;
         let counts = self.counts();
@@ -128,7 +131,8 @@ impl LatencyHistogram {
             .collect()
     }
 
-    /// Sum in seconds, count, and (upper bound in seconds, count) per exposed bucket, the last without a bound.
+    /// Sum in seconds, count, and (upper bound in seconds, count) per exposed bucket, the last
+    /// without a bound.
     pub(super) fn exposed(&self) -> (f64, u64, Vec<(f64, u64)>) {
         let counts = self.counts();
         let mut buckets = Vec::with_capacity(EXPOSED.count() + 1);

@@ -1,6 +1,7 @@
 //! Metrics per tier and per path, as OpenMetrics and as summaries.
 //!
-//! Counting costs an atomic addition: the counters lie in arrays that enums index, and labels exist only when somebody reads them.
+//! Counting costs an atomic addition: the counters lie in arrays that enums index, and labels exist
+//! only when somebody reads them.
 //!
 //! ```
 //! use kvbm::metrics::Metrics;
@@ -18,6 +19,7 @@
 //! ```
 
 mod counters;
+mod deadline_stream;
 mod disks;
 mod expose;
 mod histogram;
@@ -38,13 +40,15 @@ pub use counters::{
     Counter, Counters, DropReason, EvictReason, Gauge, InFlight, PathMetrics, PathSummary, RecoveryOutcome,
     SlotState, TierMetrics, VolumeCounters,
 };
+pub use deadline_stream::DeadlineStream;
 pub use disks::{DiskCounters, DiskMetrics};
 pub use histogram::{LatencyBucket, LatencyHistogram, LatencySummary};
 pub use ranks::RankMetrics;
 pub use server::{MetricsServer, ServeError};
 pub use tenants::{NO_TENANT, TenantMetrics, TenantTierMetrics};
 
-/// The counters of a manager and their exposition. Clones share both; it dereferences to [`Counters`].
+/// The counters of a manager and their exposition. Clones share both; it dereferences to
+/// [`Counters`].
 #[derive(Clone)]
 pub struct Metrics {
     counters: Arc<Counters>,
@@ -95,10 +99,12 @@ impl Metrics {
         Arc::clone(&self.counters)
     }
 
-    /// Serves [`encode`](Self::encode) at `GET /metrics` on a loopback address until the server is dropped.
+    /// Serves [`encode`](Self::encode) at `GET /metrics` on a loopback address until the server is
+    /// dropped.
     ///
     /// # Errors
-    /// [`ServeError`]: the address is not a loopback one, or cannot be bound; the thread cannot be started.
+    /// [`ServeError`]: the address is not a loopback one, or cannot be bound; the thread cannot be
+    /// started.
     pub fn serve(&self, addr: SocketAddr) -> Result<MetricsServer, ServeError> {
         MetricsServer::start(self.clone(), addr, false)
     }

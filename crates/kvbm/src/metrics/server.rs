@@ -1,7 +1,8 @@
 //! An HTTP server for `GET /metrics` alone.
 //!
 //! One thread serves one connection at a time. Each connection has one deadline for the request and
-//! the whole answer, so a client that reads or writes slowly holds the thread for two seconds at most.
+//! the whole answer, so a client that reads or writes slowly holds the thread for two seconds at
+//! most.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::Metrics;
+use super::{DeadlineStream, Metrics};
 
 /// Time for one connection: to read the request and to write the whole answer.
 const CONNECTION_DEADLINE: Duration = Duration::from_secs(2);
@@ -91,7 +92,8 @@ impl Drop for MetricsServer {
         if let Some(thread) = self.thread.take()
             && woken
         {
-            // Bounded: the thread serves at most one connection, which has a deadline. A panic there is its own report.
+            // Bounded: the thread serves at most one connection, which has a deadline. A panic
+            // there is its own report.
             let _ = thread.join();
         }
     }
@@ -127,7 +129,7 @@ impl Response {
 }
 
 fn answer(stream: TcpStream, metrics: &Metrics) -> io::Result<()> {
-    let mut connection = Connection { stream, deadline: Instant::now() + CONNECTION_DEADLINE };
+    let mut connection = DeadlineStream::new(stream, Instant::now() + CONNECTION_DEADLINE);
     let response = match read_head(&mut connection)? {
         Some(head) => respond(&head, metrics),
         None => Response::error("431 Request Header Fields Too Large", TEXT),
@@ -142,39 +144,6 @@ fn answer(stream: TcpStream, metrics: &Metrics) -> io::Result<()> {
         connection.write_all(body.as_bytes())?;
     }
     connection.flush()
-}
-
-/// A stream with one deadline for everything that is read and written.
-struct Connection {
-    stream: TcpStream,
-    deadline: Instant,
-}
-
-impl Connection {
-    /// Time until the deadline; an error once it has passed.
-    fn time_left(&self) -> io::Result<Duration> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
-    }
-}
-
-impl Read for Connection {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(Some(self.time_left()?))?;
-        self.stream.read(buffer)
-    }
-}
-
-impl Write for Connection {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // A socket's timeout counts for one call, so each call gets what is left of the deadline.
-        self.stream.set_write_timeout(Some(self.time_left()?))?;
-        self.stream.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.stream.flush()
-    }
 }
 
 fn respond(head: &[u8], metrics: &Metrics) -> Response {
@@ -196,7 +165,7 @@ fn respond(head: &[u8], metrics: &Metrics) -> Response {
 }
 
 /// Reads up to the empty line; `None` if the head is too long.
-fn read_head(connection: &mut Connection) -> io::Result<Option<Vec<u8>>> {
+fn read_head(connection: &mut DeadlineStream) -> io::Result<Option<Vec<u8>>> {
     let mut head = Vec::new();
     let mut chunk = [0; 1024];
     while !head.windows(4).any(|window| window == b"\r\n\r\n") {
@@ -228,7 +197,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(10));
             }
         });
-        let error = Connection { stream, deadline }.write_all(&vec![0; 256 << 20]).unwrap_err();
+        let error = DeadlineStream::new(stream, deadline).write_all(&vec![0; 256 << 20]).unwrap_err();
         assert!(matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock), "{error}");
         assert!(Instant::now() >= deadline);
         reader.join().unwrap();

@@ -30,7 +30,8 @@ pub struct TenantTierMetrics {
     pub held: Gauge,
     /// Its blocks that left because their slot was needed.
     pub evicted: Counter,
-    /// Blocks that its requests asked for and were refused, because it was over its share with them.
+    /// Blocks that its requests asked for and were refused, because it was over its share with
+    /// them.
     pub refused: Counter,
 }
 

@@ -25,9 +25,11 @@ fn every_combination_starts_at_zero() {
     }
     let (tiers, paths) = (Tier::ALL.len(), Path::ALL.len() + 1);
     let per_tier = 4 + EvictReason::ALL.len() + SlotState::ALL.len();
-    // Blocks, bytes, queue depth, in flight, busy time; sum, count, 26 bounds and +Inf of the latency.
+    // Blocks, bytes, queue depth, in flight, busy time; sum, count, 26 bounds and +Inf of the
+    // latency.
     let per_path = 5 + 29 + FailureKind::ALL.len() + DropReason::ALL.len();
-    // Look-ups, waits, malformed messages, ignored reports; nine of events; two of disks that are left alone.
+    // Look-ups, waits, malformed messages, ignored reports; nine of events; two of disks that are
+    // left alone.
     assert_eq!(series, 4 + 9 + 2 + RecoveryOutcome::ALL.len() + tiers * per_tier + paths * per_path);
     for needed in [
         "kvbm_sync_offloads_total",
@@ -88,7 +90,7 @@ fn each_handle_counts_its_own_series() {
 #[test]
 fn what_a_disk_counts_is_brought_up_to_date_before_it_is_read() {
     let metrics = Metrics::new();
-    assert!(!metrics.encode().contains("disk_errors"), "no disk, nothing to tell");
+    assert!(!metrics.encode().contains("disk_errors"), "no disk, nothing to show");
     let (counters, devices) = (metrics.counters(), [("/a", 0), ("/b", 7)]);
     metrics.refresh_by(move || {
         for (dir, errors) in devices {

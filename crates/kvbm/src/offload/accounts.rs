@@ -4,20 +4,21 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// The time between two calls that wait for offloads. An offload belongs to the interval in which it was requested; what follows from it (the
-/// copy on the next tier, ancestors that go first) belongs to the same interval.
+/// The time between two calls that wait for offloads. An offload belongs to the interval in which
+/// it was requested; what follows from it (the copy on the next tier, ancestors that go first)
+/// belongs to the same interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Interval(u64);
 
 /// Blocks that are to be decided about, queued or running, by interval.
 #[derive(Default)]
 pub(super) struct Accounts {
-    state: Mutex<State>,
+    state: Mutex<OpenAccounts>,
     closed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct OpenAccounts {
     now: Interval,
     /// None of them 0. As many intervals as there are callers that wait.
     open: BTreeMap<Interval, usize>,
@@ -29,8 +30,8 @@ impl Accounts {
         self.wait_closed(self.state.lock(), Interval(u64::MAX), deadline)
     }
 
-    /// Blocks until what is under way now, and what follows from it, is over, or `deadline` passes. What is requested meanwhile is not waited
-    /// for. Whether that was reached.
+    /// Blocks until what is under way now, and what follows from it, is over, or `deadline` passes.
+    /// What is requested meanwhile is not waited for. Whether that was reached.
     pub(super) fn wait_under_way(&self, deadline: Instant) -> bool {
         let mut state = self.state.lock();
         let last = state.now;
@@ -38,8 +39,13 @@ impl Accounts {
         self.wait_closed(state, last, deadline)
     }
 
-    fn wait_closed(&self, mut state: MutexGuard<'_, State>, last: Interval, deadline: Instant) -> bool {
-        let is_open = |state: &State| state.open.keys().next().is_some_and(|first| *first <= last);
+    fn wait_closed(
+        &self,
+        mut state: MutexGuard<'_, OpenAccounts>,
+        last: Interval,
+        deadline: Instant,
+    ) -> bool {
+        let is_open = |state: &OpenAccounts| state.open.keys().next().is_some_and(|first| *first <= last);
         while is_open(&state) {
             if self.closed.wait_until(&mut state, deadline).timed_out() {
                 return !is_open(&state);

@@ -8,8 +8,8 @@ use kvbm_pool::{G1, G2, Pinned};
 use std::collections::HashSet;
 
 impl Offload {
-    /// The orphans behind those of their ancestors that the lower tier lacks and the upper one has. What lacks one on both is
-    /// left out and counted.
+    /// The orphans behind those of their ancestors that the lower tier lacks and the upper one has.
+    /// What lacks one on both is left out and counted.
     pub(super) fn with_ancestors(&self, edge: &Edge, orphans: &[BlockIdentity]) -> Pinned {
         let mut family = self.nothing(edge.path.src);
         let mut known: HashSet<SequenceHash> = HashSet::new();
@@ -29,7 +29,8 @@ impl Offload {
         family
     }
 
-    /// A block with its missing ancestors, topmost first. `None` where one of them is on neither tier.
+    /// A block with its missing ancestors, topmost first. `None` where one of them is on neither
+    /// tier.
     fn chain(
         &self,
         edge: &Edge,

@@ -10,10 +10,12 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Two transfers a path: one in the hands of the hardware, one ready behind it, per thread that a worker gives to the path.
+/// Two transfers a path: one in the hands of the hardware, one ready behind it, per thread that a
+/// worker gives to the path.
 const MAX_RUNNING: usize = 8;
 
-/// Blocks of one transfer: several are under way for a large batch, and one that finds no room fails alone.
+/// Blocks of one transfer: several are under way for a large batch, and one that finds no room
+/// fails alone.
 const MAX_BATCH: usize = 128;
 
 /// Blocks among which to choose for each that the write budget allows.
@@ -49,7 +51,8 @@ impl Batch {
     }
 }
 
-/// What the blocks of a batch are worth, each: bits of a number that is not negative, which have its order.
+/// What the blocks of a batch are worth, each: bits of a number that is not negative, which have
+/// its order.
 type Worth = u32;
 
 /// A batch's place among those that may be dropped: the first goes first.
@@ -61,8 +64,8 @@ struct Place {
     part: Reverse<u32>,
 }
 
-/// Uses that are expected of a block of these, in the mean, times its priority. Where the policy expects nothing in particular,
-/// the priority alone tells them apart.
+/// Uses that are expected of a block of these, in the mean, times its priority. Where the policy
+/// expects nothing in particular, the priority alone tells them apart.
 fn worth_of(blocks: &Pinned) -> Worth {
     let worth = |(reuse, priority): (Option<f32>, u8)| match reuse {
         Some(reuse) => reuse.max(0.0) * (1.0 + f32::from(priority)),
@@ -182,7 +185,8 @@ impl Edge {
         dropped
     }
 
-    /// Takes all batches that wait for a decision, in the order of their marks. They count as queued until [`decided`](Self::decided).
+    /// Takes all batches that wait for a decision, in the order of their marks. They count as
+    /// queued until [`decided`](Self::decided).
     pub(crate) fn take_undecided(&self) -> Vec<Batch> {
         let mut state = self.state.lock();
         let places = std::mem::take(&mut state.undecided);
@@ -196,9 +200,10 @@ impl Edge {
         state.deciding_blocks = state.deciding_blocks.saturating_sub(blocks);
     }
 
-    /// Queues `batch`; what no longer fits comes back to be dropped without the lock: what is least worth keeping, of equal
-    /// worth what has waited longest, and of each batch its last blocks, for the first are the parents of the others. Of a batch
-    /// that alone is too large the first blocks stay.
+    /// Queues `batch`; what no longer fits comes back to be dropped without the lock: what is least
+    /// worth keeping, of equal worth what has waited longest, and of each batch its last blocks,
+    /// for the first are the parents of the others. Of a batch that alone is too large the first
+    /// blocks stay.
     pub(crate) fn push(&self, mut batch: Batch) -> Vec<Batch> {
         let worth = worth_of(&batch.blocks);
         let mut state = self.state.lock();
@@ -236,8 +241,9 @@ impl Edge {
         wear.affordable(wanted.saturating_add(waiting)).saturating_sub(waiting)
     }
 
-    /// How many blocks to offer where `wanted` could go: where the write budget is smaller than that, a few times as many as it
-    /// allows, to choose the best from; none where nothing may be written.
+    /// How many blocks to offer where `wanted` could go: where the write budget is smaller than
+    /// that, a few times as many as it allows, to choose the best from; none where nothing may be
+    /// written.
     pub(crate) fn choice(&self, wanted: usize) -> usize {
         wanted.min(self.affordable(wanted).saturating_mul(CHOICE))
     }
@@ -281,8 +287,9 @@ impl Edge {
         std::mem::take(&mut state.queue).into_values().collect()
     }
 
-    /// Blocks that the watermark asks for: `int((occupancy - watermark) * capacity) + 1` above it, where occupancy
-    /// counts blocks neither free nor copied lower (the formula of the tiering article).
+    /// Blocks that the watermark asks for: `int((occupancy - watermark) * capacity) + 1` above it,
+    /// where occupancy counts blocks neither free nor copied lower (the formula of the tiering
+    /// article).
     pub(crate) fn excess(&self, occupied: usize, capacity: usize) -> usize {
         if capacity == 0 || self.triggers.watermark >= 1.0 {
             return 0;
@@ -327,7 +334,8 @@ mod tests {
         assert_eq!(edge(1.0).excess(100, 100), 0, "1 turns the watermark off");
     }
 
-    /// Registers a chain of `count` blocks of this priority in G1, and queues it. What was dropped, by chain.
+    /// Registers a chain of `count` blocks of this priority in G1, and queues it. What was dropped,
+    /// by chain.
     fn push(edge: &Edge, pool: &BlockPool<G1>, chain: u8, count: usize, priority: u8) -> Vec<(u8, usize)> {
         let hash =
             |index| SequenceHash::from_bytes([chain, index as u8, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]);

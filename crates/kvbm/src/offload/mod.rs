@@ -1,11 +1,14 @@
-//! Offloads: copies on the next tier down. Which blocks go, when they start, and who waits for them.
+//! Offloads: copies on the next tier down. Which blocks go, when they start, and who waits for
+//! them.
 //!
-//! Registering blocks only marks them ([`Offload::registered`]) and wakes the thread `kvbm-offload`. That thread applies the triggers, consults
-//! the admission policy, and starts transfers; so do the ends of transfers. Nothing here makes an allocation wait. What is marked or queued
-//! pins its source, so an edge holds at most a share of the upper tier. Beyond it, the blocks that are least likely to be used again are
-//! dropped and counted.
+//! Registering blocks only marks them ([`Offload::registered`]) and wakes the thread
+//! `kvbm-offload`. That thread applies the triggers, consults the admission policy, and starts
+//! transfers; so do the ends of transfers. Nothing here makes an allocation wait. What is marked or
+//! queued pins its source, so an edge holds at most a share of the upper tier. Beyond it, the
+//! blocks that are least likely to be used again are dropped and counted.
 //!
-//! A block that is marked counts as under way from the mark on: whoever waits for offloads waits for the decision too.
+//! A block that is marked counts as under way from the mark on: whoever waits for offloads waits
+//! for the decision too.
 //!
 //! # Modules
 //! A module uses only modules in rows below its own, and only those in its third column.
@@ -70,7 +73,8 @@ struct Inline {
     deciding: Mutex<()>,
 }
 
-/// What the thread has to look at, beside the batches that wait for a decision. Each mark holds an account open.
+/// What the thread has to look at, beside the batches that wait for a decision. Each mark holds an
+/// account open.
 #[derive(Default)]
 struct Marks {
     /// Tiers on which blocks have become visible.
@@ -116,8 +120,8 @@ impl Wake {
     }
 }
 
-/// Ends an offload's share in the accounts, however the offload ends. The table of transfers holds it, so it must not keep the offloads
-/// alive.
+/// Ends an offload's share in the accounts, however the offload ends. The table of transfers holds
+/// it, so it must not keep the offloads alive.
 pub(crate) struct Running {
     offload: Weak<Offload>,
     /// The edge whose queue it was taken from, if it was queued.
@@ -226,7 +230,8 @@ impl Offload {
         self.open_edges().filter(move |edge| edge.path.src == src)
     }
 
-    /// Blocks became visible on a tier. `interval`: that of the offload that brought them, if one did. Only marks them; the thread decides.
+    /// Blocks became visible on a tier. `interval`: that of the offload that brought them, if one
+    /// did. Only marks them; the thread decides.
     pub(crate) fn registered(&self, blocks: &Pinned, interval: Option<Interval>) {
         let tier = blocks.tier();
         if self.transfers.refuses_callers() || self.edges_from(tier).next().is_none() {
@@ -254,7 +259,8 @@ impl Offload {
         self.accounts.add(interval, 1);
         let mut marks = self.marks.lock();
         let mark = which(&mut marks);
-        // One look serves all marks. The account of the earliest stays open: it comes before those that wait for a later interval.
+        // One look serves all marks. The account of the earliest stays open: it comes before those
+        // that wait for a later interval.
         let earlier = mark.map_or(interval, |known| known.min(interval));
         let replaced = mark.replace(earlier).map(|known| known.max(interval));
         drop(marks);
@@ -285,8 +291,8 @@ impl Offload {
         Running { offload: Arc::downgrade(self), queue: None, interval, blocks }
     }
 
-    /// Queues an offload that a caller requested by name, and starts it if it may start: there is nothing to decide. `false` where no edge leads
-    /// from there to `to`.
+    /// Queues an offload that a caller requested by name, and starts it if it may start: there is
+    /// nothing to decide. `false` where no edge leads from there to `to`.
     pub(crate) fn offload_now(self: &Arc<Self>, blocks: Pinned, to: Tier) -> bool {
         let path = Path::new(blocks.tier(), to);
         let Some(edge) = self.open_edges().find(|edge| edge.path == path) else { return false };
@@ -329,12 +335,14 @@ impl Offload {
         }
     }
 
-    /// Blocks until no offload is to be decided about, queued or running, or `deadline` passes. Whether that was reached.
+    /// Blocks until no offload is to be decided about, queued or running, or `deadline` passes.
+    /// Whether that was reached.
     pub(crate) fn wait_idle(&self, deadline: Instant) -> bool {
         self.accounts.wait_idle(deadline)
     }
 
-    /// Blocks until the offloads under way now, and what follows from them, are over, or `deadline` passes. Whether that was reached.
+    /// Blocks until the offloads under way now, and what follows from them, are over, or `deadline`
+    /// passes. Whether that was reached.
     pub(crate) fn wait_under_way(&self, deadline: Instant) -> bool {
         self.accounts.wait_under_way(deadline)
     }

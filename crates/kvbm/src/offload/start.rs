@@ -7,6 +7,11 @@ use crate::transfers::{Destination, Move, Purpose, Request};
 use kvbm_plan::{BlockIdentity, Tier};
 use kvbm_pool::{AnyArrivals, Arrival, Pinned};
 use std::sync::Arc;
+use std::time::Instant;
+
+/// Reservations for one batch where directories of the disk take no writes: each withholds slots of
+/// these, and the next gets others.
+const MAX_RESERVATIONS: u32 = 16;
 
 impl Offload {
     /// Starts what may start.
@@ -53,16 +58,21 @@ impl Offload {
         self.copy_to_slots(edge, batch, running)
     }
 
-    /// Reserves the destinations and starts the transfer; what finds no room is counted and dropped.
+    /// Reserves the destinations and starts the transfer; what finds no room is counted and
+    /// dropped.
     fn copy_to_slots(self: &Arc<Self>, edge: &Edge, batch: Batch, running: Running) -> Vec<BlockIdentity> {
         let Batch { mut blocks, interval } = batch;
         let _order = (edge.path.dst == Tier::G3).then(|| self.slots.order());
         if edge.path.dst == Tier::G3 {
-            self.slots.retry_writes();
+            let refused = blocks.split_off(self.slots.writable(blocks.len()));
+            self.metrics.path(edge.path).dropped(DropReason::DiskDown).add(refused.len() as u64);
         }
-        let Some((identities, mut arrivals)) = self.reserve(edge, &mut blocks) else { return Vec::new() };
-        // Read after destinations are reserved: a later removal cancels the arrival, so nothing that was removed (a tenant that was
-        // forgotten, what a lost worker had) comes back. The slot counts, not the block, which may have come back elsewhere.
+        let Some((identities, mut arrivals)) = self.reserve_usable(edge, &mut blocks) else {
+            return Vec::new();
+        };
+        // Read after destinations are reserved: a later removal cancels the arrival, so nothing
+        // that was removed (a tenant that was forgotten, what a lost worker had) comes back. The
+        // slot counts, not the block, which may have come back elsewhere.
         let losses = self.registry.losses();
         let there = blocks.registered();
         let sources = blocks.block_ids();
@@ -87,6 +97,10 @@ impl Offload {
         if let Some(wear) = &edge.wear {
             wear.charge(moves.len());
         }
+        if edge.path.dst == Tier::G3 {
+            let slots = moves.iter().map(|block| block.dst);
+            self.slots.directories().note_writes(slots, Instant::now());
+        }
         let destination = Destination::Reserved { arrivals, places };
         let mut request = Request::new(Purpose::Offload, edge.path.dst, moves, destination, losses)
             .hold(blocks)
@@ -94,6 +108,25 @@ impl Offload {
         request.on_arrival = Some(self.on_arrival(Some(interval)));
         self.transfers.start(request).detach();
         orphans
+    }
+
+    /// As [`reserve`](Self::reserve). Slots of directories that take no writes now are withheld,
+    /// and others are reserved instead.
+    fn reserve_usable(&self, edge: &Edge, blocks: &mut Pinned) -> Option<(Vec<BlockIdentity>, AnyArrivals)> {
+        for attempt in 1.. {
+            let (identities, mut arrivals) = self.reserve(edge, blocks)?;
+            let withheld = match edge.path.dst {
+                Tier::G3 => self.slots.directories().withhold_unwritable(&mut arrivals, Instant::now()),
+                _ => 0,
+            };
+            if withheld > 0 && attempt < MAX_RESERVATIONS {
+                // Dropped, the other slots are the first that the next reservation gets.
+                continue;
+            }
+            self.metrics.path(edge.path).dropped(DropReason::NoSlot).add(withheld as u64);
+            return Some((identities, arrivals));
+        }
+        None
     }
 
     /// Destinations for as much of `blocks` as there is room for.

@@ -1,4 +1,5 @@
-//! Which blocks go down: the triggers offer them, the admission policy decides. Runs on the thread of the offloads.
+//! Which blocks go down: the triggers offer them, the admission policy decides. Runs on the thread
+//! of the offloads.
 
 use super::edge::{Batch, Edge};
 use super::{Interval, Offload};
@@ -73,7 +74,8 @@ impl Offload {
         })
     }
 
-    /// `blocks` less the first ones that have a copy below: the next tier holds the beginnings of chains.
+    /// `blocks` less the first ones that have a copy below: the next tier holds the beginnings of
+    /// chains.
     pub(super) fn without_copied(&self, edge: &Edge, mut blocks: Pinned) -> Pinned {
         let copied = if edge.path.dst == Tier::G4 {
             let identities = blocks.identities();
@@ -106,14 +108,15 @@ impl Offload {
         self.offload_coldest(edge, interval, wanted, 0, Trigger::Watermark);
     }
 
-    /// Copies what eviction will take next. The watermark alone does not ensure that: blocks that came up from the lower tier count as
-    /// copied, wherever they are in the order.
+    /// Copies what eviction will take next. The watermark alone does not ensure that: blocks that
+    /// came up from the lower tier count as copied, wherever they are in the order.
     fn check_victims(&self, edge: &Edge, interval: Interval) {
         let share = edge.triggers.ahead_share;
         let wanted = edge.choice(edge.room());
         if share > 0.0 && wanted > 0 {
             let Path { src, dst } = edge.path;
-            // The registry does not know what is on volumes: where that is the only edge, nothing counts as copied.
+            // The registry does not know what is on volumes: where that is the only edge, nothing
+            // counts as copied.
             let not_on = if dst == Tier::G4 { Tier::G3 } else { dst };
             let victims = self.registry.uncopied_victims(src, share, wanted, not_on);
             if dst == Tier::G3 {
@@ -156,7 +159,8 @@ impl Offload {
         }
     }
 
-    /// What the policy admits of `blocks`, which are in the order of an offer. The others are counted and let go.
+    /// What the policy admits of `blocks`, which are in the order of an offer. The others are
+    /// counted and let go.
     fn admitted(&self, edge: &Edge, trigger: Trigger, blocks: Pinned) -> Pinned {
         if blocks.is_empty() {
             return blocks;
@@ -186,7 +190,8 @@ impl Offload {
         }
     }
 
-    /// What a background trigger has passed over for the budget's sake, it will offer again: that is not given up.
+    /// What a background trigger has passed over for the budget's sake, it will offer again: that
+    /// is not given up.
     fn count_refusals(&self, edge: &Edge, trigger: Trigger, verdicts: &[Verdict]) {
         let count = |wanted| verdicts.iter().filter(|verdict| **verdict == wanted).count() as u64;
         let path = self.metrics.path(edge.path);

@@ -6,7 +6,8 @@ use std::time::Instant;
 /// A day in seconds.
 const DAY_S: f64 = 86_400.0;
 
-/// Part of a day's budget that may be spent at once: a burst after a quiet hour is welcome, a day's writes in a minute are not.
+/// Part of a day's budget that may be spent at once: a burst after a quiet hour is welcome, a day's
+/// writes in a minute are not.
 const BURST_SHARE: f64 = 1.0 / 24.0;
 
 /// What both limits leave over, in blocks.
@@ -22,8 +23,9 @@ struct Bucket {
 }
 
 impl WearBudget {
-    /// The budget of a tier of `capacity` blocks: `drive_writes_per_day * capacity` a day, an hour's worth of that at once, and
-    /// `blocks_per_s` a second. 0 means no limit; `None` where there is neither.
+    /// The budget of a tier of `capacity` blocks: `drive_writes_per_day * capacity` a day, an
+    /// hour's worth of that at once, and `blocks_per_s` a second. 0 means no limit; `None` where
+    /// there is neither.
     pub(crate) fn new(capacity: u32, drive_writes_per_day: f64, blocks_per_s: f64) -> Option<Self> {
         let per_day = f64::from(capacity) * drive_writes_per_day;
         let daily = Bucket::new(per_day / DAY_S, per_day * BURST_SHARE);
@@ -39,7 +41,8 @@ impl WearBudget {
         self.buckets.iter().map(left).fold(wanted, usize::min)
     }
 
-    /// Counts `blocks` as written, also beyond the budget: what was asked for by name is written, and paid for later.
+    /// Counts `blocks` as written, also beyond the budget: what was asked for by name is written,
+    /// and paid for later.
     pub(crate) fn charge(&self, blocks: usize) {
         let now = Instant::now();
         for bucket in &self.buckets {

@@ -27,7 +27,8 @@ impl Handshakes {
         self.note(rank, Handshake::Ready);
     }
 
-    /// A rank speaks another version. Where one said that it takes volumes, this is a late message of the process that it replaced.
+    /// A rank speaks another version. Where one said that it takes volumes, this is a late message
+    /// of the process that it replaced.
     pub(crate) fn speaks(&self, rank: Rank, version: u16) {
         self.note(rank, Handshake::Version(version));
     }
@@ -87,7 +88,8 @@ mod tests {
         assert!(refusal(0).contains("rank 1 has not said"));
         handshakes.speaks(Rank(1), 1);
         assert!(refusal(3600).contains("rank 1 speaks version 1"), "at once");
-        // Its process is replaced, whose last word comes late, and a third one starts while somebody waits for it.
+        // Its process is replaced, whose last word comes late, and a third one starts while
+        // somebody waits for it.
         handshakes.ready(Rank(1));
         handshakes.speaks(Rank(1), 1);
         std::thread::scope(|scope| {

@@ -1,4 +1,5 @@
-//! The ranks: sending to their workers, which of them are there, requests to all of them, and what they found on their disks.
+//! The ranks: sending to their workers, which of them are there, requests to all of them, and what
+//! they found on their disks.
 //!
 //! # Modules
 //! A module uses only modules in rows below its own, and only those in its third column.
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 
 /// All ranks, as the leader sees them, and the links to their workers.
 pub(crate) struct Ranks {
-    each: Vec<State>,
+    each: Vec<RankLiveness>,
     links: OnceLock<Vec<Box<dyn WorkerLink>>>,
     /// How long a link may stay closed before the leader gives the rank up; 0 for ever.
     lost_after: Duration,
@@ -37,15 +38,15 @@ pub(crate) struct Ranks {
 pub struct RankStatus {
     /// The rank.
     pub rank: Rank,
-    /// Whether it is given up ([`KvBlockManager::rank_lost`](crate::KvBlockManager::rank_lost), `transfer.rank_lost_after`): every transfer
-    /// fails until its worker starts again.
+    /// Whether it is given up ([`KvBlockManager::rank_lost`](crate::KvBlockManager::rank_lost),
+    /// `transfer.rank_lost_after`): every transfer fails until its worker starts again.
     pub is_lost: bool,
     /// Plans that it has not answered.
     pub plans: usize,
 }
 
 #[derive(Default)]
-struct State {
+struct RankLiveness {
     /// Given up: nothing is sent to it.
     lost: AtomicBool,
     contact: Mutex<Contact>,
@@ -61,7 +62,8 @@ pub(crate) struct Contact {
     pub(crate) started: Option<Instant>,
     /// Number of its last announced start, counted over all ranks ([`Ranks::starts_announced`]).
     pub(crate) announced: u64,
-    /// Announced starts that are not handled yet: what the worker before held still counts as there.
+    /// Announced starts that are not handled yet: what the worker before held still counts as
+    /// there.
     waiting: u32,
 }
 
@@ -77,7 +79,7 @@ fn not_sent(error: &dyn std::fmt::Display) -> Failure {
 impl Ranks {
     pub(crate) fn new(ranks: usize, metrics: Metrics, lost_after: Duration) -> Self {
         Self {
-            each: (0..ranks).map(|_| State::default()).collect(),
+            each: (0..ranks).map(|_| RankLiveness::default()).collect(),
             links: OnceLock::new(),
             lost_after,
             announced: AtomicU64::new(0),
@@ -99,7 +101,7 @@ impl Ranks {
         (0..self.each.len() as u16).map(Rank)
     }
 
-    fn get(&self, rank: Rank) -> Option<&State> {
+    fn get(&self, rank: Rank) -> Option<&RankLiveness> {
         self.each.get(rank.index())
     }
 
@@ -143,8 +145,8 @@ impl Ranks {
         self.get(rank).is_some_and(|state| state.lost.load(Ordering::Acquire))
     }
 
-    /// A worker announces that it has started; the start is handled later, in turn. What was sent before now went to the worker
-    /// before it.
+    /// A worker announces that it has started; the start is handled later, in turn. What was sent
+    /// before now went to the worker before it.
     pub(crate) fn start_announced(&self, rank: Rank) {
         if let Some(state) = self.get(rank) {
             let mut contact = state.contact.lock();
@@ -163,8 +165,9 @@ impl Ranks {
         self.announced.load(Ordering::Acquire)
     }
 
-    /// Whether commands may be sent to a rank; then the number of its workers' handled starts. A new worker gets nothing before its start
-    /// was handled: it would be sent to read what only the worker before had.
+    /// Whether commands may be sent to a rank; then the number of its workers' handled starts. A
+    /// new worker gets nothing before its start was handled: it would be sent to read what only the
+    /// worker before had.
     fn usable(&self, rank: Rank) -> Result<u32, Failure> {
         let Some(state) = self.get(rank) else { return Ok(0) };
         if state.lost.load(Ordering::Acquire) {
@@ -201,7 +204,8 @@ impl Ranks {
         !self.lost_after.is_zero() && contact.closed.is_some_and(closed)
     }
 
-    /// Sends nothing to a rank any more, where `still` is true of what is known of it at this moment. Whether that was so.
+    /// Sends nothing to a rank any more, where `still` is true of what is known of it at this
+    /// moment. Whether that was so.
     pub(crate) fn give_up(&self, rank: Rank, still: impl FnOnce(&Contact) -> bool) -> bool {
         let Some(state) = self.get(rank) else { return false };
         let contact = state.contact.lock();
@@ -218,12 +222,12 @@ impl Ranks {
     }
 }
 
-/// The handling of an announced start. Where it fails, the worker is not taken in: its link counts as closed until another worker starts
-/// or the leader gives the rank up.
+/// The handling of an announced start. Where it fails, the worker is not taken in: its link counts
+/// as closed until another worker starts or the leader gives the rank up.
 pub(crate) struct StartInProgress<'a> {
     ranks: &'a Ranks,
     rank: Rank,
-    state: Option<&'a State>,
+    state: Option<&'a RankLiveness>,
 }
 
 impl StartInProgress<'_> {
@@ -231,7 +235,8 @@ impl StartInProgress<'_> {
     pub(crate) fn done(mut self) {
         if let Some(state) = self.state.take() {
             let mut contact = state.contact.lock();
-            // In one step: a first worker whose start counts and still waits would pass for a replacement.
+            // In one step: a first worker whose start counts and still waits would pass for a
+            // replacement.
             contact.starts += 1;
             contact.started = Some(Instant::now());
             contact.waiting = contact.waiting.saturating_sub(1);

@@ -40,7 +40,8 @@ impl Recoveries {
         Self { ranks, complete: Signal::default(), capacity: capacity as usize }
     }
 
-    /// A part of what a rank found on G3. Given back where the rank had said all before: its worker has started again.
+    /// A part of what a rank found on G3. Given back where the rank had said all before: its worker
+    /// has started again.
     pub(crate) fn answer(&self, rank: Rank, tier: Tier, part: RankPart) -> Option<RankPart> {
         let mut ranks = self.ranks.lock();
         let found = ranks.get_mut(rank.index()).filter(|_| tier == Tier::G3)?;

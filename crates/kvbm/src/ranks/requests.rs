@@ -9,10 +9,10 @@ use std::time::Instant;
 
 /// Requests that are not answered in full.
 pub(crate) struct Requests<T> {
-    state: Mutex<State<T>>,
+    state: Mutex<OpenRequests<T>>,
 }
 
-struct State<T> {
+struct OpenRequests<T> {
     last: u64,
     pending: HashMap<u64, Pending<T>>,
 }
@@ -33,7 +33,7 @@ pub(crate) struct Request<T> {
 
 impl<T> Default for Requests<T> {
     fn default() -> Self {
-        Self { state: Mutex::new(State { last: 0, pending: HashMap::new() }) }
+        Self { state: Mutex::new(OpenRequests { last: 0, pending: HashMap::new() }) }
     }
 }
 

@@ -1,7 +1,8 @@
-//! Slots of G3 that change hands: releases, removals that must become durable, slots in write backoff, and slots that are quarantined.
+//! Slots of G3 that change hands: releases, removals that must become durable, slots that are
+//! withheld, and slots that are quarantined.
 //!
-//! The lock [`Slots::order`] is held while slots of G3 change hands and the workers are sent what follows from it. So no slot is
-//! released after its next block was sent to it.
+//! The lock [`Slots::order`] is held while slots of G3 change hands and the workers are sent what
+//! follows from it. So no slot is released after its next block was sent to it.
 //!
 //! # Modules
 //! A module uses only modules in rows below its own, and only those in its third column.
@@ -9,15 +10,18 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | `removals` | removals that a disk may lack | - |
-//! | `write_backoff` | slots that failed a write | - |
+//! | `directories` | circuit breakers of the directories of the disk tier | - |
 
+mod directories;
 mod removals;
-mod write_backoff;
 
+use crate::circuit_breaker::StateChange;
 use crate::metrics::Metrics;
 use crate::ranks::Ranks;
 use crate::ranks::recovery::RankPart;
 use crate::ranks::requests::Requests;
+pub(crate) use directories::Directories;
+pub use directories::DirectoryStatus;
 use kvbm_plan::{
     BlockId, BlockIdentity, Command, Failure, FlushOutcome, NamespaceId, Rank, SequenceHash, Tier,
     deadline_after,
@@ -29,7 +33,6 @@ pub(crate) use removals::Removal;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use write_backoff::WriteBackoff;
 
 /// See the module.
 pub(crate) struct Slots {
@@ -42,8 +45,9 @@ pub(crate) struct Slots {
     order: ReentrantMutex<()>,
     /// By rank.
     removals: Vec<Mutex<PendingRemovals>>,
-    write_backoff: WriteBackoff,
-    /// Bad slots that were about to be written when they were found bad: they are retired when that write has failed.
+    directories: Directories,
+    /// Bad slots that were about to be written when they were found bad: they are retired when that
+    /// write has failed.
     to_retire: Mutex<Vec<BlockId>>,
     /// Longest wait for the disks to make a removal durable.
     durable_within: Duration,
@@ -55,9 +59,10 @@ impl Slots {
         ranks: Arc<Ranks>,
         metrics: Metrics,
         durable_within: Duration,
+        directories: Directories,
     ) -> Self {
         Self {
-            write_backoff: WriteBackoff::new(registry.capacity(Tier::G3)),
+            directories,
             removals: ranks.all().map(|_| Mutex::default()).collect(),
             flushes: Arc::default(),
             order: ReentrantMutex::new(()),
@@ -74,38 +79,45 @@ impl Slots {
         self.order.lock()
     }
 
-    /// Slots in write backoff.
-    pub(crate) fn in_backoff(&self) -> u32 {
-        u32::try_from(self.write_backoff.len()).unwrap_or(u32::MAX)
+    /// The directories of the disk tier.
+    pub(crate) fn directories(&self) -> &Directories {
+        &self.directories
     }
 
-    /// Gives back the slots whose write backoff is over, for a caller that is about to reserve slots.
-    pub(crate) fn retry_writes(&self) {
-        drop(self.write_backoff.due(Instant::now()));
+    /// Prepares a reservation of `wanted` slots: withheld slots whose time is over are free again.
+    /// How many slots may be reserved.
+    pub(crate) fn writable(&self, wanted: usize) -> usize {
+        let now = Instant::now();
+        drop(self.directories.take_due(now));
+        self.directories.writable(wanted, now)
     }
 
-    /// Copies to G3 are over: slots that were written, and reservations whose slot could not be written (place in `arrivals` and slot).
-    /// Some of the latter begin a write backoff.
+    /// Copies to G3 are over: slots that were written, and reservations whose slot could not be
+    /// written (place in `arrivals` and slot).
     pub(crate) fn writes_ended(
         &self,
         arrivals: &mut AnyArrivals,
         written: &[BlockId],
         failed: &[(usize, BlockId)],
     ) {
-        let now = Instant::now();
-        let slots: Vec<_> = failed.iter().map(|(_, slot)| *slot).collect();
-        let count = self.write_backoff.writes_ended(written, &slots, now);
-        // A slot that is about to be retired gets no backoff.
+        // A slot that is about to be retired is not withheld.
         let to_retire = self.to_retire.lock();
-        let back_off = failed.iter().filter(|(_, slot)| !to_retire.contains(slot)).map(|(place, _)| *place);
-        let slots = arrivals.fail_and_withhold(back_off.take(count));
+        let failed: Vec<_> = failed.iter().filter(|(_, slot)| !to_retire.contains(slot)).copied().collect();
+        let changes = self.directories.record_writes(arrivals, written, &failed, Instant::now());
         drop(to_retire);
-        let total = slots.len();
-        if self.write_backoff.begin(slots, now) {
-            tracing::warn!(
-                target: "kvbm", slots = total,
-                "slots of G3 could not be written and are not written again for a while: the status shows the errors of each directory"
-            );
+        for change in changes {
+            let directory = change.directory;
+            match change.change {
+                StateChange::None => {}
+                StateChange::Closed => {
+                    tracing::info!(target: "kvbm", directory, "a directory of the disk tier takes writes again");
+                }
+                StateChange::Opened => tracing::warn!(
+                    target: "kvbm", directory,
+                    "a directory of the disk tier fails writes: copies go to others for a while; \
+                     the status shows the errors of each directory"
+                ),
+            }
         }
     }
 
@@ -149,16 +161,17 @@ impl Slots {
         *to_retire = self.registry.retire(Tier::G3, &slots);
     }
 
-    /// A worker that started again opened its disk, where these slots are out of use, as a repair leaves them. No rank writes there any
-    /// more, and what the others have there is not whole.
+    /// A worker that started again opened its disk, where these slots are out of use, as a repair
+    /// leaves them. No rank writes there any more, and what the others have there is not whole.
     pub(crate) fn disk_reopened(&self, unusable: Vec<BlockId>) {
         // It may be another device.
-        drop(self.write_backoff.all());
+        drop(self.directories.reset_writes());
         self.retire(unusable);
     }
 
-    /// Removes blocks from the registry that a disk does not hold after all: their slots were being overwritten when the last process
-    /// ended, or a disk gave them up. What continues them goes too. A block that has come to another slot since stays.
+    /// Removes blocks from the registry that a disk does not hold after all: their slots were being
+    /// overwritten when the last process ended, or a disk gave them up. What continues them goes
+    /// too. A block that has come to another slot since stays.
     pub(crate) fn drop_missing(&self, mut missing: Vec<(BlockIdentity, BlockId)>) {
         if missing.is_empty() {
             return;
@@ -243,8 +256,8 @@ impl Slots {
         let after = removed();
         let each = std::array::from_fn(|at| after[at].saturating_sub(before[at]));
         if self.registry.capacity(Tier::G3) > 0 {
-            // The disks know what they hold, also blocks that left the registry in another way. A copy that is on its way there is
-            // released when it ends.
+            // The disks know what they hold, also blocks that left the registry in another way. A
+            // copy that is on its way there is released when it ends.
             self.remove(Removal::Namespace(namespace));
             drop(order);
             self.commit_removal();
@@ -252,14 +265,15 @@ impl Slots {
         (blocks, each)
     }
 
-    /// Removes the blocks of `tiers` from the registry, because a rank's part of them is gone. Records on disks stay, so that a later leader
-    /// finds what all ranks have then. How many went.
+    /// Removes the blocks of `tiers` from the registry, because a rank's part of them is gone.
+    /// Records on disks stay, so that a later leader finds what all ranks have then. How many went.
     pub(crate) fn lose(&self, tiers: &[Tier]) -> u64 {
         let _order = self.order();
         self.registry.lose(tiers.iter().copied().collect()).blocks
     }
 
-    /// A worker that has started again says what it found on its disk, or a part of that. Nothing is sent to it yet.
+    /// A worker that has started again says what it found on its disk, or a part of that. Nothing
+    /// is sent to it yet.
     pub(crate) fn disk_found_again(&self, rank: Rank, part: &RankPart) {
         let Some(pending) = self.removals.get(rank.index()) else { return };
         // No block comes to a slot of the disk meanwhile.

@@ -1,4 +1,5 @@
-//! Removals from G3 that a rank is not known to have made durable. Its worker is sent them again when it starts again.
+//! Removals from G3 that a rank is not known to have made durable. Its worker is sent them again
+//! when it starts again.
 
 use super::Slots;
 use kvbm_plan::{BlockId, BlockIdentity, Command, Failure, NamespaceId, Rank, RecoveredBlock, Tier};
@@ -18,8 +19,9 @@ const MAX_SLOTS: usize = 1 << 16;
 // A part of slots finds room where none are noted.
 const _: () = assert!(Command::MAX_RELEASE <= MAX_SLOTS);
 
-/// Removals that a rank's disk may lack: they could not be sent, or the worker may have ended before they were durable. A removal that stays
-/// here for too long costs blocks on that disk, and is never wrong.
+/// Removals that a rank's disk may lack: they could not be sent, or the worker may have ended
+/// before they were durable. A removal that stays here for too long costs blocks on that disk, and
+/// is never wrong.
 #[derive(Default)]
 pub(super) struct PendingRemovals {
     /// Each with its number, where it was sent.
@@ -30,9 +32,11 @@ pub(super) struct PendingRemovals {
     sent: u64,
     /// What a worker that has started again found in such slots, as far as it has said that.
     found: BTreeMap<BlockId, BlockIdentity>,
-    /// Slots that were noted since it began to say that: of these it may have said before what is in them. `None` where no worker says that.
+    /// Slots that were noted since it began to say that: of these it may have said before what is
+    /// in them. `None` where no worker says that.
     noted_since: Option<BTreeSet<BlockId>>,
-    /// The flush that a new worker was asked for behind all of it, by its token, and how far it had been sent then.
+    /// The flush that a new worker was asked for behind all of it, by its token, and how far it had
+    /// been sent then.
     catching_up: Option<(u64, u64)>,
 }
 
@@ -134,9 +138,9 @@ impl PendingRemovals {
         self.found.extend(noted.map(|found| (found.block, found.identity)));
     }
 
-    /// That was all of it. Slots in which it found nothing, or the block that the registry has there, need not be released there any more,
-    /// unless they were noted meanwhile.
-    /// Blocks of the registry in whose place it found another one.
+    /// That was all of it. Slots in which it found nothing, or the block that the registry has
+    /// there, need not be released there any more, unless they were noted meanwhile. Blocks of the
+    /// registry in whose place it found another one.
     pub(super) fn found_all(&mut self, registered: &HashMap<BlockId, BlockIdentity>) -> Vec<BlockIdentity> {
         let (found, since) = (std::mem::take(&mut self.found), self.noted_since.take().unwrap_or_default());
         let is_other = |slot: &BlockId| {
@@ -155,8 +159,8 @@ impl Slots {
         self.removals.iter().filter(|pending| lacks(&pending.lock())).count()
     }
 
-    /// Removes a namespace, or all unused slots, from every disk. Under the lock `order`. It stays pending for every rank until that rank has
-    /// made it durable.
+    /// Removes a namespace, or all unused slots, from every disk. Under the lock `order`. It stays
+    /// pending for every rank until that rank has made it durable.
     pub(super) fn remove(&self, removal: Removal) {
         // For every rank before any rank is sent it.
         self.removals.iter().for_each(|pending| pending.lock().note(removal));
@@ -179,12 +183,14 @@ impl Slots {
         }
     }
 
-    /// Empties all slots of the disks that no block uses, or ever will. Under the lock `order`: none of them can have a new block yet.
+    /// Empties all slots of the disks that no block uses, or ever will. Under the lock `order`:
+    /// none of them can have a new block yet.
     pub(super) fn remove_unused(&self) {
         self.remove(Removal::Unused);
     }
 
-    /// These slots of G3 hold nothing that may be found after a restart. Pending for every rank until that rank has made it durable.
+    /// These slots of G3 hold nothing that may be found after a restart. Pending for every rank
+    /// until that rank has made it durable.
     pub(crate) fn release(&self, slots: &[BlockId]) {
         for part in slots.chunks(Command::MAX_RELEASE) {
             self.removals.iter().for_each(|pending| pending.lock().note_slots(part));
@@ -201,13 +207,14 @@ impl Slots {
         }
     }
 
-    /// Nothing that was sent to a rank's earlier worker counts for its new one. What the new one has to be sent.
+    /// Nothing that was sent to a rank's earlier worker counts for its new one. What the new one
+    /// has to be sent.
     pub(crate) fn worker_replaced(&self, rank: Rank) -> Due {
         self.removals.get(rank.index()).map(|pending| pending.lock().unsend_all()).unwrap_or_default()
     }
 
-    /// Sends a rank's new worker the removals that are not known to be durable there. Under the lock `order`: no block was sent to its disk
-    /// since it started.
+    /// Sends a rank's new worker the removals that are not known to be durable there. Under the
+    /// lock `order`: no block was sent to its disk since it started.
     pub(crate) fn catch_up(&self, rank: Rank, due: &Due) {
         let Some(pending) = self.removals.get(rank.index()) else { return };
         if *due == Due::default() {
@@ -216,8 +223,8 @@ impl Slots {
         let (removals, slots) = (due.removals.len(), due.slots.len());
         tracing::info!(target: "kvbm", %rank, removals, slots, "a rank is sent what was removed from G3 while it was away");
         self.send_removals(rank, due, false);
-        // Nobody waits for this flush: without it the removals are durable a commit later. Until it or another flush is answered, all of them
-        // stay pending.
+        // Nobody waits for this flush: without it the removals are durable a commit later. Until it
+        // or another flush is answered, all of them stay pending.
         let token = self.flushes.token();
         {
             let mut pending = pending.lock();
@@ -226,8 +233,8 @@ impl Slots {
         let _not_sent = self.ranks.send_to(rank, &Command::Flush { token });
     }
 
-    /// A rank has made a flush durable. If its worker was sent that flush when it started, the removals before it are durable. An answer of the
-    /// worker before it proves nothing.
+    /// A rank has made a flush durable. If its worker was sent that flush when it started, the
+    /// removals before it are durable. An answer of the worker before it proves nothing.
     pub(super) fn caught_up(&self, rank: Rank, token: u64) {
         if let Some(pending) = self.removals.get(rank.index()) {
             let mut pending = pending.lock();
@@ -237,7 +244,8 @@ impl Slots {
         }
     }
 
-    /// Sends ranks what could not be sent when it was due: a slot may have been on its way to another block then.
+    /// Sends ranks what could not be sent when it was due: a slot may have been on its way to
+    /// another block then.
     pub(crate) fn send_removals_again(&self) {
         let _order = self.order();
         for (rank, pending) in self.ranks.all().zip(&self.removals) {
@@ -246,8 +254,9 @@ impl Slots {
         }
     }
 
-    /// Sends a rank what is due, under the lock `order`. What is not sent stays pending. `in_use`: whether blocks may have come to its disk
-    /// since the removals were noted. A namespace may have new blocks then, so all unused slots are named instead.
+    /// Sends a rank what is due, under the lock `order`. What is not sent stays pending. `in_use`:
+    /// whether blocks may have come to its disk since the removals were noted. A namespace may have
+    /// new blocks then, so all unused slots are named instead.
     fn send_removals(&self, rank: Rank, due: &Due, in_use: bool) {
         let Some(pending) = self.removals.get(rank.index()) else { return };
         for &removal in &due.removals {
@@ -271,7 +280,8 @@ impl Slots {
         if due.slots.is_empty() {
             return;
         }
-        // Slots that another block has by now, or is on its way to, stay pending: that block may not be durable there either.
+        // Slots that another block has by now, or is on its way to, stay pending: that block may
+        // not be durable there either.
         let unused: HashSet<BlockId> = self.unused().into_iter().collect();
         let slots: Vec<BlockId> = due.slots.iter().filter(|slot| unused.contains(slot)).copied().collect();
         for part in slots.chunks(Command::MAX_RELEASE) {
@@ -281,10 +291,11 @@ impl Slots {
         }
     }
 
-    /// Slots of G3 that hold no block and that nothing is on its way to, in order. Under the lock `order` it stays so.
+    /// Slots of G3 that hold no block and that nothing is on its way to, in order. Under the lock
+    /// `order` it stays so.
     fn unused(&self) -> Vec<BlockId> {
-        // Read first: a slot whose backoff ends after this is free.
-        let mut slots = self.write_backoff.slots();
+        // Read first: a slot that is not withheld any more after this is free.
+        let mut slots = self.directories.withheld();
         slots.extend(self.registry.vacant_slots(Tier::G3));
         slots.sort_unstable();
         slots.dedup();
@@ -321,7 +332,7 @@ mod tests {
         pending.note(one);
         pending.removal_sent(one);
         pending.durable(upto);
-        assert_eq!(pending.removals, [(one, Some(2)), (other, None)], "told again since; not told at all");
+        assert_eq!(pending.removals, [(one, Some(2)), (other, None)], "sent again since; not sent at all");
         let upto = pending.sent;
         assert_eq!(pending.unsend_all().removals, [one, other]);
         pending.durable(upto);
@@ -368,7 +379,7 @@ mod tests {
         pending.note_slots(&many);
         pending.slots_sent(&many);
         pending.note_slots(&[BlockId(7)]);
-        assert_eq!(pending.removals, [(Removal::Unused, Some(1))], "each of them was told");
+        assert_eq!(pending.removals, [(Removal::Unused, Some(1))], "each of them was sent");
         pending.slots_sent(&[BlockId(7)]);
         pending.durable(pending.sent);
         assert_eq!((pending.removals.len(), pending.slots.len()), (0, 0));
@@ -403,7 +414,7 @@ mod tests {
         assert_eq!(pending.unsend_all().slots, [2, 3].map(BlockId), "the released ones are still there");
         pending.found_all(&registered);
         assert_eq!(pending.unsend_all().slots, [], "another worker finds nothing at all");
-        // Another one has told of slots that are released before it has told of the last.
+        // Another one has reported slots that are released before it has reported the last.
         pending.found(&[block(1, 1), block(2, 2)]);
         pending.note_slots(&[1, 5].map(BlockId));
         pending.found(&[block(6, 6)]);
@@ -411,7 +422,7 @@ mod tests {
         assert_eq!(
             pending.unsend_all().slots,
             [1, 5].map(BlockId),
-            "what it told before it was noted may lie there"
+            "what it reported before it was noted may lie there"
         );
         pending.found(&[]);
         pending.found_all(&HashMap::new());

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 /// How long a transfer that has all its reports may take to settle: bookkeeping, no bytes move.
 const SETTLEMENT: Duration = Duration::from_secs(10);
 
-/// See the module. Dropped, it takes the caller's interest back: a transfer in which nobody is interested any more is given up.
+/// See the module. Dropped, it takes the caller's interest back: a transfer in which nobody is
+/// interested any more is given up.
 #[must_use = "dropping it gives the transfer up"]
 pub(crate) struct Handle {
     transfers: Arc<Transfers>,
@@ -32,7 +33,8 @@ impl Handle {
         Arc::ptr_eq(self.transfer(), transfer)
     }
 
-    /// Whether it joined a transfer that another caller had started, and that caller gave the transfer up. Once.
+    /// Whether it joined a transfer that another caller had started, and that caller gave the
+    /// transfer up. Once.
     pub(crate) fn take_given_up(&mut self) -> bool {
         std::mem::take(&mut self.interest.joined)
             && self.with_outcome(|outcome| {
@@ -69,7 +71,8 @@ impl Handle {
         Ok(())
     }
 
-    /// Looks at the outcome. Meaningful once the transfer is done. What arrived stays pinned until the handle is dropped.
+    /// Looks at the outcome. Meaningful once the transfer is done. What arrived stays pinned until
+    /// the handle is dropped.
     pub(crate) fn with_outcome<R>(&self, read: impl FnOnce(&Outcome) -> R) -> R {
         self.transfer().with_outcome(read)
     }
@@ -85,8 +88,8 @@ impl Handle {
         self.interest.detach();
     }
 
-    /// Waits no longer: where no other caller does, the transfer is given up for `reason`, and what has arrived from the front on counts.
-    /// Whether it was late.
+    /// Waits no longer: where no other caller does, the transfer is given up for `reason`, and what
+    /// has arrived from the front on counts. Whether it was late.
     pub(crate) fn stop(&mut self, reason: &Failure) -> bool {
         self.released = true;
         let transfer = &self.interest.transfer;

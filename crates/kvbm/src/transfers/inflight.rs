@@ -1,7 +1,8 @@
 //! Plans that not all workers have answered.
 //!
-//! A plan is finished when every rank has answered once. An answer of an earlier epoch, for an unknown plan, from an
-//! unknown rank or from a rank that already answered changes nothing, so messages may be repeated or late.
+//! A plan is finished when every rank has answered once. An answer of an earlier epoch, for an
+//! unknown plan, from an unknown rank or from a rank that already answered changes nothing, so
+//! messages may be repeated or late.
 
 use crate::error::may_land;
 use kvbm_plan::{BlockOutcome, Epoch, Failure, FailureKind, Path, PlanId, Rank, TransferReport};
@@ -146,7 +147,8 @@ impl<O> Inflight<O> {
         self.answer(TransferReport { plan_id, epoch, rank, path, blocks, bytes: 0, queued_us: 0, busy_us: 0 })
     }
 
-    /// Plans that `rank` has not answered, of those that `select` picks by their operation and what [`sent`](Self::sent) said.
+    /// Plans that `rank` has not answered, of those that `select` picks by their operation and what
+    /// [`sent`](Self::sent) said.
     pub(super) fn owed_by(
         &self,
         rank: Rank,
@@ -189,8 +191,9 @@ impl<O> Inflight<O> {
 }
 
 impl<O> Pending<O> {
-    /// The first failure of a block, on whichever rank, is the one that is reported; one that left no bytes gives way to one that may have. Of
-    /// ranks that did not start it, what one waited for is reported rather than that it was cancelled on another.
+    /// The first failure of a block, on whichever rank, is the one that is reported; one that left
+    /// no bytes gives way to one that may have. Of ranks that did not start it, what one waited for
+    /// is reported rather than that it was cancelled on another.
     fn merge(&mut self, rank: Rank, blocks: Vec<BlockOutcome>) {
         use FailureKind::{Cancelled, GateShut, PathBusy};
 
@@ -289,7 +292,7 @@ mod tests {
     #[test]
     fn a_failure_that_may_have_left_bytes_is_told_rather_than_one_that_did_not() {
         use FailureKind::{Cancelled, Corrupt, Deadline, Full, Io, PathBusy, Predecessor};
-        for (kinds, told) in [
+        for (kinds, expected) in [
             ([Full, Deadline], Deadline),
             ([Predecessor, Full], Predecessor),
             ([Io, Corrupt], Io),
@@ -304,7 +307,7 @@ mod tests {
             let Answer::Finished(finished) = inflight.answer(report(plan, 1, failed(kinds[1]))) else {
                 panic!("finished")
             };
-            assert_eq!(finished.failures[0].as_ref().map(|failure| failure.kind), Some(told));
+            assert_eq!(finished.failures[0].as_ref().map(|failure| failure.kind), Some(expected));
         }
     }
 

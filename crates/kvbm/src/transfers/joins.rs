@@ -1,4 +1,5 @@
-//! Blocks on their way to G1 and the transfer that brings each, so that a second request for a block joins the first.
+//! Blocks on their way to G1 and the transfer that brings each, so that a second request for a
+//! block joins the first.
 
 use super::transfer::{Transfer, expired};
 use super::{Handle, Purpose, Request, Transfers};
@@ -34,8 +35,8 @@ impl Joins {
     }
 }
 
-/// Held from the reservation of blocks of G1 until their transfer is entered here: no other caller finds a block on its way without the
-/// transfer that brings it.
+/// Held from the reservation of blocks of G1 until their transfer is entered here: no other caller
+/// finds a block on its way without the transfer that brings it.
 pub(crate) struct Arriving<'a> {
     transfers: &'a Arc<Transfers>,
     by_block: MutexGuard<'a, HashMap<Key, Arc<Transfer>>>,

@@ -24,15 +24,16 @@ impl Transfers {
         }
     }
 
-    /// The front of a prefix that has arrived counts, although the rest is on its way: somebody has waited long enough. What workers may
-    /// still write is touched by nobody.
+    /// The front of a prefix that has arrived counts, although the rest is on its way: somebody has
+    /// waited long enough. What workers may still write is touched by nobody.
     pub(super) fn keep_arrived(&self, transfer: &Arc<Transfer>) {
         if transfer.purpose != Purpose::Offload {
             transfer.keep_front(|parts, front| self.keep(transfer, parts, front));
         }
     }
 
-    /// How many blocks of `front`, from its first on, are there as they should be: what is reserved for them is visible now.
+    /// How many blocks of `front`, from its first on, are there as they should be: what is reserved
+    /// for them is visible now.
     fn keep(&self, transfer: &Transfer, parts: &mut Parts, front: Range<usize>) -> usize {
         let Parts { destination, losses, check, .. } = parts;
         let is_lost = |tier: Tier| Tier::SLOTTED.contains(&tier) && self.registry.is_lost(tier, *losses);

@@ -1,4 +1,5 @@
-//! Rate limit of the log: a failure is logged at intervals, not once a block. A full disk fails thousands of blocks.
+//! Rate limit of the log: a failure is logged at intervals, not once a block. A full disk fails
+//! thousands of blocks.
 
 use kvbm_plan::{FailureKind, Path, VolumeId};
 use parking_lot::Mutex;

@@ -1,8 +1,11 @@
-//! Transfers: everything from "these blocks go from here to there" to "every rank has reported how it ended".
+//! Transfers: everything from "these blocks go from here to there" to "every rank has reported how
+//! it ended".
 //!
-//! [`Transfers::start`] is the one door, for onboards, offloads, parked sequences and volumes alike. A [`Request`] says which blocks move
-//! ([`Move`]), where they arrive ([`Destination`]), what stays held until no worker can touch it (`holds`), and what is called
-//! when blocks become visible (`on_arrival`). The caller gets a [`Handle`]: to wait, to look at the outcome, or to give the transfer up.
+//! [`Transfers::start`] is the one door, for onboards, offloads, parked sequences and volumes
+//! alike. A [`Request`] says which blocks move ([`Move`]), where they arrive ([`Destination`]),
+//! what stays held until no worker can touch it (`holds`), and what is called when blocks become
+//! visible (`on_arrival`). The caller gets a [`Handle`]: to wait, to look at the outcome, or to
+//! give the transfer up.
 //!
 //! ```text
 //! Request ─ plans::ranges ─> plans ─ send ─> Ranks (workers)
@@ -17,16 +20,18 @@
 //!      └─ the outcome is published to the handles
 //! ```
 //!
-//! A transfer past its deadline is given up (`late`): its waiters get what has arrived from the front on, plans that have not started are
-//! cancelled, and everything it holds stays held until the last rank has answered. Nothing here calls back up to whoever started a transfer,
-//! except through `on_arrival`, `check` and [`VolumeEnd`]; none of the three runs under a lock that a report takes.
+//! A transfer past its deadline is given up (`late`): its waiters get what has arrived from the
+//! front on, plans that have not started are cancelled, and everything it holds stays held until
+//! the last rank has answered. Nothing here calls back up to whoever started a transfer, except
+//! through `on_arrival`, `check` and [`VolumeEnd`]; none of the three runs under a lock that a
+//! report takes.
 //!
 //! # Modules
 //! A module uses only modules in rows below its own, and only those in its third column.
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `disk_reads` | circuit breaker of the disk tier | `transfer` |
+//! | `disk_reads` | results of reads from the disk tier | `transfer` |
 //! | `handle` | a caller's share in a transfer | `transfer` |
 //! | `inflight` | plans that not all workers have answered | - |
 //! | `joins` | blocks on their way to G1, for later requests | `transfer` |
@@ -38,7 +43,7 @@
 //! | `speeds` | measured speeds of the paths | - |
 //! | `transfer` | one transfer and its state | - |
 
-mod disk_reads;
+pub(crate) mod disk_reads;
 mod handle;
 mod inflight;
 mod joins;
@@ -50,12 +55,11 @@ mod settle;
 mod speeds;
 mod transfer;
 
-use crate::circuit_breaker::Verdict;
+use crate::circuit_breaker::RequestResults;
 use crate::error::BlockFailure;
 use crate::metrics::Metrics;
 use crate::ranks::Ranks;
 use crate::slots::Slots;
-use disk_reads::DiskReads;
 pub(crate) use handle::Handle;
 use inflight::{Answer, Finished, Inflight};
 pub(crate) use joins::Arriving;
@@ -76,8 +80,8 @@ use std::time::{Duration, Instant};
 pub(crate) use transfer::{Outcome, expired};
 use transfer::{PlanPart, Transfer};
 
-/// A device event behind everything that the engine had submitted to its streams when it was handed over: what a plan that
-/// touches G1 waits for.
+/// A device event behind everything that the engine had submitted to its streams when it was handed
+/// over: what a plan that touches G1 waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Fence(pub(crate) u64);
 
@@ -116,11 +120,12 @@ pub(crate) enum Purpose {
     Private,
 }
 
-/// Why block `index` does not count, although it was copied: its source or destination changed meanwhile.
+/// Why block `index` does not count, although it was copied: its source or destination changed
+/// meanwhile.
 pub(crate) type Check = Box<dyn Fn(usize) -> Option<Failure> + Send>;
 
-/// Called with blocks that have become visible at the destination: once at the end, and before that where a late transfer is given up and its
-/// front has arrived.
+/// Called with blocks that have become visible at the destination: once at the end, and before that
+/// where a late transfer is given up and its front has arrived.
 pub(crate) type OnArrival = Box<dyn Fn(&Pinned) + Send + Sync>;
 
 /// Where the blocks arrive.
@@ -143,7 +148,7 @@ pub(crate) trait VolumeEnd: Send + Sync {
     /// Blocks came from the store or arrived there.
     fn served(&self);
     /// All plans are over; the transfer began at `began`.
-    fn ended(&self, results: &Verdict, began: Instant);
+    fn ended(&self, results: &RequestResults, began: Instant);
     /// Reads are over, with these failures.
     fn reads_ended(&self, moves: &[Move], failures: &[Option<Failure>]);
     /// Writes are over. Blocks that cannot count get a failure.
@@ -156,7 +161,8 @@ pub(crate) struct Request {
     pub(crate) to: Tier,
     pub(crate) moves: Vec<Move>,
     pub(crate) destination: Destination,
-    /// Read before the sources were known to be there. A tier that lost its blocks since then gave nothing, and got nothing that lasts.
+    /// Read before the sources were known to be there. A tier that lost its blocks since then gave
+    /// nothing, and got nothing that lasts.
     pub(crate) losses: Losses,
     /// Pins, private batches, engine blocks: dropped when no worker touches the blocks any more.
     pub(crate) holds: Vec<Box<dyn Any + Send>>,
@@ -164,7 +170,8 @@ pub(crate) struct Request {
     /// The volume that blocks come from or go to, where one does.
     pub(crate) volume: Option<Arc<dyn VolumeEnd>>,
     pub(crate) on_arrival: Option<OnArrival>,
-    /// Plans that touch G1 wait for this device event; for the last one that was set where there is none.
+    /// Plans that touch G1 wait for this device event; for the last one that was set where there is
+    /// none.
     pub(crate) fence: Option<Fence>,
 }
 
@@ -197,7 +204,8 @@ pub(crate) struct TransferSettings {
     pub(crate) max_read_blocks: usize,
     /// A transfer that takes longer fails.
     pub(crate) transfer_deadline: Duration,
-    /// A read from disk that takes longer than this and the time of its bytes fails: computing the blocks is faster.
+    /// A read from disk that takes longer than this and the time of its bytes fails: computing the
+    /// blocks is faster.
     pub(crate) read_deadline: Duration,
     pub(crate) block_costs: BlockCosts,
 }
@@ -212,7 +220,6 @@ pub(crate) struct Transfers {
     inflight: Inflight<PlanPart>,
     joins: Joins,
     speeds: Speeds,
-    disk_reads: DiskReads,
     /// Of failures in the log.
     log_limit: LogLimit,
     /// Number of the last device event that the engine handed over; 0 for none.
@@ -237,7 +244,6 @@ impl Transfers {
             inflight: Inflight::new(settings.epoch, ranks.len()),
             joins: Joins::default(),
             speeds: Speeds::default(),
-            disk_reads: DiskReads::new(settings.read_deadline),
             log_limit: LogLimit::default(),
             fence: AtomicU64::new(0),
             fences: AtomicU64::new(0),
@@ -297,7 +303,8 @@ impl Transfers {
         self.inflight.owed_by(rank, |_, _| true)
     }
 
-    /// Of those, plans that went to an earlier worker of the rank, before start number `announced`, and whose time is over since `started`.
+    /// Of those, plans that went to an earlier worker of the rank, before start number `announced`,
+    /// and whose time is over since `started`.
     pub(crate) fn owed_by_earlier(
         &self,
         rank: Rank,
@@ -305,7 +312,8 @@ impl Transfers {
         started: Instant,
         now: Instant,
     ) -> Vec<(PlanId, Path)> {
-        // The earlier worker has had the time of a transfer, should the plan have reached it after all.
+        // The earlier worker has had the time of a transfer, should the plan have reached it after
+        // all.
         self.inflight.owed_by(rank, |part, sent| {
             sent.is_some_and(|sent| sent < announced)
                 && now.saturating_duration_since(started) >= part.transfer.limit
@@ -317,7 +325,8 @@ impl Transfers {
         self.registry.losses()
     }
 
-    /// Whether what was handed out there on a tier is gone since then. Counts it: callers ask where they want to use it.
+    /// Whether what was handed out there on a tier is gone since then. Counts it: callers ask where
+    /// they want to use it.
     pub(crate) fn check_lost(&self, tier: Tier, since: Losses) -> Result<(), Lost> {
         if !self.registry.is_lost(tier, since) {
             return Ok(());
@@ -337,7 +346,8 @@ impl Transfers {
         self.speeds.per_block(path, Instant::now())
     }
 
-    /// Gives up on a transfer: unstarted plans are cancelled, started ones detach. `false` where it was given up before, or is over.
+    /// Gives up on a transfer: unstarted plans are cancelled, started ones detach. `false` where it
+    /// was given up before, or is over.
     fn abandon(&self, transfer: &Arc<Transfer>, reason: &Failure) -> bool {
         let abandoned = transfer.abandon(reason);
         if abandoned {
@@ -428,7 +438,9 @@ impl Transfers {
             return;
         }
         if path.src == Tier::G3 {
-            self.disk_gives();
+            let blocks = transfer.moves.iter().skip(finished.operation.first).zip(failures);
+            let served = blocks.filter(|(_, failure)| failure.is_none()).map(|(block, _)| block.src);
+            self.slots.directories().note_service(served);
         }
         if (path.src == Tier::G4 || path.dst == Tier::G4)
             && let Some(volume) = &transfer.volume

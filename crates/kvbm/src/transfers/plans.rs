@@ -4,10 +4,11 @@ use super::Move;
 use kvbm_plan::{BlockTransfer, Tier, TransferPlan};
 use std::ops::Range;
 
-/// Blocks of one plan: enough to hide the cost of a plan, few enough that several are under way for a large prefix.
+/// Blocks of one plan: enough to hide the cost of a plan, few enough that several are under way for
+/// a large prefix.
 pub(crate) const MAX_PLAN_BLOCKS: usize = 128;
-/// Bytes of one plan that reads from a disk or a volume: of a prefix that comes too slowly, what arrived counts plan by plan. As much as a
-/// worker hands to a disk at a time.
+/// Bytes of one plan that reads from a disk or a volume: of a prefix that comes too slowly, what
+/// arrived counts plan by plan. As much as a worker hands to a disk at a time.
 const MAX_READ_BYTES: u64 = 8 << 20;
 
 /// Blocks of one plan that reads blocks of so many bytes on each rank from a disk or a volume.
@@ -16,8 +17,8 @@ pub(crate) fn max_read_blocks(rank_block_bytes: u64) -> usize {
     usize::try_from(blocks).unwrap_or(usize::MAX).clamp(1, MAX_PLAN_BLOCKS)
 }
 
-/// Runs of moves from one tier, at most `max_blocks` of that each: a plan has one source tier and group, and several plans in flight keep
-/// a path busy from end to end.
+/// Runs of moves from one tier, at most `max_blocks` of that each: a plan has one source tier and
+/// group, and several plans in flight keep a path busy from end to end.
 pub(super) fn ranges(moves: &[Move], max_blocks: impl Fn(Tier) -> usize) -> Vec<Range<usize>> {
     let max_blocks = |tier| max_blocks(tier).clamp(1, TransferPlan::MAX_BLOCKS);
     let mut ranges: Vec<Range<usize>> = Vec::new();

@@ -27,16 +27,16 @@ impl Transfers {
         handle
     }
 
-    /// A transfer that is not under way yet, and the moves of each of its plans. Nothing can answer for it before [`send`](Self::send).
+    /// A transfer that is not under way yet, and the moves of each of its plans. Nothing can answer
+    /// for it before [`send`](Self::send).
     pub(super) fn prepare(&self, request: Request) -> (Arc<Transfer>, Vec<Range<usize>>) {
         let most = |from| match from {
             Tier::G1 | Tier::G2 => self.settings.max_plan_blocks,
             Tier::G3 | Tier::G4 => self.settings.max_read_blocks,
         };
         let ranges = plans::ranges(&request.moves, most);
-        if request.moves.iter().any(|block| block.from == Tier::G3) {
-            self.ask_disk();
-        }
+        let on_disk = request.moves.iter().filter(|block| block.from == Tier::G3);
+        self.slots.directories().note_reads(on_disk.map(|block| block.src));
         if let Some(volume) = &request.volume {
             volume.requested();
         }
@@ -44,8 +44,9 @@ impl Transfers {
         (Transfer::new(request, limit, ranges.len()), ranges)
     }
 
-    /// How long these moves may take. A read from a disk or a volume has the deadline of its tier, and beside it the time that all the bytes
-    /// take: a device that works is not given up because many blocks are read.
+    /// How long these moves may take. A read from a disk or a volume has the deadline of its tier,
+    /// and beside it the time that all the bytes take: a device that works is not given up because
+    /// many blocks are read.
     fn limit(&self, moves: &[Move], to: Tier, volume: Option<&dyn VolumeEnd>) -> Duration {
         let most = self.settings.transfer_deadline;
         let now = std::time::Instant::now();
@@ -105,8 +106,9 @@ impl Transfers {
         }
     }
 
-    /// A fence lies behind the engine's writes and its reads of G1. A plan that touches G1 waits for it: blocks are read after
-    /// the engine wrote them, and overwritten after the engine read them.
+    /// A fence lies behind the engine's writes and its reads of G1. A plan that touches G1 waits
+    /// for it: blocks are read after the engine wrote them, and overwritten after the engine read
+    /// them.
     fn gate(&self, path: Path, transfer: &Transfer) -> Gate {
         let fence = transfer.fence.map_or_else(|| self.fence.load(Ordering::Acquire), |fence| fence.0);
         let touches_device = path.src == Tier::G1 || path.dst == Tier::G1;

@@ -10,10 +10,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 impl Transfers {
-    /// All plans of a transfer are over: arrivals become visible, sources are released, the outcome is published, in this order.
+    /// All plans of a transfer are over: arrivals become visible, sources are released, the outcome
+    /// is published, in this order.
     pub(super) fn settle(&self, transfer: &Arc<Transfer>, unsettled: Unsettled) {
         let _inside = transfer.span.enter();
-        // Dropped in the opposite order: should this panic, the outcome is published after the holds are dropped.
+        // Dropped in the opposite order: should this panic, the outcome is published after the
+        // holds are dropped.
         let Unsettled { settlement, parts, mut failures, kept, results } = unsettled;
         let Parts { destination, losses, holds, check } = parts;
         self.note_disk_reads(transfer, &results.disk);
@@ -53,15 +55,17 @@ impl Transfers {
         if let (Some(on_arrival), Some(arrived)) = (&transfer.on_arrival, &arrived) {
             on_arrival(arrived);
         }
-        // Nobody waits for the blocks of an offload. They are released before the offload counts as over (a hold ends its account): who waits
-        // for offloads may evict or clear what they brought.
+        // Nobody waits for the blocks of an offload. They are released before the offload counts as
+        // over (a hold ends its account): who waits for offloads may evict or clear what they
+        // brought.
         let arrived = arrived.filter(|_| transfer.purpose != Purpose::Offload);
         // Before the outcome: a waiter may want back what was held for the transfer.
         drop(holds);
         settlement.publish(Outcome { arrived, failures });
     }
 
-    /// Makes the blocks visible that arrived. What is still reserved afterwards failed: its slot goes back to Reset.
+    /// Makes the blocks visible that arrived. What is still reserved afterwards failed: its slot
+    /// goes back to Reset.
     fn complete(
         &self,
         transfer: &Transfer,
@@ -74,7 +78,8 @@ impl Transfers {
         let chained = transfer.purpose == Purpose::Onboard;
         let (mut arrivals, spare) = complete((arrivals, places, kept), moves, failures, chained);
         if order.is_some() {
-            // A slot whose block did not become visible may hold a complete record, which a restart would find.
+            // A slot whose block did not become visible may hold a complete record, which a restart
+            // would find.
             let outcomes = || moves.iter().zip(failures.iter());
             let not_visible: Vec<BlockId> =
                 outcomes().filter(|(_, slot)| slot.is_some()).map(|(block, _)| block.dst).collect();
@@ -89,9 +94,10 @@ impl Transfers {
         arrivals.into_pinned()
     }
 
-    /// What was read from, or written to, a tier that was lost since it was known to be there did not arrive, whatever the ranks say: a
-    /// worker that started anew may have copied what it never had. Its answers come after its start has been handled.
-    /// What had counted before was there then.
+    /// What was read from, or written to, a tier that was lost since it was known to be there did
+    /// not arrive, whatever the ranks say: a worker that started anew may have copied what it never
+    /// had. Its answers come after its start has been handled. What had counted before was there
+    /// then.
     fn lose(&self, transfer: &Transfer, losses: Losses, failures: &mut [Option<Failure>], kept: usize) {
         let is_lost = |tier: &Tier| self.registry.is_lost(*tier, losses);
         let tiers: TierMask = Tier::SLOTTED.into_iter().filter(is_lost).collect();
@@ -108,7 +114,8 @@ impl Transfers {
         }
     }
 
-    /// The failures with their blocks. Nobody waits for an offload, so its failures are logged, at a limited rate.
+    /// The failures with their blocks. Nobody waits for an offload, so its failures are logged, at
+    /// a limited rate.
     fn log_failures(&self, transfer: &Transfer, failures: Vec<Option<Failure>>) -> Vec<BlockFailure> {
         let failed = transfer.moves.iter().zip(failures);
         let failed = failed.filter_map(|(block, slot)| Some(block.failed(transfer.to, slot?)));
@@ -120,7 +127,8 @@ impl Transfers {
             if is_offload {
                 self.metrics.path(failure.path).dropped(DropReason::Failed).add(1);
             }
-            // A loss was logged once, of the rank. A caller that waits for a block gets its failure; what is broken concerns others too.
+            // A loss was logged once, of the rank. A caller that waits for a block gets its
+            // failure; what is broken concerns others too.
             let is_broken = matches!(kind, FailureKind::Io | FailureKind::Device);
             let is_logged = is_offload && kind != FailureKind::Lost || is_broken;
             let topic = (failure.path, transfer.volume_id(), kind);
@@ -134,7 +142,8 @@ impl Transfers {
         failures
     }
 
-    /// A source whose bytes were bad never serves again. If its tier lost its blocks since, the slot holds something else by now.
+    /// A source whose bytes were bad never serves again. If its tier lost its blocks since, the
+    /// slot holds something else by now.
     fn quarantine_sources(&self, transfer: &Transfer, failures: &[Option<Failure>], losses: Losses) {
         for (block, slot) in transfer.moves.iter().zip(failures) {
             let is_bad = slot.as_ref().is_some_and(|failure| condemns_source(failure.kind));
@@ -144,11 +153,13 @@ impl Transfers {
         }
     }
 
-    /// A worker found a block of its disk bad without having been sent to read it: what follows is what follows a read.
+    /// A worker found a block of its disk bad without having been sent to read it: what follows is
+    /// what follows a read.
     pub(crate) fn disk_damaged(&self, slot: BlockId, identity: BlockIdentity, failure: Failure) {
         if condemns_source(failure.kind) {
             self.slots.quarantine(Tier::G3, slot, identity.hash);
-            // Where the registry had given the block up already, its slot is free, or on its way to another block.
+            // Where the registry had given the block up already, its slot is free, or on its way to
+            // another block.
             self.slots.retire(vec![slot]);
         } else {
             let block = Move { identity, from: Tier::G3, src: slot, dst: slot };
@@ -178,9 +189,10 @@ impl Drop for Joinable<'_> {
     }
 }
 
-/// Makes arrivals visible, first block first, behind the so many that are. In a chain, what comes after a failure is failed too: a
-/// prefix has no holes. Elsewhere only blocks behind a failed parent are. Also the slots that were filled for nothing: their block was removed
-/// on the way and has come to another slot since.
+/// Makes arrivals visible, first block first, behind the so many that are. In a chain, what comes
+/// after a failure is failed too: a prefix has no holes. Elsewhere only blocks behind a failed
+/// parent are. Also the slots that were filled for nothing: their block was removed on the way and
+/// has come to another slot since.
 fn complete(
     (mut arrivals, places, kept): (AnyArrivals, &[usize], usize),
     moves: &[Move],

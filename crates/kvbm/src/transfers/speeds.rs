@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 const EVIDENCE: f64 = 64.0;
 /// What one plan more leaves of what the earlier ones count for.
 const DECAY: f64 = 0.95;
-/// A speed that was measured longer ago than this is not known any more: a path that is slow gets another chance.
+/// A speed that was measured longer ago than this is not known any more: a path that is slow gets
+/// another chance.
 const VALID: Duration = Duration::from_secs(600);
 
 /// How much longer than lately a read may take: others read at the same time.
@@ -25,7 +26,8 @@ pub(crate) struct BlockCosts {
     pub(crate) recompute: Option<Duration>,
 }
 
-/// How long blocks took along each path lately, while it had any. Plans that overlap share that time.
+/// How long blocks took along each path lately, while it had any. Plans that overlap share that
+/// time.
 #[derive(Default)]
 pub(super) struct Speeds {
     paths: Mutex<HashMap<Path, Speed>>,
@@ -73,8 +75,8 @@ impl Speeds {
 }
 
 impl Speeds {
-    /// How long it may take to read `blocks` blocks along `path`, behind `before` others: at half the measured speed, and no longer than
-    /// computing them takes, where that is known.
+    /// How long it may take to read `blocks` blocks along `path`, behind `before` others: at half
+    /// the measured speed, and no longer than computing them takes, where that is known.
     pub(super) fn time_of_read(
         &self,
         path: Path,

@@ -1,10 +1,11 @@
 //! One transfer, from its request to its last report.
 //!
-//! A transfer may need several plans (one per source tier and per part), on several ranks. It settles once, when all plans are over: only then
-//! are its sources released and its destinations made visible or given back.
+//! A transfer may need several plans (one per source tier and per part), on several ranks. It
+//! settles once, when all plans are over: only then are its sources released and its destinations
+//! made visible or given back.
 
 use super::{Destination, Fence, Move, OnArrival, Purpose, Request, VolumeEnd};
-use crate::circuit_breaker::Verdict;
+use crate::circuit_breaker::RequestResults;
 use crate::error::BlockFailure;
 use crate::signal::Signal;
 use kvbm_plan::{BlockId, Endpoint, Failure, FailureKind, Path, Tier, VolumeId, deadline_after};
@@ -28,7 +29,8 @@ pub(crate) struct Parts {
 /// How a transfer ended.
 #[derive(Default)]
 pub(crate) struct Outcome {
-    /// Blocks that are visible at the destination now: pinned until the last caller has seen the outcome.
+    /// Blocks that are visible at the destination now: pinned until the last caller has seen the
+    /// outcome.
     pub(crate) arrived: Option<Pinned>,
     /// The others.
     pub(crate) failures: Vec<BlockFailure>,
@@ -55,10 +57,10 @@ pub(crate) struct Transfer {
     has_spoken: AtomicBool,
     /// Its deadline was seen to pass.
     has_expired: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<TransferProgress>,
 }
 
-struct State {
+struct TransferProgress {
     parts: Option<Parts>,
     failures: Vec<Option<Failure>>,
     /// Blocks that all ranks have answered for.
@@ -79,7 +81,7 @@ struct State {
     outcome: Outcome,
 }
 
-impl State {
+impl TransferProgress {
     /// Whether reports on blocks of G3 are missing.
     fn owes_disk(&self, moves: &[Move]) -> bool {
         let mut unanswered = moves.iter().zip(&self.answered).filter(|(_, answered)| !**answered);
@@ -116,21 +118,48 @@ pub(crate) struct Unsettled {
     pub(crate) settlement: Settlement,
 }
 
-/// What the ranks themselves said of the stores that they copied from or to, whatever became of the transfer.
+/// What the ranks themselves said of the stores that they copied from or to, whatever became of the
+/// transfer.
 #[derive(Debug, Default)]
 pub(crate) struct RankResults {
-    /// Of reads from G3.
-    pub(crate) disk: Verdict,
-    pub(crate) volume: Verdict,
+    pub(crate) disk: DiskResults,
+    pub(crate) volume: RequestResults,
     /// Blocks that could not be written to G3.
     pub(crate) unwritten: Vec<usize>,
+}
+
+/// What ranks said of reads from G3. Blocks are indices in `moves`.
+#[derive(Debug, Default)]
+pub(crate) struct DiskResults {
+    pub(crate) blocks: Vec<(usize, Option<Failure>)>,
+    /// Blocks that a disk was asked for in time and did not serve before the transfer was late.
+    pub(crate) late_blocks: Vec<usize>,
+    pub(crate) late: Option<Failure>,
+}
+
+impl DiskResults {
+    pub(crate) fn are_conclusive(&self) -> bool {
+        !self.blocks.is_empty() || self.late.is_some()
+    }
+
+    /// A plan took so long that its disk counts as late: the disks of the blocks that failed, or of
+    /// all where none did.
+    fn add_late(&mut self, first: usize, failures: &[Option<Failure>], late: Failure) {
+        let failed = (first..).zip(failures).filter(|(_, failure)| failure.is_some()).map(|(at, _)| at);
+        let before = self.late_blocks.len();
+        self.late_blocks.extend(failed);
+        if self.late_blocks.len() == before {
+            self.late_blocks.extend(first..first + failures.len());
+        }
+        self.late = Some(late);
+    }
 }
 
 impl RankResults {
     fn add(&mut self, path: Path, first: usize, blocks: &[Option<Failure>]) {
         for (index, block) in (first..).zip(blocks) {
             if path.src == Tier::G3 {
-                self.disk.add(block.as_ref());
+                self.disk.blocks.push((index, block.clone()));
             }
             if path.src == Tier::G4 || path.dst == Tier::G4 {
                 self.volume.add(block.as_ref());
@@ -142,8 +171,8 @@ impl RankResults {
     }
 }
 
-/// The duty to publish the outcome of a transfer. Dropped before that, which only a defect (a panic) can cause, it publishes that the transfer
-/// failed.
+/// The duty to publish the outcome of a transfer. Dropped before that, which only a defect (a
+/// panic) can cause, it publishes that the transfer failed.
 pub(crate) struct Settlement {
     transfer: Arc<Transfer>,
     published: bool,
@@ -184,7 +213,7 @@ impl Transfer {
             Purpose::Private => tracing::debug_span!(target: "kvbm", "private", %to, blocks, plans),
         };
         let began = Instant::now();
-        let state = State {
+        let state = TransferProgress {
             parts: Some(Parts { destination, losses, holds, check }),
             failures: vec![None; blocks],
             answered: vec![false; blocks],
@@ -233,8 +262,8 @@ impl Transfer {
         self.moves.iter().skip(first).map(|block| block.failed(self.to, reason.clone())).collect()
     }
 
-    /// Takes the failures of a finished plan; how long ranks were at it, where all answered themselves (`own`). The whole transfer, if that
-    /// was the last plan.
+    /// Takes the failures of a finished plan; how long ranks were at it, where all answered
+    /// themselves (`own`). The whole transfer, if that was the last plan.
     pub(crate) fn merge(
         self: &Arc<Self>,
         first: usize,
@@ -246,7 +275,7 @@ impl Transfer {
         if let (Some(from), Some(busy)) = (from, own) {
             state.results.add(Path::new(from, self.to), first, failures);
             if from == Tier::G3 && state.quiet_disk.is_some_and(|quiet| busy >= quiet) {
-                state.results.disk.comes_late(expired("read from G3", self.limit));
+                state.results.disk.add_late(first, failures, expired("read from G3", self.limit));
             }
         }
         if from == Some(Tier::G3) && failures.iter().any(Option::is_none) {
@@ -274,8 +303,16 @@ impl Transfer {
         Some(Unsettled { parts, failures, kept, results, settlement })
     }
 
-    /// Whether the caller is the first one to ask what it says of the disk.
-    pub(crate) fn speaks_of_disk(&self) -> bool {
+    /// The slots of G3 of which nothing was reported yet.
+    pub(super) fn owed_disk_slots(&self) -> Vec<BlockId> {
+        let state = self.state.lock();
+        let owed = self.moves.iter().zip(&state.answered);
+        let owed = owed.filter(|(block, answered)| block.from == Tier::G3 && !**answered);
+        owed.map(|(block, _)| block.src).collect()
+    }
+
+    /// Whether the caller is the first to record what the transfer says of the disk.
+    pub(crate) fn is_first_disk_result(&self) -> bool {
         !self.has_spoken.swap(true, Ordering::Relaxed)
     }
 
@@ -289,7 +326,8 @@ impl Transfer {
         now < self.deadline && !self.settled.is_set()
     }
 
-    /// It is late: whether blocks of G3 are owed and none has arrived for `patience` matters from now on.
+    /// It is late: whether blocks of G3 are owed and none has arrived for `patience` matters from
+    /// now on.
     pub(crate) fn watch_quiet_disk(&self, now: Instant, patience: Duration) {
         let mut state = self.state.lock();
         if state.owes_disk(&self.moves) && now.saturating_duration_since(state.disk_gave) >= patience {
@@ -297,19 +335,22 @@ impl Transfer {
         }
     }
 
-    /// Whether that was so, blocks of G3 are still owed, and it has been late for as long: a rank that started them in the last moment has
-    /// waited for its disk all that time.
+    /// Whether that was so, blocks of G3 are still owed, and it has been late for as long: a rank
+    /// that started them in the last moment has waited for its disk all that time.
     pub(crate) fn is_owed_by_quiet_disk(&self, now: Instant) -> bool {
         let late = now.saturating_duration_since(self.deadline);
         let state = self.state.lock();
         state.quiet_disk.is_some_and(|patience| late >= patience) && state.owes_disk(&self.moves)
     }
 
-    /// What has arrived from the front on counts from now on, although later blocks are still on their way: `keep` makes such blocks
-    /// visible, and says of how many from the first on that is so. Nothing of a transfer that was given up, or is over.
+    /// What has arrived from the front on counts from now on, although later blocks are still on
+    /// their way: `keep` makes such blocks visible, and says of how many from the first on that is
+    /// so. Nothing of a transfer that was given up, or is over.
     pub(crate) fn keep_front(&self, keep: impl FnOnce(&mut Parts, Range<usize>) -> usize) {
         let mut state = self.state.lock();
-        let State { parts: Some(parts), failures, answered, kept, abandoned: None, .. } = &mut *state else {
+        let TransferProgress { parts: Some(parts), failures, answered, kept, abandoned: None, .. } =
+            &mut *state
+        else {
             return;
         };
         let arrived = answered.iter().zip(failures).skip(*kept);
@@ -333,7 +374,8 @@ impl Transfer {
         tracing::trace!(purpose = ?self.purpose, to = %self.to, arrived, failed = outcome.failures.len(), "settled");
         let mut state = self.state.lock();
         outcome.arrived = joined(state.front.take(), outcome.arrived);
-        // An abandoned transfer has told its failure already; what did arrive is dropped without the lock.
+        // An abandoned transfer has published its failure already; what did arrive is dropped
+        // without the lock.
         let unwanted = match state.abandoned {
             Some(_) => outcome,
             None => std::mem::replace(&mut state.outcome, outcome),
@@ -344,8 +386,9 @@ impl Transfer {
         woken.wake();
     }
 
-    /// Gives up: whatever still arrives is not made visible. Waiters are told `reason` now, of all but what was
-    /// [kept](Self::keep_front); the slots come back when the workers are done with them. `false` if the transfer had settled.
+    /// Gives up: whatever still arrives is not made visible. Waiters get `reason` now, of all
+    /// but what was [kept](Self::keep_front); the slots come back when the workers are done with
+    /// them. `false` if the transfer had settled.
     pub(crate) fn abandon(&self, reason: &Failure) -> bool {
         let mut state = self.state.lock();
         if state.parts.is_none() || state.abandoned.is_some() {
@@ -358,7 +401,7 @@ impl Transfer {
         true
     }
 
-    fn give_up(&self, state: &mut State, reason: &Failure) {
+    fn give_up(&self, state: &mut TransferProgress, reason: &Failure) {
         let arrived = match state.parts.as_mut().map(|parts| &mut parts.destination) {
             Some(Destination::Reserved { arrivals, .. }) if state.kept > 0 => Some(arrivals.take_pinned()),
             _ => None,
@@ -375,8 +418,9 @@ impl Transfer {
         Interest { transfer: Arc::clone(self), joined: false }
     }
 
-    /// One more caller that wants the result. A transfer that nobody wanted any more is wanted again, and what was kept of it stays
-    /// pinned; `None` where it was given up because it is late.
+    /// One more caller that wants the result. A transfer that nobody wanted any more is wanted
+    /// again, and what was kept of it stays pinned; `None` where it was given up because it is
+    /// late.
     pub(crate) fn join(self: &Arc<Self>, now: Instant) -> Option<Interest> {
         let mut given_up = Outcome::default();
         let mut state = self.state.lock();
@@ -395,7 +439,8 @@ impl Transfer {
         Some(Interest { transfer: Arc::clone(self), joined: true })
     }
 
-    /// One caller less. Decided in one step with [`join`](Self::join): a transfer that was joined in time goes on.
+    /// One caller less. Decided in one step with [`join`](Self::join): a transfer that was joined
+    /// in time goes on.
     fn release(&self, reason: &Failure) -> Released {
         let mut state = self.state.lock();
         state.interested = state.interested.saturating_sub(1);
@@ -418,8 +463,8 @@ impl Transfer {
         state.parts.is_some() && self.moves.iter().all(|block| block.from == tier && ids.contains(&block.src))
     }
 
-    /// What arrived is let go once the last caller is through with the outcome, although the leader may hold the transfer a moment
-    /// longer.
+    /// What arrived is let go once the last caller is through with the outcome, although the leader
+    /// may hold the transfer a moment longer.
     fn seen(&self) {
         let mut state = self.state.lock();
         let arrived = if state.interested == 0 { state.outcome.arrived.take() } else { None };
@@ -455,7 +500,8 @@ impl Drop for Interest {
 }
 
 impl Interest {
-    /// Lets go; a transfer that this was the last share of is given up for `reason`. What arrived stays pinned until this is dropped.
+    /// Lets go; a transfer that this was the last share of is given up for `reason`. What arrived
+    /// stays pinned until this is dropped.
     pub(crate) fn release(&self, reason: &Failure) -> Released {
         self.transfer.release(reason)
     }

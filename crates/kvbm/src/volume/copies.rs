@@ -3,7 +3,7 @@
 use super::history::Moment;
 use super::index::Admission;
 use super::{VolumeTier, Volumes};
-use crate::circuit_breaker::Verdict;
+use crate::circuit_breaker::RequestResults;
 use crate::error::may_land;
 use crate::metrics::DropReason;
 use crate::transfers::{Destination, Move, Purpose, Request, VolumeEnd};
@@ -31,14 +31,14 @@ impl VolumeEnd for OnVolume {
     }
 
     fn requested(&self) {
-        self.tier.asks();
+        self.tier.note_request();
     }
 
     fn served(&self) {
-        self.tier.gives();
+        self.tier.note_service();
     }
 
-    fn ended(&self, results: &Verdict, began: Instant) {
+    fn ended(&self, results: &RequestResults, began: Instant) {
         self.tier.note(results, began);
     }
 
@@ -83,7 +83,8 @@ impl<'a> Targets<'a> {
         *self.open.entry(volume.descriptor.id).or_insert_with(|| volume.takes())
     }
 
-    /// The volume of a block: that of the block before it, for a first one the most preferred one that works.
+    /// The volume of a block: that of the block before it, for a first one the most preferred one
+    /// that works.
     fn volume(&mut self, identity: &BlockIdentity) -> Result<Arc<VolumeTier>, Admission> {
         let group = identity.group;
         if self.volumes.awaits(group, identity.hash) {
@@ -132,7 +133,8 @@ impl<'a> Targets<'a> {
 }
 
 impl Volumes {
-    /// Starts the copies of a batch to volumes, each chain to its own. `hold` is dropped when all of them are over.
+    /// Starts the copies of a batch to volumes, each chain to its own. `hold` is dropped when all
+    /// of them are over.
     pub(crate) fn copy(&self, blocks: Pinned, hold: Box<dyn Any + Send + Sync>) -> Copied {
         let (identities, from) = (blocks.identities(), blocks.tier());
         let losses = self.transfers.losses();
@@ -161,8 +163,8 @@ impl Volumes {
 }
 
 impl VolumeTier {
-    /// Copies to the volume are over: what arrived behind what arrived is known from now on. What was forgotten meanwhile is removed by the
-    /// purge, which waits for this.
+    /// Copies to the volume are over: what arrived behind what arrived is known from now on. What
+    /// was forgotten meanwhile is removed by the purge, which waits for this.
     fn copies_ended(&self, moves: &[Move], failures: &mut [Option<Failure>]) {
         let refused = failures.iter().flatten().filter(|failure| failure.kind == FailureKind::Full).count();
         self.counters.full.add(refused as u64);
@@ -198,7 +200,8 @@ impl VolumeTier {
         self.evict(0);
     }
 
-    /// Reads that began at `since` are over. What was not there or was damaged is known to be absent.
+    /// Reads that began at `since` are over. What was not there or was damaged is known to be
+    /// absent.
     fn reads_ended(&self, moves: &[Move], failures: &[Option<Failure>], since: Moment) {
         let reads = moves.iter().zip(failures).filter(|(block, _)| block.from == Tier::G4);
         let reads: Vec<_> = reads.collect();
@@ -253,7 +256,7 @@ mod tests {
         let block_move = Move { identity, from: Tier::G4, src: BlockId(0), dst: BlockId(0) };
         let since = volume.now();
         volume.index.lock().learn(&identity, true, since);
-        // It is read, there is no room for it, it is removed, and only then the read is told of.
+        // It is read, there is no room for it, it is removed, and only then the read is reported.
         assert_eq!(volume.index.lock().yield_room(1), [identity]);
         volume.index.lock().leave(&[identity]);
         volume.index.lock().left(&[(identity.group, identity.hash)]);
@@ -273,7 +276,7 @@ mod tests {
         assert!(!contains());
     }
 
-    /// Mutation that makes it fail: `copies_ended` gives every failure until then.
+    /// Mutation that makes it fail: `copies_ended` keeps every failure until then.
     #[test]
     fn what_found_no_room_or_no_parent_does_not_land_later() {
         let (manager, _) = test_manager::manager();
@@ -292,7 +295,8 @@ mod tests {
         }
     }
 
-    /// Mutation that makes it fail: every damaged block is discarded, whatever `Index::remove` says.
+    /// Mutation that makes it fail: every damaged block is discarded, whatever `Index::remove`
+    /// says.
     #[test]
     fn a_damaged_block_that_several_reads_found_is_discarded_once() {
         let (manager, sent) = test_manager::manager();

@@ -1,5 +1,6 @@
-//! Removing single blocks from volumes: for want of room, or because they are damaged. They [leave](super::index::Index::leave) until the
-//! removal is over. One that fails is not asked for again: what stays is found.
+//! Removing single blocks from volumes: for want of room, or because they are damaged. They
+//! [leave](super::index::Index::leave) until the removal is over. One that fails is not asked for
+//! again: what stays is found.
 
 use super::VolumeTier;
 use super::removal::PATIENCE;
@@ -15,7 +16,8 @@ pub(super) struct Discards(Vec<Discard>);
 struct Discard {
     blocks: Vec<(GroupId, SequenceHash)>,
     asked: Option<Request<VolumeAnswer>>,
-    /// When a rank that has not answered, and was not given up, counts as one that never will: its process was replaced.
+    /// When a rank that has not answered, and was not given up, counts as one that never will: its
+    /// process was replaced.
     late: Instant,
 }
 
@@ -32,12 +34,14 @@ impl Discard {
 }
 
 impl VolumeTier {
-    /// Removes blocks from the volume, which [leave](super::index::Index::leave), because there is no room for them.
+    /// Removes blocks from the volume, which [leave](super::index::Index::leave), because there is
+    /// no room for them.
     pub(super) fn discard(&self, blocks: &[BlockIdentity]) {
         self.remove(blocks, VolumeRequest::Discard);
     }
 
-    /// Removes what is damaged of blocks, which [leave](super::index::Index::leave). What stays is found to be damaged again.
+    /// Removes what is damaged of blocks, which [leave](super::index::Index::leave). What stays is
+    /// found to be damaged again.
     pub(super) fn discard_damaged(&self, blocks: &[BlockIdentity]) {
         self.remove(blocks, VolumeRequest::DiscardDamaged);
     }
@@ -50,13 +54,14 @@ impl VolumeTier {
             let blocks = part.iter().map(|block| (block.group, block.hash)).collect();
             // A link may answer from inside `send`.
             self.discards.lock().0.push(Discard { blocks, asked: Some(asked), late: now + PATIENCE });
-            // What was not reached is told of when it is over, with whatever else failed.
+            // What was not reached is reported at the end, with the other failures.
             let _unreached = self.requests.send(self.descriptor.id, token, request(part.to_vec()));
         }
         self.tend_discards(now);
     }
 
-    /// Ends removals of single blocks that are over: their blocks may come again. Called again and again.
+    /// Ends removals of single blocks that are over: their blocks may come again. Called again and
+    /// again.
     pub(super) fn tend_discards(&self, now: Instant) {
         let over: Vec<Discard> = self.discards.lock().0.extract_if(.., |one| one.is_over(now)).collect();
         for one in &over {

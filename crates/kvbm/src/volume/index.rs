@@ -1,5 +1,6 @@
-//! What is on the volume, as far as this leader knows: a hint that saves asking. Beside the pool, whose entries have slots; here are
-//! only hashes, prefix-closed: a block goes only after what continues it.
+//! What is on the volume, as far as this leader knows: a hint that saves asking. Beside the pool,
+//! whose entries have slots; here are only hashes, prefix-closed: a block goes only after what
+//! continues it.
 
 use super::history::{History, Moment};
 use super::log::{Change, Log};
@@ -13,18 +14,18 @@ use std::time::Instant;
 type Key = (GroupId, SequenceHash);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum CopyState {
     /// Not there, but something that continues it is.
     Gone,
     /// On its way.
     Arriving,
-    /// There, by what a probe of other blocks implies: nobody was told.
+    /// There, by what a probe of other blocks implies. No event was published.
     Assumed,
-    /// There, and everybody was told.
+    /// There, and its event was published.
     Present,
 }
 
-impl State {
+impl CopyState {
     fn is_there(self) -> bool {
         matches!(self, Self::Assumed | Self::Present)
     }
@@ -33,7 +34,7 @@ impl State {
 struct Entry {
     identity: BlockIdentity,
     root: SequenceHash,
-    state: State,
+    state: CopyState,
     /// Entries that continue it and were made after it.
     children: u32,
     /// Whether it counts among the children of its parent.
@@ -108,7 +109,7 @@ impl Index {
 
     /// Whether the block is there or on its way.
     pub(crate) fn awaits(&self, group: GroupId, hash: SequenceHash) -> bool {
-        self.entries.get(&(group, hash)).is_some_and(|entry| entry.state != State::Gone)
+        self.entries.get(&(group, hash)).is_some_and(|entry| entry.state != CopyState::Gone)
     }
 
     /// How many of `hashes`, from the first on, are there.
@@ -135,7 +136,8 @@ impl Index {
         self.history.now()
     }
 
-    /// The volume is unregistered: whatever was there leaves, and nothing comes any more. How many were there.
+    /// The volume is unregistered: whatever was there leaves, and nothing comes any more. How many
+    /// were there.
     pub(crate) fn retire(&mut self) -> u64 {
         self.retired = true;
         self.remove_all(|_| true)
@@ -145,7 +147,8 @@ impl Index {
         self.retired
     }
 
-    /// These blocks are about to be removed from the store: until [`left`](Self::left) they are neither written nor learned of.
+    /// These blocks are about to be removed from the store: until [`left`](Self::left) they are
+    /// neither written nor learned of.
     pub(crate) fn leave(&mut self, blocks: &[BlockIdentity]) {
         for block in blocks {
             *self.leaving.entry((block.group, block.hash)).or_default() += 1;
@@ -170,14 +173,15 @@ impl Index {
         self.leaving.contains_key(&(group, hash))
     }
 
-    /// A namespace, or everything, is about to be removed from the store: its blocks are gone, and until [`purged`](Self::purged) they are
-    /// neither written nor learned of. How many were there.
+    /// A namespace, or everything, is about to be removed from the store: its blocks are gone, and
+    /// until [`purged`](Self::purged) they are neither written nor learned of. How many were there.
     pub(crate) fn purge(&mut self, namespace: Option<NamespaceId>) -> u64 {
         self.purging.insert(namespace);
         self.remove_all(|found| namespace.is_none_or(|wanted| found == wanted))
     }
 
-    /// What of a namespace, or of everything, may land yet. While it is being [purged](Self::purge) nothing is added to that.
+    /// What of a namespace, or of everything, may land yet. While it is being [purged](Self::purge)
+    /// nothing is added to that.
     pub(super) fn landing(&self, namespace: Option<NamespaceId>, now: Instant) -> Landing {
         self.writes.landing(namespace, now)
     }
@@ -200,7 +204,8 @@ impl Index {
         self.is_on_its_way_out(identity) || self.history.has_gone(identity.hash, since)
     }
 
-    /// How many of these blocks, from the first on, are there if a look that began at `since` found them: no removal is or was about them.
+    /// How many of these blocks, from the first on, are there if a look that began at `since` found
+    /// them: no removal is or was about them.
     pub(crate) fn staying(&self, blocks: &[BlockIdentity], since: Moment) -> usize {
         let stays = |block: &&BlockIdentity| {
             self.contains(block.group, block.hash) || !self.may_have_gone(block, since)
@@ -219,72 +224,76 @@ impl Index {
         if self.retired || identity.parent.is_some_and(|parent| !self.awaits(identity.group, parent)) {
             return Admission::Orphan;
         }
-        self.enter(identity, State::Arriving);
+        self.enter(identity, CopyState::Arriving);
         self.writes.begin(identity.namespace);
         Admission::New
     }
 
-    /// A block that was on its way is there. Not, where it was removed meanwhile. Once for each that [began](Self::begin).
+    /// A block that was on its way is there. Not, where it was removed meanwhile. Once for each
+    /// that [began](Self::begin).
     pub(crate) fn complete(&mut self, identity: &BlockIdentity) -> bool {
         let key = (identity.group, identity.hash);
         self.writes.end(identity.namespace, None);
         self.history.came(identity.hash);
-        let arriving = self.entries.get(&key).is_some_and(|entry| entry.state == State::Arriving);
+        let arriving = self.entries.get(&key).is_some_and(|entry| entry.state == CopyState::Arriving);
         if arriving {
-            self.set(key, State::Present);
+            self.set(key, CopyState::Present);
         }
         arriving
     }
 
-    /// A block that was on its way did not arrive, as far as is known. Where that is not certain, it may land until then. Once for each that
-    /// [began](Self::begin).
+    /// A block that was on its way did not arrive, as far as is known. Where that is not certain,
+    /// it may land until then. Once for each that [began](Self::begin).
     pub(crate) fn fail(&mut self, identity: &BlockIdentity, doubtful_until: Option<Instant>) {
         let key = (identity.group, identity.hash);
         self.writes.end(identity.namespace, doubtful_until);
-        if self.entries.get(&key).is_some_and(|entry| entry.state == State::Arriving) {
-            self.set(key, State::Gone);
+        if self.entries.get(&key).is_some_and(|entry| entry.state == CopyState::Arriving) {
+            self.set(key, CopyState::Gone);
         }
     }
 
-    /// A block was found to be there by a look that began at `since`. `certain` where it was looked at itself.
+    /// A block was found to be there by a look that began at `since`. `certain` where it was looked
+    /// at itself.
     pub(crate) fn learn(&mut self, identity: &BlockIdentity, certain: bool, since: Moment) {
         let key = (identity.group, identity.hash);
         if self.retired || self.may_have_gone(identity, since) {
             return;
         }
         match self.entries.get(&key).map(|entry| entry.state) {
-            Some(State::Present | State::Arriving) => {}
-            Some(State::Assumed) if !certain => {}
-            Some(_) => self.set(key, if certain { State::Present } else { State::Assumed }),
-            None => self.enter(identity, if certain { State::Present } else { State::Assumed }),
+            Some(CopyState::Present | CopyState::Arriving) => {}
+            Some(CopyState::Assumed) if !certain => {}
+            Some(_) => self.set(key, if certain { CopyState::Present } else { CopyState::Assumed }),
+            None => self.enter(identity, if certain { CopyState::Present } else { CopyState::Assumed }),
         }
     }
 
-    /// A block is not there, or is damaged, by a look that began at `since`. Whether it was thought to be there: once for each time that it
-    /// was. One that is on its way, or came since, is another object than the one that was looked at.
+    /// A block is not there, or is damaged, by a look that began at `since`. Whether it was thought
+    /// to be there: once for each time that it was. One that is on its way, or came since, is
+    /// another object than the one that was looked at.
     pub(crate) fn remove(&mut self, group: GroupId, hash: SequenceHash, since: Moment) -> bool {
         let there = self.contains(group, hash) && !self.history.has_come(hash, since);
         if there {
-            self.set((group, hash), State::Gone);
+            self.set((group, hash), CopyState::Gone);
         }
         there
     }
 
     /// Removes what `select` picks. How many were there.
     pub(crate) fn remove_all(&mut self, select: impl Fn(NamespaceId) -> bool) -> u64 {
-        let awaited = |entry: &&Entry| entry.state != State::Gone && select(entry.identity.namespace);
+        let awaited = |entry: &&Entry| entry.state != CopyState::Gone && select(entry.identity.namespace);
         let mut picked: Vec<_> = self.entries.values().filter(awaited).map(|entry| entry.identity).collect();
         // Children first, so that nothing is kept for their sake.
         picked.sort_unstable_by_key(|identity| std::cmp::Reverse(identity.position));
         let mut removed = 0;
         for identity in picked {
             removed += u64::from(self.contains(identity.group, identity.hash));
-            self.set((identity.group, identity.hash), State::Gone);
+            self.set((identity.group, identity.hash), CopyState::Gone);
         }
         removed
     }
 
-    /// What can land yet of an earlier registration of the same place, which is over; at the latest then.
+    /// What can land yet of an earlier registration of the same place, which is over; at the latest
+    /// then.
     pub(super) fn inherit(&mut self, earlier: &Self, until: Instant) {
         self.writes.inherit(&earlier.writes, until);
     }
@@ -294,14 +303,15 @@ impl Index {
         self.writes.tidy(now);
     }
 
-    /// Lets go of the least recently used blocks that nothing continues: what would be beyond the capacity with `more`.
+    /// Lets go of the least recently used blocks that nothing continues: what would be beyond the
+    /// capacity with `more`.
     pub(crate) fn evict(&mut self, more: usize) -> Vec<BlockIdentity> {
         let wanted = (self.present + more).saturating_sub(self.capacity).min(self.present);
         self.let_go(wanted)
     }
 
-    /// The store is full although this one is not: lets go of as many as it refused, and of a part of all so that this is not so at
-    /// once again.
+    /// The store is full although this one is not: lets go of as many as it refused, and of a part
+    /// of all so that this is not so at once again.
     pub(crate) fn yield_room(&mut self, refused: usize) -> Vec<BlockIdentity> {
         if refused == 0 { Vec::new() } else { self.let_go(refused + self.present / 16) }
     }
@@ -312,12 +322,12 @@ impl Index {
             && let Some((_, &key)) = self.leaves.first_key_value()
         {
             evicted.extend(self.entries.get(&key).map(|entry| entry.identity));
-            self.set(key, State::Gone);
+            self.set(key, CopyState::Gone);
         }
         evicted
     }
 
-    fn enter(&mut self, identity: &BlockIdentity, state: State) {
+    fn enter(&mut self, identity: &BlockIdentity, state: CopyState) {
         let (key, parent) = ((identity.group, identity.hash), identity.parent);
         let (mut root, mut counted) = (identity.hash, false);
         if !self.entries.contains_key(&key)
@@ -333,14 +343,21 @@ impl Index {
             }
         }
         self.clock += 1;
-        let fresh =
-            Entry { identity: *identity, root, state: State::Gone, children: 0, counted, used: self.clock };
+        let fresh = Entry {
+            identity: *identity,
+            root,
+            state: CopyState::Gone,
+            children: 0,
+            counted,
+            used: self.clock,
+        };
         self.entries.entry(key).or_insert(fresh);
         self.set(key, state);
     }
 
-    /// Every change of state, with what follows from it for the order, the count and whoever is told.
-    fn set(&mut self, key: Key, state: State) {
+    /// Every change of state, with what follows from it for the order, the count and whoever is
+    /// published.
+    fn set(&mut self, key: Key, state: CopyState) {
         let Some(entry) = self.entries.get_mut(&key) else { return };
         let before = std::mem::replace(&mut entry.state, state);
         if entry.children == 0 {
@@ -351,17 +368,22 @@ impl Index {
             }
         }
         self.present = self.present + usize::from(state.is_there()) - usize::from(before.is_there());
-        let (stored, told) = (state == State::Present, before == State::Present);
-        if stored != told {
+        let (stored, published) = (state == CopyState::Present, before == CopyState::Present);
+        if stored != published {
             let change = Change { volume: self.volume, stored, identity: entry.identity, root: entry.root };
             self.log.lock().push(change);
         }
         self.forget_if_idle(key);
     }
 
-    /// Entries that are gone and that nothing continues are not kept, nor is what was kept for their sake.
+    /// Entries that are gone and that nothing continues are not kept, nor is what was kept for
+    /// their sake.
     fn forget_if_idle(&mut self, mut key: Key) {
-        while self.entries.get(&key).is_some_and(|entry| entry.state == State::Gone && entry.children == 0) {
+        while self
+            .entries
+            .get(&key)
+            .is_some_and(|entry| entry.state == CopyState::Gone && entry.children == 0)
+        {
             let Some(entry) = self.entries.remove(&key) else { return };
             let Some(parent) = entry.identity.parent.filter(|_| entry.counted) else { return };
             key = (key.0, parent);
@@ -373,10 +395,10 @@ impl Index {
         }
     }
 
-    /// What everybody was told is there, parents first.
-    pub(crate) fn told(&self) -> Vec<(BlockIdentity, SequenceHash)> {
-        let told = self.entries.values().filter(|entry| entry.state == State::Present);
-        let mut held: Vec<_> = told.map(|entry| (entry.identity, entry.root)).collect();
+    /// The blocks whose events were published, parents first.
+    pub(crate) fn published(&self) -> Vec<(BlockIdentity, SequenceHash)> {
+        let published = self.entries.values().filter(|entry| entry.state == CopyState::Present);
+        let mut held: Vec<_> = published.map(|entry| (entry.identity, entry.root)).collect();
         held.sort_unstable_by_key(|(identity, _)| identity.position);
         held
     }
@@ -456,14 +478,15 @@ mod tests {
         assert!(index.entries.is_empty());
     }
 
-    /// Mutations that make it fail: `learn`, `staying` or `remove` do not ask what happened since the look began.
+    /// Mutations that make it fail: `learn`, `staying` or `remove` do not ask what happened since
+    /// the look began.
     #[test]
     fn what_was_seen_before_it_came_or_went_counts_for_nothing() {
         let (mut index, _) = index(10, 100);
         let key = (GROUP, block(1).hash);
         let early = index.now();
         index.learn(&block(1), true, early);
-        // Read, let go and removed, and only then is it told that it was read.
+        // Read, let go and removed, and only then is it reported that it was read.
         assert_eq!(index.yield_room(1), [block(1)]);
         index.leave(&[block(1)]);
         index.left(&[key]);
@@ -477,7 +500,7 @@ mod tests {
         index.purged(None);
         index.learn(&block(1), true, early);
         assert_eq!((index.len(), index.staying(&[block(1)], early)), (0, 0));
-        // Not found, written, and only then is it told that it was not found.
+        // Not found, written, and only then is it reported that it was not found.
         let early = index.now();
         index.begin(&block(1));
         assert!(index.complete(&block(1)) && !index.remove(GROUP, block(1).hash, early));
@@ -522,39 +545,41 @@ mod tests {
         assert!(!index.complete(&block(2)), "it arrived too late");
         index.learn(&block(1), true, index.now());
         assert_eq!(index.begin(&block(1)), Admission::Orphan);
-        let mut told = Vec::new();
-        log.lock().drain(9, |_, change| told.push((change.volume, change.stored, change.identity)));
-        assert_eq!(told, [(VolumeId(4), true, block(1)), (VolumeId(4), false, block(1))]);
+        let mut published = Vec::new();
+        log.lock().drain(9, |_, change| published.push((change.volume, change.stored, change.identity)));
+        assert_eq!(published, [(VolumeId(4), true, block(1)), (VolumeId(4), false, block(1))]);
         assert!(index.entries.is_empty());
     }
 
     #[test]
     fn assumptions_are_told_when_they_proved_true() {
         let (mut index, log) = index(10, 2);
-        let told = || {
-            let mut told = Vec::new();
+        let published = || {
+            let mut published = Vec::new();
             let mut log = log.lock();
-            let next = log.drain(9, |number, change| told.push((number, change.stored, change.identity)));
-            (told, next)
+            let next =
+                log.drain(9, |number, change| published.push((number, change.stored, change.identity)));
+            (published, next)
         };
         let now = index.now();
         index.learn(&block(1), false, now);
         assert!(index.contains(GROUP, block(1).hash));
-        assert_eq!(told(), (Vec::new(), 0));
+        assert_eq!(published(), (Vec::new(), 0));
         index.learn(&block(1), true, now);
         index.learn(&block(1), true, now);
-        assert_eq!(told(), (vec![(0, true, block(1))], 1));
+        assert_eq!(published(), (vec![(0, true, block(1))], 1));
         index.learn(&block(2), false, now);
         assert!(index.remove(GROUP, block(2).hash, now), "an assumption that proved false");
-        assert_eq!(told(), (Vec::new(), 1));
+        assert_eq!(published(), (Vec::new(), 1));
         for number in [3, 6, 7] {
             index.learn(&block(number), true, now);
         }
-        assert_eq!(told(), (vec![(2, true, block(6)), (3, true, block(7))], 4), "a gap of one");
+        assert_eq!(published(), (vec![(2, true, block(6)), (3, true, block(7))], 4), "a gap of one");
     }
 
     proptest! {
-        /// Whatever happens: the count is right, leaves are what nothing continues, and the changes told lead to what is there.
+        /// Whatever happens: the count is right, leaves are what nothing continues, and the changes
+        /// published lead to what is there.
         #[test]
         fn the_books_are_right(steps in prop::collection::vec((0..6_u8, 1..16_u32), 0..200)) {
             let (mut index, log) = index(8, 10_000);
@@ -576,20 +601,20 @@ mod tests {
                 for entry in index.entries.values() {
                     let of = |other: &&Entry| other.identity.parent == Some(entry.identity.hash);
                     prop_assert!(entry.children as usize <= index.entries.values().filter(of).count());
-                    prop_assert!(entry.children > 0 || entry.state != State::Gone);
+                    prop_assert!(entry.children > 0 || entry.state != CopyState::Gone);
                 }
             }
             let present: HashSet<SequenceHash> = index
                 .entries
                 .values()
-                .filter(|entry| entry.state == State::Present)
+                .filter(|entry| entry.state == CopyState::Present)
                 .map(|entry| entry.identity.hash)
                 .collect();
-            let mut told = HashSet::new();
+            let mut published = HashSet::new();
             log.lock().drain(usize::MAX, |_, change| {
-                if change.stored { told.insert(change.identity.hash) } else { told.remove(&change.identity.hash) };
+                if change.stored { published.insert(change.identity.hash) } else { published.remove(&change.identity.hash) };
             });
-            prop_assert_eq!(told, present);
+            prop_assert_eq!(published, present);
         }
     }
 }

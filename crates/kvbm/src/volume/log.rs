@@ -1,4 +1,4 @@
-//! What happened on volumes, for whoever tells the world.
+//! Changes on volumes, for the publisher of events.
 
 use kvbm_plan::{BlockIdentity, SequenceHash, VolumeId};
 use std::collections::VecDeque;
@@ -13,7 +13,8 @@ pub(crate) struct Change {
     pub(crate) root: SequenceHash,
 }
 
-/// Changes of all volumes in one row, numbered without gaps; the oldest are lost where nobody takes them.
+/// Changes of all volumes in one row, numbered without gaps; the oldest are lost where nobody takes
+/// them.
 pub(crate) struct Log {
     changes: VecDeque<Change>,
     most: usize,
@@ -40,8 +41,8 @@ impl Log {
         self.first + self.changes.len() as u64
     }
 
-    /// Calls `take` with up to `max` changes and their numbers, oldest first. The number that follows the last one that was taken or
-    /// lost: what still waits is neither.
+    /// Calls `take` with up to `max` changes and their numbers, oldest first. The number that
+    /// follows the last one that was taken or lost: what still waits is neither.
     pub(crate) fn drain(&mut self, max: usize, mut take: impl FnMut(u64, Change)) -> u64 {
         for _ in 0..max.min(self.changes.len()) {
             let Some(change) = self.changes.pop_front() else { break };
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
     use kvbm_plan::{GroupId, NamespaceId};
 
-    /// Mutation that makes it fail: a `drain` that gives the number of the next change to come.
+    /// Mutation that makes it fail: a `drain` that returns the number of the next change to come.
     #[test]
     fn what_waits_is_neither_taken_nor_lost() {
         let mut log = Log::new(4);

@@ -1,7 +1,8 @@
-//! Finding chains: from what is known of each volume, and for what is not, from the volumes in a few round trips whatever the length.
+//! Finding chains: from what is known of each volume, and for what is not, from the volumes in a
+//! few round trips whatever the length.
 
 use super::{VolumeTier, Volumes};
-use crate::circuit_breaker::Verdict;
+use crate::circuit_breaker::RequestResults;
 use kvbm_plan::{BlockIdentity, Failure, NamespaceId, SequenceHash, VolumeAnswer, VolumeId, VolumeRequest};
 use kvbm_pool::Prefix;
 use kvbm_tokens::BlockChain;
@@ -46,8 +47,8 @@ pub(crate) enum Probe {
 }
 
 impl Volumes {
-    /// Adds to `prefix` what one volume has of `chain` beyond it, the one that has most, and counts a use of what volumes have.
-    /// Whether a volume was asked, or would be.
+    /// Adds to `prefix` what one volume has of `chain` beyond it, the one that has most, and counts
+    /// a use of what volumes have. Whether a volume was asked, or would be.
     pub(crate) fn extend(&self, prefix: &mut Prefix, chain: BlockChain<'_>, probe: Probe) -> bool {
         let (group, hashes, namespace) =
             (prefix.group(), chain.hashes(), NamespaceId::from(chain.namespace()));
@@ -56,7 +57,9 @@ impl Volumes {
         // Whether a volume answers shows in the transfers; while it is left alone it holds nothing.
         let usable = |volume: &VolumeTier| {
             volume.index.lock().touch(group, hashes);
-            from < hashes.len() && (!volume.is_down() || volume.may_ask()) && !volume.is_purging(namespace)
+            from < hashes.len()
+                && (!volume.is_down() || volume.allows_requests())
+                && !volume.is_purging(namespace)
         };
         let mut volumes = self.preferred(root);
         volumes.retain(|volume| usable(volume));
@@ -85,11 +88,13 @@ impl Volumes {
 }
 
 impl VolumeTier {
-    /// How many of `identities`, from the first on, the volume seems to have: it is asked for a few of them, and what is before one
-    /// that is there counts as there, since chains are written from their beginning.
+    /// How many of `identities`, from the first on, the volume seems to have: it is asked for a few
+    /// of them, and what is before one that is there counts as there, since chains are written from
+    /// their beginning.
     fn probe_chain(&self, recheck: Duration, identities: &[BlockIdentity]) -> usize {
         let now = Instant::now();
-        // What is being removed is there no more, whatever the volume says; nor is what continues it.
+        // What is being removed is there no more, whatever the volume says; nor is what continues
+        // it.
         let (staying, since) = {
             let index = self.index.lock();
             let since = index.now();
@@ -142,12 +147,13 @@ impl VolumeTier {
 
     /// Which of these blocks every rank finds on the self.
     pub(super) fn probe(&self, blocks: &[BlockIdentity], deadline: Instant) -> Result<Vec<bool>, Failure> {
-        // Where one rank is away nothing comes of it, however often somebody looks: the others are not asked for nothing.
+        // Where one rank is away nothing comes of it, however often somebody looks: the others are
+        // not asked for nothing.
         if let Some(failure) = self.requests.ranks.away() {
             return Err(failure);
         }
         let began = Instant::now();
-        self.asks();
+        self.note_request();
         let request = VolumeRequest::Probe(blocks.to_vec());
         let answers =
             self.requests.wait(self.descriptor.id, request, deadline, "what a volume holds", |answer| {
@@ -157,13 +163,13 @@ impl VolumeTier {
                     VolumeAnswer::Removed(_) | VolumeAnswer::Listed(_) | VolumeAnswer::Done => Ok(Vec::new()),
                 }
             });
-        let mut verdict = Verdict::default();
+        let mut results = RequestResults::default();
         match &answers {
-            Ok(_) => verdict.add(None),
-            Err(unanswered) if !unanswered.is_away => verdict.add(Some(&unanswered.failure)),
+            Ok(_) => results.add(None),
+            Err(unanswered) if !unanswered.is_away => results.add(Some(&unanswered.failure)),
             Err(_) => {}
         }
-        self.note(&verdict, began);
+        self.note(&results, began);
         let mut there = vec![true; blocks.len()];
         for found in answers.map_err(|unanswered| unanswered.failure)? {
             for (at, there) in there.iter_mut().enumerate() {
@@ -174,7 +180,8 @@ impl VolumeTier {
     }
 }
 
-/// Which of `low..high` to ask for, in order: at first doubling distances and the last, later evenly spread.
+/// Which of `low..high` to ask for, in order: at first doubling distances and the last, later
+/// evenly spread.
 fn picks(low: usize, high: usize, first: bool) -> Vec<usize> {
     let length = high - low;
     let mut picks: Vec<usize> = if first {
@@ -235,7 +242,8 @@ mod tests {
         assert_eq!(absences.0.len(), 1);
     }
 
-    /// Mutation that makes it fail: `probe_chain` learns of what was found whatever happened since it asked.
+    /// Mutation that makes it fail: `probe_chain` learns of what was found whatever happened since
+    /// it asked.
     #[cfg(feature = "worker")]
     #[test]
     fn what_is_removed_while_it_is_looked_for_is_not_found() {

@@ -1,7 +1,8 @@
-//! G4 as the leader sees it: which blocks volumes hold is a hint here, kept beside the pool; the bytes are checked where they arrive.
+//! G4 as the leader sees it: which blocks volumes hold is a hint here, kept beside the pool; the
+//! bytes are checked where they arrive.
 //!
-//! A chain lies on one volume: its first block chooses one, and what continues it follows. So a look-up needs one volume to answer,
-//! and a volume that goes takes whole chains with it.
+//! A chain lies on one volume: its first block chooses one, and what continues it follows. So a
+//! look-up needs one volume to answer, and a volume that goes takes whole chains with it.
 //!
 //! # Modules
 //! A module uses only modules in rows below its own, and only those in its third column.
@@ -44,7 +45,7 @@ mod status;
 mod test_manager;
 mod writes;
 
-use crate::circuit_breaker::{Breaker, Turn, Verdict};
+use crate::circuit_breaker::{CircuitBreaker, RequestResults, StateChange};
 use crate::metrics::VolumeCounters;
 pub(crate) use copies::transfer_end;
 use discards::Discards;
@@ -69,7 +70,8 @@ use std::time::{Duration, Instant};
 
 /// Blocks on a volume without a limit that are known, at about 200 bytes each.
 const MAX_KNOWN: usize = 1 << 22;
-/// Blocks at most that a limited volume has room for beyond those that are kept: what comes need not wait until what goes is removed.
+/// Blocks at most that a limited volume has room for beyond those that are kept: what comes need
+/// not wait until what goes is removed.
 const MAX_SLACK: u64 = 256;
 
 /// A volume of a leader.
@@ -80,7 +82,7 @@ pub(crate) struct VolumeTier {
     pub(crate) limit: Option<u64>,
     requests: Arc<VolumeRequests>,
     index: Mutex<Index>,
-    breaker: Mutex<Breaker>,
+    breaker: Mutex<CircuitBreaker>,
     seal: Mutex<Seal>,
     /// Between two attempts to use what failed or refused.
     longest_pause: Duration,
@@ -105,7 +107,7 @@ impl VolumeTier {
         let capacity = blocks.map_or(MAX_KNOWN, limit);
         Self {
             index: Mutex::new(Index::new(descriptor.id, capacity, log)),
-            breaker: Mutex::new(Breaker::new(longest_pause, descriptor.deadline)),
+            breaker: Mutex::new(CircuitBreaker::new(longest_pause, descriptor.deadline)),
             seal: Mutex::default(),
             longest_pause,
             absences: Mutex::default(),
@@ -134,14 +136,15 @@ impl VolumeTier {
         self.index.lock().now()
     }
 
-    /// Whether it is left alone because it failed, or because a rank that started again cannot open it.
+    /// Whether it is left alone because it failed, or because a rank that started again cannot open
+    /// it.
     pub(crate) fn is_down(&self) -> bool {
         self.breaker.lock().is_open() || self.openings.lacks_one()
     }
 
     /// What it failed with, while it is left alone for that.
     pub(crate) fn failure(&self) -> Option<Failure> {
-        self.breaker.lock().why()
+        self.breaker.lock().failure()
     }
 
     /// Whether what goes beyond the capacity is removed from it, or only not known here any more.
@@ -149,18 +152,19 @@ impl VolumeTier {
         self.descriptor.capacity_bytes.is_some()
     }
 
-    /// What came of a call that began then: successes end a pause, failures of the store begin or prolong one.
-    pub(crate) fn note(&self, verdict: &Verdict, began: Instant) {
-        self.counters.errors.add(verdict.failures as u64);
-        let change = self.breaker.lock().hears(verdict, began, Instant::now());
+    /// What came of a call that began then: successes end a pause, failures of the store begin or
+    /// prolong one.
+    pub(crate) fn note(&self, results: &RequestResults, began: Instant) {
+        self.counters.errors.add(results.failures as u64);
+        let change = self.breaker.lock().record(results, began, Instant::now());
         let volume = self.descriptor.id;
         match change {
-            Turn::None => {}
-            Turn::Closed => {
+            StateChange::None => {}
+            StateChange::Closed => {
                 tracing::info!(target: "kvbm", %volume, "the volume answers again: its blocks are found from now on");
             }
-            Turn::Opened => {
-                let failure = verdict.first.as_ref().map(tracing::field::display);
+            StateChange::Opened => {
+                let failure = results.first.as_ref().map(tracing::field::display);
                 tracing::warn!(
                     target: "kvbm", %volume, failure,
                     "the volume fails or does not answer: it is left alone for a while, and what it holds counts as missing"
@@ -172,16 +176,16 @@ impl VolumeTier {
     /// What came of copies there.
     fn note_copies(&self, copies: &[Option<Failure>], now: Instant) {
         let mut seal = self.seal.lock();
-        let turn = seal.hears(copies, now, self.longest_pause);
+        let change = seal.record(copies, now, self.longest_pause);
         let failure = seal.why();
         drop(seal);
         let volume = self.descriptor.id;
-        match turn {
-            Turn::None => {}
-            Turn::Closed => {
+        match change {
+            StateChange::None => {}
+            StateChange::Closed => {
                 tracing::info!(target: "kvbm", %volume, "the volume takes blocks again");
             }
-            Turn::Opened => {
+            StateChange::Opened => {
                 let failure = failure.as_ref().map(tracing::field::display);
                 tracing::warn!(
                     target: "kvbm", %volume, failure,
@@ -191,28 +195,28 @@ impl VolumeTier {
         }
     }
 
-    /// Why it takes nothing, where its store lets nobody write.
+    /// Why it takes no blocks, where its store refuses writes.
     pub(crate) fn refusal(&self) -> Option<Failure> {
         self.seal.lock().why()
     }
 
     /// Whether blocks may be copied there now.
     fn takes(&self) -> bool {
-        self.may_ask() && self.seal.lock().allows(Instant::now())
+        self.allows_requests() && self.seal.lock().allows(Instant::now())
     }
 
     /// Blocks came from it or arrived there.
-    pub(crate) fn gives(&self) {
-        self.breaker.lock().gives(Instant::now());
+    pub(crate) fn note_service(&self) {
+        self.breaker.lock().note_service(Instant::now());
     }
 
-    /// Whether it may be asked now: where it is left alone, by one caller after a pause.
-    fn may_ask(&self) -> bool {
-        !self.openings.lacks_one() && self.breaker.lock().may_ask(Instant::now())
+    /// Whether a request may be sent to it now.
+    fn allows_requests(&self) -> bool {
+        !self.openings.lacks_one() && self.breaker.lock().allows(Instant::now())
     }
 
-    /// It is asked.
-    pub(crate) fn asks(&self) {
-        self.breaker.lock().asks(Instant::now());
+    /// A request is sent to it.
+    pub(crate) fn note_request(&self) {
+        self.breaker.lock().note_request(Instant::now());
     }
 }

@@ -1,4 +1,5 @@
-//! Ranks that start are sent every volume, again and again until they have opened it: a mount may come later than the process.
+//! Ranks that start are sent every volume, again and again until they have opened it: a mount may
+//! come later than the process.
 
 use super::VolumeTier;
 use super::requests::followed;
@@ -16,12 +17,12 @@ const RETRY: Duration = Duration::from_secs(2);
 /// Ranks that have not said that the volume is open.
 #[derive(Default)]
 pub(super) struct Openings {
-    of: Mutex<State>,
+    of: Mutex<PendingOpenings>,
     sent: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct PendingOpenings {
     open: BTreeMap<Rank, Opening>,
     /// Ranks that are being sent the volume at this moment.
     sending: usize,
@@ -44,8 +45,8 @@ impl Openings {
         self.of.lock().open.values().any(|opening| opening.failed)
     }
 
-    /// No rank is sent the volume any more. What is being sent at this moment is sent when this returns, or at `deadline`: that the
-    /// volume is closed comes after it.
+    /// No rank is sent the volume any more. What is being sent at this moment is sent when this
+    /// returns, or at `deadline`: that the volume is closed comes after it.
     pub(super) fn end(&self, deadline: Instant) {
         let mut state = self.of.lock();
         state.over = true;
@@ -85,7 +86,8 @@ pub(super) fn tend(tier: &VolumeTier, now: Instant) {
             let opened = asked.wait(now, "that a volume is open", followed);
             let Err((_, failure)) = opened else { return false };
             if failure.kind == FailureKind::Unsupported {
-                // It knows another one under this id, by its own configuration, or none at all: asking again changes nothing.
+                // It knows another one under this id, by its own configuration, or none at all:
+                // asking again changes nothing.
                 tracing::warn!(target: "kvbm", %rank, volume = %id, %failure, "a rank does not take a volume from here");
                 return false;
             }

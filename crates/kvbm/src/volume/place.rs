@@ -2,7 +2,8 @@
 
 use std::path::{Component, Path, PathBuf};
 
-/// What is equal for two URIs that name the same objects, as far as they tell. Nothing is looked up: it is the workers that reach the place.
+/// What is equal for two URIs that name the same objects, as far as they tell. Nothing is looked
+/// up: it is the workers that reach the place.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Place<'a> {
     Folder(PathBuf),
@@ -33,7 +34,8 @@ fn bucket(rest: &str) -> Place<'_> {
     Place::Bucket(bucket, prefix.trim_matches('/'), endpoint.map(|endpoint| endpoint.trim_end_matches('/')))
 }
 
-/// Without `.` and without slashes that say nothing. What `..` leads to is the file system's to say.
+/// Without `.` and without slashes that say nothing. What `..` leads to is the file system's to
+/// say.
 fn folded(path: &str) -> PathBuf {
     Path::new(path).components().filter(|part| *part != Component::CurDir).collect()
 }

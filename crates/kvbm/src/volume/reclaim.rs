@@ -1,5 +1,6 @@
-//! Room on a volume that is full of blocks that nobody here knows: an earlier life of this leader, or somebody else, wrote them. What
-//! was not used in this life is used least, so it goes before anything that was.
+//! Room on a volume that is full of blocks that nobody here knows: an earlier life of this leader,
+//! or somebody else, wrote them. What was not used in this life is used least, so it goes before
+//! anything that was.
 
 use super::VolumeTier;
 use crate::ranks::requests::Request;
@@ -59,7 +60,8 @@ impl Reclaim {
             let mut known = 0;
             if !self.found {
                 let refused = std::mem::take(&mut self.needed);
-                // Refused while strangers were on their way out is no reason to give up what is known.
+                // Refused while strangers were on their way out is no reason to give up what is
+                // known.
                 if self.let_go.is_none_or(|then| now >= then + SETTLE) {
                     known = refused;
                 }
@@ -89,8 +91,9 @@ fn nobodys(block: &StoredBlock) -> BlockIdentity {
 }
 
 impl VolumeTier {
-    /// A volume was full for `refused` blocks, although no more are known there than may be: others make room, strangers first. Where nobody
-    /// said how much of it is ours, its store is full, and nothing is removed.
+    /// A volume was full for `refused` blocks, although no more are known there than may be: others
+    /// make room, strangers first. Where nobody said how much of it is ours, its store is full, and
+    /// nothing is removed.
     pub(super) fn reclaim(&self, refused: usize, now: Instant) {
         if refused == 0 || !self.is_limited() {
             return;

@@ -13,8 +13,8 @@ use kvbm_tokens::Namespace;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A volume that cannot be registered or unregistered. Nothing changed. The leader's own errors, beside those of a registry: a scheduler
-/// without workers has no registry.
+/// A volume that cannot be registered or unregistered. Nothing changed. The leader's own errors,
+/// beside those of a registry: a scheduler without workers has no registry.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VolumeSetError {
@@ -124,8 +124,8 @@ impl Volumes {
         let opened = local.open(&descriptor)?;
         let starts = self.starts();
         let tier = self.tier(descriptor, blocks);
-        if let Err(failure) = tier.open_everywhere().and_then(|()| tier.reach()) {
-            tier.close_everywhere();
+        if let Err(failure) = open_everywhere(&tier).and_then(|()| probe_absent(&tier)) {
+            close_everywhere(&tier);
             if opened {
                 local.close(id);
             }
@@ -136,7 +136,8 @@ impl Volumes {
         }
         self.enter(Arc::clone(&tier));
         if self.starts() != starts {
-            // Some rank started when it had been sent the volume already and before the volume was there to be sent again.
+            // Some rank started when it had been sent the volume already and before the volume was
+            // there to be sent again.
             let now = Instant::now();
             self.ranks().all().for_each(|rank| opening::start(&tier, rank, now));
         }
@@ -162,7 +163,7 @@ impl Volumes {
         self.metrics().tier(Tier::G4).evictions(EvictReason::Cleared).add(blocks);
         self.transfers.end_with_volume(id, tier.descriptor.deadline);
         tier.openings.end(deadline_after(Instant::now(), tier.descriptor.deadline));
-        tier.close_everywhere();
+        close_everywhere(&tier);
         if !others.remove(&id) {
             local.close(id);
         }
@@ -170,39 +171,38 @@ impl Volumes {
     }
 }
 
-/// What every rank does about the volume.
-impl VolumeTier {
-    /// Has every rank open the volume.
-    fn open_everywhere(&self) -> Result<(), Failure> {
-        let request = VolumeRequest::Register(VolumePlace::from(&self.descriptor));
-        self.have_done(request, self.descriptor.deadline.saturating_mul(OPENING))
-    }
+/// Requests that every rank opens the volume.
+fn open_everywhere(tier: &VolumeTier) -> Result<(), Failure> {
+    let request = VolumeRequest::Register(VolumePlace::from(&tier.descriptor));
+    request_everywhere(tier, request, tier.descriptor.deadline.saturating_mul(OPENING))
+}
 
-    /// Has every rank close the volume, where it opened it for this leader. A rank that does not is sent nothing about it any more.
-    fn close_everywhere(&self) {
-        if let Err(failure) = self.have_done(VolumeRequest::Unregister, self.descriptor.deadline) {
-            tracing::debug!(target: "kvbm", volume = %self.descriptor.id, %failure, "a rank has not closed a volume");
-        }
+/// Requests that every rank closes the volume, where it opened it for this leader. A rank that does
+/// not gets no more requests about it.
+fn close_everywhere(tier: &VolumeTier) {
+    if let Err(failure) = request_everywhere(tier, VolumeRequest::Unregister, tier.descriptor.deadline) {
+        tracing::debug!(target: "kvbm", volume = %tier.descriptor.id, %failure, "a rank has not closed a volume");
     }
+}
 
-    /// Has every rank do something about the volume, and waits for it. The first failure.
-    fn have_done(&self, request: VolumeRequest, most: Duration) -> Result<(), Failure> {
-        let deadline = deadline_after(Instant::now(), most);
-        self.requests
-            .wait(self.descriptor.id, request, deadline, "a request about a volume", followed)
-            .map(drop)
-            .map_err(|unanswered| unanswered.failure)
-    }
+/// Sends a request about the volume to every rank and waits for the answers. The first failure.
+fn request_everywhere(tier: &VolumeTier, request: VolumeRequest, most: Duration) -> Result<(), Failure> {
+    let deadline = deadline_after(Instant::now(), most);
+    tier.requests
+        .wait(tier.descriptor.id, request, deadline, "a request about a volume", followed)
+        .map(drop)
+        .map_err(|unanswered| unanswered.failure)
+}
 
-    /// Whether every rank knows the volume and its store answers: it is probed for a block that nobody has.
-    fn reach(&self) -> Result<(), Failure> {
-        let nobodys = BlockIdentity {
-            namespace: NamespaceId(0),
-            group: ONLY_GROUP,
-            hash: SequenceHash::from_bytes([0; 16]),
-            parent: None,
-            position: 0,
-        };
-        self.probe(&[nobodys], deadline_after(Instant::now(), self.descriptor.deadline)).map(drop)
-    }
+/// Whether every rank knows the volume and its store answers, by a probe for a block that does not
+/// exist.
+fn probe_absent(tier: &VolumeTier) -> Result<(), Failure> {
+    let absent = BlockIdentity {
+        namespace: NamespaceId(0),
+        group: ONLY_GROUP,
+        hash: SequenceHash::from_bytes([0; 16]),
+        parent: None,
+        position: 0,
+    };
+    tier.probe(&[absent], deadline_after(Instant::now(), tier.descriptor.deadline)).map(drop)
 }

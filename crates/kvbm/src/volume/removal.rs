@@ -1,8 +1,9 @@
-//! Removing namespaces from volumes, and what there is no room for. Until a removal is confirmed, what it is about is neither looked up
-//! nor written there: it could not be told from what is to go.
+//! Removing namespaces from volumes, and what there is no room for. Until a removal is confirmed,
+//! what it is about is neither looked up nor written there: it could not be told from what is to
+//! go.
 //!
-//! What was being written when a namespace was forgotten may land behind its removal. So the removal is asked for at once, and again when
-//! nothing can land any more: the last one ends it.
+//! What was being written when a namespace was forgotten may land behind its removal. So the
+//! removal is asked for at once, and again when nothing can land any more: the last one ends it.
 
 use super::index::Index;
 use super::requests::followed;
@@ -16,7 +17,8 @@ use std::time::{Duration, Instant};
 
 /// Pause before a removal that failed is asked for again.
 pub(super) const RETRY: Duration = Duration::from_secs(2);
-/// How long a removal may take before it is asked for again; one of blocks for which there was no room counts as over then.
+/// How long a removal may take before it is asked for again; one of blocks for which there was no
+/// room counts as over then.
 pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 
 /// How often somebody who waits for removals looks.
@@ -71,7 +73,8 @@ impl Purge {
         self.done == Some(Landing::Over)
     }
 
-    /// Whether it is to be asked for: the first time, when less can land than before, and when it failed or is late.
+    /// Whether it is to be asked for: the first time, when less can land than before, and when it
+    /// failed or is late.
     fn is_due(&self, landing: Landing, now: Instant) -> bool {
         now >= self.next && (self.asked.is_some() || self.done < Some(landing))
     }
@@ -109,7 +112,8 @@ impl VolumeTier {
         }
     }
 
-    /// Keeps the index of a volume within bounds, with `more` blocks to come; what goes is removed from a limited volume.
+    /// Keeps the index of a volume within bounds, with `more` blocks to come; what goes is removed
+    /// from a limited volume.
     pub(super) fn evict(&self, more: usize) {
         let evicted = self.let_go(|index| index.evict(more));
         self.evicted(&evicted);
@@ -129,7 +133,8 @@ impl VolumeTier {
         }
     }
 
-    /// Lets go of what `choose` picks. What of it is to be removed from the store: where the volume is not limited nothing is.
+    /// Lets go of what `choose` picks. What of it is to be removed from the store: where the volume
+    /// is not limited nothing is.
     pub(super) fn let_go(&self, choose: impl FnOnce(&mut Index) -> Vec<BlockIdentity>) -> Vec<BlockIdentity> {
         let mut index = self.index.lock();
         let mut chosen = choose(&mut index);
@@ -149,13 +154,15 @@ impl VolumeTier {
 }
 
 impl Volumes {
-    /// Removes a namespace, or everything, from all volumes. How many blocks are known to have been there.
+    /// Removes a namespace, or everything, from all volumes. How many blocks are known to have been
+    /// there.
     pub(crate) fn forget(&self, namespace: Option<NamespaceId>, reason: EvictReason) -> u64 {
         let mut removed = 0;
         for volume in self.all() {
             let mut purges = volume.purges.lock();
             purges.0.insert(namespace, Purge::new(Instant::now()));
-            // Together, so that the end of an earlier removal does not count as the end of this one.
+            // Together, so that the end of an earlier removal does not count as the end of this
+            // one.
             removed += volume.index.lock().purge(namespace);
         }
         self.metrics().tier(Tier::G4).evictions(reason).add(removed);
@@ -175,8 +182,8 @@ impl Volumes {
         }
     }
 
-    /// Waits until what was forgotten is removed from every volume, or `deadline` passes: nobody asks for it after this manager. Volumes
-    /// that have not confirmed it.
+    /// Waits until what was forgotten is removed from every volume, or `deadline` passes: nobody
+    /// requests for it after this manager. Volumes that have not confirmed it.
     pub(crate) fn wait_purges(&self, deadline: Instant) -> usize {
         loop {
             let now = Instant::now();
@@ -207,17 +214,18 @@ mod tests {
     use kvbm_plan::{Failure, FailureKind, Rank};
     use std::sync::Arc;
 
-    /// Mutations that make it fail: a removal is over when it succeeded, whatever may land; or it is not asked for again where it failed.
+    /// Mutations that make it fail: a removal is over when it succeeded, whatever may land; or it
+    /// is not asked for again where it failed.
     #[test]
     fn a_removal_is_asked_for_until_it_succeeded_when_nothing_can_land_any_more() {
-        let asks = Arc::new(Requests::default());
+        let requests = Arc::new(Requests::default());
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
         // Asks where that is due, and answers. Whether it was due, and whether the removal is over.
         let tend = |purge: &mut Purge, landing, seconds, removed: bool| {
             let due = purge.is_due(landing, at(seconds));
             if due {
-                let asked = asks.start(1);
+                let asked = requests.start(1);
                 let token = asked.token;
                 purge.ask(landing, asked, at(seconds));
                 assert!(
@@ -225,7 +233,7 @@ mod tests {
                     "under way"
                 );
                 let failed = VolumeAnswer::Failed(Failure::new(FailureKind::Io, "planted"));
-                asks.answer(Rank(0), token, if removed { VolumeAnswer::Removed(1) } else { failed });
+                requests.answer(Rank(0), token, if removed { VolumeAnswer::Removed(1) } else { failed });
             }
             (due, purge.is_over(at(seconds)))
         };
@@ -240,7 +248,7 @@ mod tests {
         assert_eq!(tend(&mut Purge::new(begun), Landing::Over, 0, true), (true, true));
         // A rank that does not answer is asked again.
         let mut purge = Purge::new(begun);
-        purge.ask(Landing::Over, asks.start(1), begun);
+        purge.ask(Landing::Over, requests.start(1), begun);
         assert!(purge.is_due(Landing::Over, begun + PATIENCE));
     }
 }

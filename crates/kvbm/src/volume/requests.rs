@@ -29,13 +29,15 @@ pub(super) fn followed(answer: VolumeAnswer) -> Result<(), Failure> {
 pub(super) struct Unanswered {
     /// Why the first of them did not.
     pub(super) failure: Failure,
-    /// Whether the worker of some rank is away, or has been meanwhile: the failure may say nothing of the volume.
+    /// Whether the worker of some rank is away, or has been meanwhile: the failure may say nothing
+    /// of the volume.
     pub(super) is_away: bool,
 }
 
 impl VolumeRequests {
-    /// Sends every rank what was started under `token`. A rank that is not reached has answered with the reason: it has done nothing and will
-    /// not. A link may answer from inside `send`: the caller holds no lock that an answer takes.
+    /// Sends every rank what was started under `token`. A rank that is not reached has answered
+    /// with the reason: it has done nothing and will not. A link may answer from inside `send`: the
+    /// caller holds no lock that an answer takes.
     ///
     /// # Errors
     /// Why the first such rank was not reached. The others were sent it all the same.
@@ -55,7 +57,8 @@ impl VolumeRequests {
         }
     }
 
-    /// Sends every rank a request, and waits for their answers to `what` until `deadline`, unless one is not reached.
+    /// Sends every rank a request, and waits for their answers to `what` until `deadline`, unless
+    /// one is not reached.
     ///
     /// # Errors
     /// The first failure: a rank is not reached, is late, or `take` refuses its answer.

@@ -1,27 +1,34 @@
-//! A store that lets nobody write is read all the same: what it holds is found, and copies there are tried again from time to time.
+//! A store that lets nobody write is read all the same: what it holds is found, and copies there
+//! are tried again from time to time.
 
-use crate::circuit_breaker::Turn;
+use crate::circuit_breaker::StateChange;
 use kvbm_plan::{Failure, FailureKind};
 use std::time::{Duration, Instant};
 
-/// What a volume's store last said of copies there, where it refused them, and when they may be tried again.
+/// What a volume's store last said of copies there, where it refused them, and when they may be
+/// tried again.
 #[derive(Default)]
 pub(super) struct Seal(Option<(Failure, Instant)>);
 
 impl Seal {
     /// Copies are over, with these failures.
-    pub(super) fn hears(&mut self, copies: &[Option<Failure>], now: Instant, pause: Duration) -> Turn {
+    pub(super) fn record(
+        &mut self,
+        copies: &[Option<Failure>],
+        now: Instant,
+        pause: Duration,
+    ) -> StateChange {
         let refused = copies.iter().flatten().find(|failure| failure.kind == FailureKind::Unsupported);
         let was_sealed = self.0.is_some();
         if let Some(failure) = refused {
             self.0 = Some((failure.clone(), kvbm_plan::deadline_after(now, pause)));
-            return if was_sealed { Turn::None } else { Turn::Opened };
+            return if was_sealed { StateChange::None } else { StateChange::Opened };
         }
         if was_sealed && copies.iter().any(Option::is_none) {
             self.0 = None;
-            return Turn::Closed;
+            return StateChange::Closed;
         }
-        Turn::None
+        StateChange::None
     }
 
     /// Whether copies may be tried.
@@ -45,17 +52,19 @@ mod tests {
         let pause = Duration::from_secs(1);
         let failed = |kind| Some(Failure::new(kind, "planted"));
         let (refused, broken) = (failed(FailureKind::Unsupported), failed(FailureKind::Io));
-        assert!(seal.hears(&[broken.clone(), None], begun, pause) == Turn::None && seal.allows(begun));
-        assert_eq!(seal.hears(&[None, refused.clone()], begun, pause), Turn::Opened);
+        assert!(
+            seal.record(&[broken.clone(), None], begun, pause) == StateChange::None && seal.allows(begun)
+        );
+        assert_eq!(seal.record(&[None, refused.clone()], begun, pause), StateChange::Opened);
         assert!(!seal.allows(begun) && seal.allows(begun + pause) && seal.why() == refused);
-        assert_eq!(seal.hears(&[refused], begun + pause, pause), Turn::None, "it was told");
+        assert_eq!(seal.record(&[refused], begun + pause, pause), StateChange::None, "it was reported");
         assert!(!seal.allows(begun + pause));
-        assert_eq!(seal.hears(&[broken], begun + pause, pause), Turn::None, "says nothing of it");
+        assert_eq!(seal.record(&[broken], begun + pause, pause), StateChange::None, "says nothing of it");
         assert!(seal.why().is_some());
-        assert_eq!(seal.hears(&[None], begun + pause, pause), Turn::Closed);
-        let long =
-            seal.hears(&[Some(Failure::new(FailureKind::Unsupported, "read only"))], begun, Duration::MAX);
-        assert!(long == Turn::Opened && !seal.allows(begun + Duration::from_secs(3600)));
+        assert_eq!(seal.record(&[None], begun + pause, pause), StateChange::Closed);
         assert!(seal.allows(begun) && seal.why().is_none());
+        let long =
+            seal.record(&[Some(Failure::new(FailureKind::Unsupported, "read only"))], begun, Duration::MAX);
+        assert!(long == StateChange::Opened && !seal.allows(begun + Duration::from_secs(3600)));
     }
 }

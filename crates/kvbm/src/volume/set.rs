@@ -43,12 +43,12 @@ pub(crate) struct Volumes {
     requests: Arc<VolumeRequests>,
     pub(crate) handshakes: Handshakes,
     pub(super) transfers: Arc<Transfers>,
-    /// Held while one is registered or unregistered: those that the workers of this process knew by somebody else's word. They are not
-    /// this leader's to close.
+    /// Held while one is registered or unregistered: those that the workers of this process knew by
+    /// somebody else's word. They are not this leader's to close.
     pub(super) changing: Mutex<BTreeSet<VolumeId>>,
     tiers: RwLock<Vec<Arc<VolumeTier>>>,
-    /// Volumes that were unregistered while copies to them could still land. One that is registered at the same place has to know: a
-    /// removal there is not over before that.
+    /// Volumes that were unregistered while copies to them could still land. One that is registered
+    /// at the same place has to know: a removal there is not over before that.
     former: Mutex<Vec<Arc<VolumeTier>>>,
     /// How often a rank started.
     starts: AtomicU64,
@@ -93,7 +93,8 @@ impl Volumes {
         volumes
     }
 
-    /// A rank started: it has to open every volume that there is. It may have started after they were registered.
+    /// A rank started: it has to open every volume that there is. It may have started after they
+    /// were registered.
     pub(crate) fn rank_started(&self, rank: Rank) {
         // Before the volumes are read: one that is registered later sees the start.
         self.starts.fetch_add(1, Ordering::SeqCst);
@@ -183,7 +184,8 @@ impl Volumes {
         self.tiers.read().iter().find(|tier| tier.descriptor.id == id).cloned()
     }
 
-    /// All, in the order in which a chain that begins with `root` prefers them: the same in every process that knows the same volumes.
+    /// All, in the order in which a chain that begins with `root` prefers them: the same in every
+    /// process that knows the same volumes.
     pub(super) fn preferred(&self, root: SequenceHash) -> Vec<Arc<VolumeTier>> {
         let mut tiers = self.all();
         tiers.sort_by_cached_key(|tier| mixed(root, tier.descriptor.id));
@@ -195,14 +197,16 @@ impl Volumes {
         self.tiers.read().iter().map(|tier| tier.len()).sum()
     }
 
-    /// Those that a block of `namespace` would be read from now: not left alone, and not still being told to forget it.
+    /// Those that a block of `namespace` would be read from now: not left alone, and not still
+    /// a request to forget it.
     pub(crate) fn answering(&self, namespace: NamespaceId) -> Vec<Arc<VolumeTier>> {
         let mut tiers = self.all();
         tiers.retain(|tier| !tier.is_down() && !tier.is_purging(namespace));
         tiers
     }
 
-    /// All of them as one tier, in blocks: what they are known to hold, and what may still come where all of them are limited.
+    /// All of them as one tier, in blocks: what they are known to hold, and what may still come
+    /// where all of them are limited.
     pub(crate) fn tier_status(&self) -> TierStatus {
         let (mut held, mut free, mut limited) = (0_u64, 0_u64, true);
         for tier in self.tiers.read().iter() {
@@ -235,22 +239,24 @@ impl Volumes {
         self.tiers.read().iter().map(on).max().unwrap_or(0)
     }
 
-    /// What happened, oldest first, and the number that follows the last change that was taken or lost.
+    /// What happened, oldest first, and the number that follows the last change that was taken or
+    /// lost.
     pub(crate) fn drain(&self, max: usize, take: impl FnMut(u64, Change)) -> u64 {
         self.log.lock().drain(max, take)
     }
 
-    /// What volumes are known for certain to hold, each block with the first of its chain, and the number of the next change.
+    /// What volumes are known for certain to hold, each block with the first of its chain, and the
+    /// number of the next change.
     pub(crate) fn snapshot(&self) -> (Vec<(VolumeId, BlockIdentity, SequenceHash)>, u64) {
         let tiers = self.tiers.read();
         // Nothing changes while all are held: whoever changes one holds that.
         let indices: Vec<_> = tiers.iter().map(|tier| (tier.descriptor.id, tier.index.lock())).collect();
-        let told = |(id, index): &(VolumeId, _)| {
+        let published = |(id, index): &(VolumeId, _)| {
             let index: &parking_lot::MutexGuard<'_, super::Index> = index;
             let id = *id;
-            index.told().into_iter().map(move |(identity, root)| (id, identity, root))
+            index.published().into_iter().map(move |(identity, root)| (id, identity, root))
         };
-        (indices.iter().flat_map(told).collect(), self.log.lock().next())
+        (indices.iter().flat_map(published).collect(), self.log.lock().next())
     }
 }
 
@@ -284,7 +290,9 @@ mod tests {
             block_costs: BlockCosts::default(),
         };
         let ranks = Arc::new(Ranks::new(0, metrics.clone(), Duration::ZERO));
-        let slots = Slots::new(registry.clone(), Arc::clone(&ranks), metrics.clone(), deadline);
+        let striping = kvbm_plan::Striping::new(1, 4096);
+        let directories = crate::slots::Directories::new(striping, deadline, deadline);
+        let slots = Slots::new(registry.clone(), Arc::clone(&ranks), metrics.clone(), deadline, directories);
         let transfers =
             Transfers::new(registry, Arc::clone(&ranks), Arc::new(slots), metrics.clone(), settings);
         Volumes::new(&Config::default(), true, metrics, ranks, transfers)

@@ -3,7 +3,8 @@
 use super::VolumeTier;
 use kvbm_plan::{Failure, VolumeDescriptor};
 
-/// What is known of a volume. It may be shared: what others keep there is not counted. Counts go on where it was registered before.
+/// What is known of a volume. It may be shared: what others keep there is not counted. Counts go on
+/// where it was registered before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeStatus {
     /// What it was registered with.
@@ -22,9 +23,10 @@ pub struct VolumeStatus {
     pub full: u64,
     /// Whether it failed lately and is left alone.
     pub down: bool,
-    /// What it failed with last, while it is left alone for that; none where it is because a rank that started again cannot open it.
+    /// What it failed with last, while it is left alone for that; none where it is because a rank
+    /// that started again cannot open it.
     pub failure: Option<Failure>,
-    /// Why it takes no blocks, where its store lets nobody write; what it holds is found.
+    /// Why it takes no blocks, where its store refuses writes. What it holds is found.
     pub refusal: Option<Failure>,
 }
 

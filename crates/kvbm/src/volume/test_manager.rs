@@ -7,7 +7,8 @@ use kvbm_plan::{BlockIdentity, Command, GroupId, NamespaceId, SequenceHash, Volu
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// Requests about volumes that the worker was sent, in order, with the tokens under which it could answer.
+/// Requests about volumes that the worker was sent, in order, with the tokens under which it could
+/// answer.
 #[derive(Clone, Default)]
 pub(super) struct Sent(Arc<Mutex<Vec<(u64, VolumeRequest)>>>);
 

@@ -1,4 +1,5 @@
-//! Copies to a volume that may land yet: those under way, and those that failed, for a store whose answer is late may still write.
+//! Copies to a volume that may land yet: those under way, and those that failed, for a store whose
+//! answer is late may still write.
 
 use kvbm_plan::NamespaceId;
 use std::collections::HashMap;
@@ -42,7 +43,8 @@ impl Writes {
         }
     }
 
-    /// What could land by an earlier registration of the place still can; copies of it that are under way, until then.
+    /// What could land by an earlier registration of the place still can; copies of it that are
+    /// under way, until then.
     pub(super) fn inherit(&mut self, earlier: &Self, until: Instant) {
         let under_way = earlier.under_way.keys().map(|namespace| (*namespace, until));
         for (namespace, until) in earlier.doubtful.iter().map(|(one, until)| (*one, *until)).chain(under_way)

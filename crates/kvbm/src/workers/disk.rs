@@ -64,20 +64,21 @@ pub(super) const fn disk_access(config: &Config) -> FileAccess {
 
 /// The folder of a namespace.
 pub(super) fn namespace_dir(dir: &Path, tag: NamespaceTag) -> PathBuf {
-    // The first eight of the tag's sixteen bytes: the high half of the number that they are in big-endian order.
+    // The first eight of the tag's sixteen bytes: the high half of the number that they are in
+    // big-endian order.
     let namespace = u128::from_be_bytes(*tag.as_bytes()) >> 64;
     dir.join(format!("ns-{namespace:016x}"))
 }
 
-/// Where a rank keeps its blocks, in each of the directories. Namespaces, and deployments of another number of ranks, lie side by
-/// side: none is damaged by another one.
+/// Where a rank keeps its blocks, in each of the directories. Namespaces, and deployments of
+/// another number of ranks, lie side by side: none is damaged by another one.
 pub(super) fn rank_dirs(config: &Config, tag: NamespaceTag, rank: u32, ranks: u32) -> Vec<PathBuf> {
     let dirs = config.disk.dir.iter().chain(config.disk.more_dirs.as_slice());
     dirs.map(|dir| namespace_dir(dir, tag).join(format!("rank-{rank}-of-{ranks}"))).collect()
 }
 
-/// What tells one slot's content from that of another shape: everything but the number of blocks, which may change. None where
-/// blocks have no axes.
+/// What tells one slot's content from that of another shape: everything but the number of blocks,
+/// which may change. None where blocks have no axes.
 pub(super) fn geometry(config: &Config, rank: Rank) -> Result<Option<SlotGeometry>, WorkerError> {
     let (model, ranks) = (&config.model, config.parallelism.tensor_parallel);
     if model.is_opaque() {

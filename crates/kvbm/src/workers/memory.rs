@@ -20,7 +20,8 @@ pub enum G1Memory {
     Owned,
     /// The engine's: KV tensors on its device, bound to the layout that they have.
     EngineDevice(Arc<dyn Device>, BoundLayout),
-    /// The engine's: KV tensors in host memory ([`HostStorage`](kvbm_storage::HostStorage)), bound to the layout that they have.
+    /// The engine's: KV tensors in host memory ([`HostStorage`](kvbm_storage::HostStorage)), bound
+    /// to the layout that they have.
     EngineHost(BoundLayout),
 }
 

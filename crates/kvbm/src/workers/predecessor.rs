@@ -1,5 +1,5 @@
-//! A deployment with another number of ranks may have left blocks in our directory: finding it, and moving its blocks in where
-//! all our ranks are new, or a start that did so was cut short.
+//! A deployment with another number of ranks may have left blocks in our directory: finding it, and
+//! moving its blocks in where all our ranks are new, or a start that did so was cut short.
 
 mod mark;
 
@@ -23,7 +23,8 @@ pub struct TookOver {
     pub ranks: u32,
     /// Blocks that every rank of ours has now, with all those before them in their chains.
     pub blocks: u64,
-    /// Blocks that stayed behind: incomplete, damaged, without a parent, without room or time here, or all of them.
+    /// Blocks that stayed behind: incomplete, damaged, without a parent, without room or time here,
+    /// or all of them.
     pub left_behind: u64,
     /// Why nothing was taken over, if that is so: the rank at fault, and what is wrong.
     pub refused: Option<String>,
@@ -87,8 +88,8 @@ impl Past {
     }
 }
 
-/// The deployment whose blocks move in, the one that wrote last and has some, if our ranks are all new or an earlier start did not come to
-/// the end of this; and those that cannot.
+/// The deployment whose blocks move in, the one that wrote last and has some, if our ranks are all
+/// new or an earlier start did not come to the end of this; and those that cannot.
 pub(super) fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<TookOver>) {
     let ours = config.parallelism.tensor_parallel;
     let mut refused = Vec::new();

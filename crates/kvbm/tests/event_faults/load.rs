@@ -23,7 +23,8 @@ const BRANCHES: u32 = 4;
 const LENGTH: u32 = 14;
 const SHARED: u32 = 5;
 
-/// Blocks of G1, G2 and G3, or of the volume in its place: fewer than the prompts have, so that every tier evicts.
+/// Blocks of G1, G2 and G3, or of the volume in its place: fewer than the prompts have, so that
+/// every tier evicts.
 pub(crate) const TIERS: [u32; 3] = [40, 70, 120];
 
 /// The first `blocks` blocks of a prompt.

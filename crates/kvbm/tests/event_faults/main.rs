@@ -1,9 +1,11 @@
-//! Random runs of kills, partitions, stalls and restarts under real block managers: the follower's index equals their pools after each.
+//! Random runs of kills, partitions, stalls and restarts under real block managers: the follower's
+//! index equals their pools after each.
 //!
-//! Managers serve random requests and publish over `ZeroMQ` with replay, `JetStream`, and core NATS whose losses are repaired by
-//! snapshots. `KVBM_NATS_SERVER` names a nats-server (without it only `ZeroMQ` is run), `KVBM_FAULT_ROUNDS` how many rounds,
-//! `KVBM_FAULT_SEED` where they begin, `KVBM_FAULT_WITHIN_MS` how long the index may take to be right over core NATS once nothing
-//! is wrong any more, `KVBM_FAULT_JSON` where the report goes. `cargo xtask event-faults` sets them.
+//! Managers serve random requests and publish over `ZeroMQ` with replay, `JetStream`, and core NATS
+//! whose losses are repaired by snapshots. `KVBM_NATS_SERVER` names a nats-server (without it only
+//! `ZeroMQ` is run), `KVBM_FAULT_ROUNDS` how many rounds, `KVBM_FAULT_SEED` where they begin,
+//! `KVBM_FAULT_WITHIN_MS` how long the index may take to be right over core NATS once nothing is
+//! wrong any more, `KVBM_FAULT_JSON` where the report goes. `cargo xtask event-faults` sets them.
 
 #![cfg(all(feature = "nats", feature = "zmq"))]
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
@@ -36,7 +38,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Set for the test that is called inside a network namespace.
 const INSIDE: &str = "KVBM_FAULT_INSIDE";
 
-/// Set for the test that publishes in a process of its own: its number, its seed and where it publishes.
+/// Set for the test that publishes in a process of its own: its number, its seed and where it
+/// publishes.
 const PUBLISHER: &str = "KVBM_FAULT_PUBLISHER";
 
 /// Runs at a time: they wait more than they work.
@@ -54,8 +57,9 @@ fn seed() -> u64 {
     number("KVBM_FAULT_SEED", 1)
 }
 
-/// Mutations that make it fail: `Follower::take` of the `ZeroMQ` subscriber without `fetch`; `Resync::note` that ignores gaps;
-/// `follow` of the `JetStream` subscriber that starts at the end; a `Remove` that the pool does not tell.
+/// Mutations that make it fail: `Follower::take` of the `ZeroMQ` subscriber without `fetch`;
+/// `Resync::note` that ignores gaps; `follow` of the `JetStream` subscriber that starts at the end;
+/// a `Remove` that the pool does not tell.
 #[test]
 fn the_index_equals_the_pools_after_any_faults() {
     let lane = |lane: u64| {
@@ -125,8 +129,8 @@ fn a_publisher_in_a_process_of_its_own() {
     }
 }
 
-/// As above, with a server in a network namespace of its own whose link goes down and up. Skipped where the system does not
-/// let us have one.
+/// As above, with a server in a network namespace of its own whose link goes down and up. Skipped
+/// where the system does not let us have one.
 #[test]
 fn the_index_equals_the_pools_after_partitions_of_a_network() {
     if std::env::var_os("KVBM_NATS_SERVER").is_none() {

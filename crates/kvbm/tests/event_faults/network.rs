@@ -15,7 +15,8 @@ pub(crate) fn is_permitted() -> Result<(), String> {
 
 /// Lives inside a namespace of its own already; holds a second one and the link between the two.
 pub(crate) struct Namespace {
-    /// A process that does nothing but be there, until its input ends: at the latest with this process, however that ends.
+    /// A process that does nothing but be there, until its input ends: at the latest with this
+    /// process, however that ends.
     anchor: Child,
     up: bool,
 }
@@ -66,7 +67,8 @@ impl Namespace {
         );
     }
 
-    /// Takes the link down, at the other end, so that nobody here is told, or at ours. Or puts it up again.
+    /// Takes the link down, at the other end, so that nobody here is told, or at ours. Or puts it
+    /// up again.
     pub(crate) fn set_up(&mut self, up: bool, silently: bool) {
         let state = if up { "up" } else { "down" };
         if up || silently {

@@ -1,4 +1,5 @@
-//! Publishers in processes of their own, killed as the system kills: by SIGKILL, in the middle of anything.
+//! Publishers in processes of their own, killed as the system kills: by SIGKILL, in the middle of
+//! anything.
 
 use crate::load::{Engine, Random, held, prompts};
 use crate::nats_server::STREAM_BYTES;
@@ -21,7 +22,8 @@ use std::time::{Duration, Instant};
 /// Who holds what: source, hash, tier.
 type Holdings = BTreeSet<(u64, String, Tier)>;
 
-/// The side of the publisher: `setup` is number, seed and URL. Ends with its standard input; how much it was told to do.
+/// The side of the publisher: `setup` is number, seed and URL. Ends with its standard input; how
+/// much it was told to do.
 pub(crate) fn serve(setup: &str) -> usize {
     let mut words = setup.splitn(3, ' ');
     let mut number = || words.next().unwrap().parse::<u64>().unwrap();
@@ -30,7 +32,8 @@ pub(crate) fn serve(setup: &str) -> usize {
     let prompts = prompts(&manager);
     let (mut engine, mut random) = (Engine::default(), Random(seed));
     let mut orders = 0;
-    // Where tests run one after the other, the line with this one's name has begun and has no end yet.
+    // Where tests run one after the other, the line with this one's name has begun and has no end
+    // yet.
     println!();
     for line in std::io::stdin().lines() {
         orders += 1;

@@ -1,4 +1,5 @@
-//! One run: managers that work, faults under their events, and an index that has to be right in the end.
+//! One run: managers that work, faults under their events, and an index that has to be right in the
+//! end.
 
 use crate::PATIENCE;
 use crate::load::{Random, held, prompts};
@@ -105,12 +106,14 @@ const SOURCES: u64 = 2;
 /// Who holds what.
 type Holdings = BTreeSet<(u64, SequenceHash, Tier)>;
 
-/// The stream of a run over `JetStream`. It is deleted after the run: the server has no room for hundreds of them.
+/// The stream of a run over `JetStream`. It is deleted after the run: the server has no room for
+/// hundreds of them.
 pub(crate) fn stream_of(run: &str) -> String {
     format!("faults-{run}")
 }
 
-/// The follower's transport. In every second run over core NATS it is slow to read and its queue is short.
+/// The follower's transport. In every second run over core NATS it is slow to read and its queue is
+/// short.
 pub(crate) fn connect(mode: Mode, place: &str, name: &str, seed: u64) -> Arc<dyn EventTransport> {
     let mut config = NatsConfig::new(format!("nats://{place}"), format!("kvbm.faults.{name}"));
     if mode == Mode::JetStream {
@@ -401,7 +404,8 @@ impl Run {
             }
         }
         let healed = Instant::now();
-        // Volumes are told to remove blocks and answer when they have: their books may change when nobody works any more.
+        // Volumes are told to remove blocks and answer when they have: their books may change when
+        // nobody works any more.
         let (pools, mut wrong) = loop {
             let pools = self.pools(&prompts);
             let wrong = self.wrong(&pools).or_else(|| self.misfound(&prompts));

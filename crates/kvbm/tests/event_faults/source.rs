@@ -36,7 +36,8 @@ pub(crate) struct Plan {
     pub(crate) ring: u32,
 }
 
-/// Odd ones keep the books of three tiers; even ones move bytes, and have a volume below host memory.
+/// Odd ones keep the books of three tiers; even ones move bytes, and have a volume below host
+/// memory.
 pub(crate) fn manager(id: u64, url: &str, ring: u32) -> KvBlockManager<Owned> {
     let configure = |config: &mut Config| {
         config.events.url = Some(Secret::new(url));
@@ -56,7 +57,8 @@ pub(crate) fn manager(id: u64, url: &str, ring: u32) -> KvBlockManager<Owned> {
     })
 }
 
-/// The volume lives as long as the manager and has room for fewer blocks than there are, so that it evicts, too.
+/// The volume lives as long as the manager and has room for fewer blocks than there are, so that it
+/// evicts, too.
 fn over_a_volume(configure: impl FnOnce(&mut Config)) -> KvBlockManager<Owned> {
     let [g1, g2, below] = TIERS;
     let builder = KvBlockManager::<Owned>::builder().model(model()).namespace(namespace());

@@ -30,7 +30,8 @@ fn read_from_disk(manager: &KvBlockManager<Owned>, sequence: &TokenSequence) {
 
 #[test]
 fn a_disk_slower_than_recompute_is_refused() {
-    // No disk is as fast as an engine that computes a block in 16 ps, and none as slow as one that takes 16 s.
+    // No disk is as fast as an engine that computes a block in 16 ps, and none as slow as one that
+    // takes 16 s.
     for (tokens_per_s, goes_down) in [(1e12, false), (1.0, true), (0.0, true)] {
         let manager = books([128, 128, 256], |config: &mut Config| {
             config.policy.prefill_tokens_per_s = tokens_per_s;
@@ -189,7 +190,8 @@ fn a_policy_that_fails_keeps_nobody_from_his_deadline() {
     }
     ranks.set_all(Mode::Hold);
     fails.store(true, Ordering::Relaxed);
-    // Of the first one a part arrives: what counts of it at its deadline is offered to the policy. Nobody waits for them but the leader.
+    // Of the first one a part arrives: what counts of it at its deadline is offered to the policy.
+    // Nobody waits for them but the leader.
     for chain in &chains {
         let onboarding = manager.onboard(manager.match_prefix(chain));
         ranks.execute(0);

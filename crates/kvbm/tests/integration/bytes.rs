@@ -81,7 +81,8 @@ fn two_ranks_each_keep_their_own_slice_through_all_tiers() {
     assert_eq!(serve(&manager, &tokens(&manager, 3, 6)), 6);
 }
 
-/// One request of one of several threads. Blocks that were cached; `None` where there was no room just then.
+/// One request of one of several threads. Blocks that were cached; `None` where there was no room
+/// just then.
 fn try_serve(manager: &KvBlockManager<Owned>, sequence: &TokenSequence) -> Option<usize> {
     let cached = match manager.onboard(manager.match_prefix(sequence)).wait() {
         Ok(cached) => cached,

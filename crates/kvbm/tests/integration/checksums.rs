@@ -1,4 +1,5 @@
-//! Wrong bytes on every way that a block can take: a miss, out of use, counted and told; never served.
+//! Wrong bytes on every way that a block can take: a miss, out of use, counted and told; never
+//! served.
 #![cfg(feature = "worker")]
 
 use crate::support::store::{Store, hashes, onboard, put, registry};
@@ -24,8 +25,8 @@ struct Rig {
     sequence: TokenSequence,
 }
 
-/// A manager of four tiers where nothing goes further down than G2 by itself, with the chain in G1 and G2, and who heard of it from the
-/// beginning.
+/// A manager of four tiers where nothing goes further down than G2 by itself, with the chain in G1
+/// and G2, and who heard of it from the beginning.
 fn rig(scrub: Bytes) -> (Rig, Subscriber) {
     let (dir, store) = (tempfile::tempdir().expect("a folder"), Store::new());
     let manager = KvBlockManager::<Owned>::builder()
@@ -120,8 +121,8 @@ fn is_told(told: &mut Subscriber, rig: &Rig, tier: Tier) -> bool {
     removed == 1
 }
 
-/// How bytes go bad and are read: the tier that they are on, the path of the read (none where nobody asked), what is done before the
-/// bytes go bad, how they do, and how they are read.
+/// How bytes go bad and are read: the tier that they are on, the path of the read (none where
+/// nobody asked), what is done before the bytes go bad, how they do, and how they are read.
 struct Case {
     name: &'static str,
     tier: Tier,
@@ -209,7 +210,8 @@ fn invariant_5_wrong_bytes_are_a_miss_out_of_use_counted_and_told_on_every_way()
             assert_eq!(counted, u64::from(other == *tier), "{name}: on {other}");
         }
 
-        // Out of use: a slot is never written again; an object is removed, for the next one is another.
+        // Out of use: a slot is never written again; an object is removed, for the next one is
+        // another.
         let quarantined = |tier: Tier| rig.manager.status().tiers[tier.index()].quarantined;
         if *tier == Tier::G4 {
             let hash = hashes(&rig.sequence)[BAD];
@@ -222,7 +224,8 @@ fn invariant_5_wrong_bytes_are_a_miss_out_of_use_counted_and_told_on_every_way()
             assert_eq!(rig.manager.metrics().tier(*tier).quarantined.get(), 1, "{name}");
         }
 
-        // A miss, without another read; what was before it is served, and so is what is computed again.
+        // A miss, without another read; what was before it is served, and so is what is computed
+        // again.
         let found = rig.manager.match_prefix(&rig.sequence);
         assert_eq!(found.len(), BAD, "{name}: a miss from now on");
         drop(found);

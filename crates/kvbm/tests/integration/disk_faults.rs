@@ -353,7 +353,8 @@ fn damage_records(slots: &std::path::Path, hash: SequenceHash) -> usize {
     damaged
 }
 
-/// Mutation that makes it fail: `recover` keeps the orphans' slots, or `restore` takes blocks without their parents.
+/// Mutation that makes it fail: `recover` keeps the orphans' slots, or `restore` takes blocks
+/// without their parents.
 #[test]
 fn invariant_5_blocks_whose_parents_record_is_damaged_are_dropped_and_counted() {
     let rig = rig(16, 32, 8);
@@ -391,7 +392,8 @@ fn invariant_5_blocks_whose_parents_record_is_damaged_are_dropped_and_counted() 
     assert_eq!((rig.corrupt(), rig.manager.status().tiers[2].quarantined), (0, 0));
 }
 
-/// Mutation that makes it fail: `rank_dirs` leaves the number of ranks out, and `geometry` the heads.
+/// Mutation that makes it fail: `rank_dirs` leaves the number of ranks out, and `geometry` the
+/// heads.
 #[test]
 fn invariant_5_ranks_of_another_deployment_and_other_namespaces_keep_their_disks() {
     let dir = tempfile::tempdir().unwrap();

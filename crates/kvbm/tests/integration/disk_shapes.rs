@@ -1,4 +1,5 @@
-//! Disks outlive the number of ranks: what a deployment left, one of another size takes over, or says why not.
+//! Disks outlive the number of ranks: what a deployment left, one of another size takes over, or
+//! says why not.
 #![cfg(feature = "worker")]
 
 use crate::support::heads::{model, serve};
@@ -38,7 +39,8 @@ fn left_by(ranks: u32, configure: impl FnOnce(&mut Config)) -> tempfile::TempDir
     dir
 }
 
-/// Opens the directory with `ranks` ranks: the hits of the sequence that lies there, all compared, and what was taken over.
+/// Opens the directory with `ranks` ranks: the hits of the sequence that lies there, all compared,
+/// and what was taken over.
 fn hits(dir: &FilePath, ranks: u32, configure: impl FnOnce(&mut Config)) -> (usize, Vec<TookOver>) {
     let manager = manager(dir, ranks, configure);
     let hits = serve(&manager, &tokens(&manager, 1, 6));

@@ -1,20 +1,20 @@
-//! Directories of the disk tier that take no writes any more: copies go elsewhere, and what can be read stays.
+//! Directories of the disk tier that take no writes any more: copies go elsewhere, and what can be
+//! read stays.
 #![cfg(feature = "worker")]
 
 use crate::support::{namespace, serve, slot_file, soon, tokens, unlimited};
 use kvbm::config::{Blocks, DiskEngine, ModelConfig};
-use kvbm::{KvBlockManager, Owned, Tier};
+use kvbm::metrics::DropReason;
+use kvbm::{CircuitState, FailureKind, KvBlockManager, Owned, Path, Tier};
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// A megabyte of neighbouring slots of 16 KiB lies in each directory in turn.
 const STRIPE: u32 = 64;
 const BLOCKS: u32 = 32 * STRIPE;
-/// Slots that rest where nothing is written any more.
-const CREDIT: u32 = BLOCKS / 16;
 
-fn manager(dirs: &[&Path]) -> KvBlockManager<Owned> {
+fn manager(dirs: &[&std::path::Path]) -> KvBlockManager<Owned> {
     KvBlockManager::<Owned>::builder()
         .model(ModelConfig { num_layers: 1, num_kv_heads: 1, head_dim: 256, ..ModelConfig::default() })
         .namespace(namespace())
@@ -33,7 +33,7 @@ fn manager(dirs: &[&Path]) -> KvBlockManager<Owned> {
 }
 
 /// From now on this process cannot write to a file that it has open, or can again.
-fn open_anew(file: &Path, writable: bool) {
+fn open_anew(file: &std::path::Path, writable: bool) {
     let other = File::options().read(true).write(writable).open(file).unwrap();
     let is_it = |fd: &i32| std::fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|path| path == file);
     let all = std::fs::read_dir("/proc/self/fd").unwrap();
@@ -41,7 +41,8 @@ fn open_anew(file: &Path, writable: bool) {
     let open: Vec<i32> = all.filter(is_it).filter(|&fd| fd != other.as_raw_fd()).collect();
     assert!(!open.is_empty());
     for fd in open {
-        // SAFETY: both are open files of this process, the same one before and after: who owns the descriptor still does.
+        // SAFETY: both are open files of this process, the same one before and after: who owns the
+        // descriptor still does.
         let replaced = unsafe { libc::dup2(other.as_raw_fd(), fd) };
         assert_eq!(replaced, fd);
     }
@@ -60,7 +61,7 @@ fn copied(manager: &KvBlockManager<Owned>, next: &mut u32, blocks: u32) -> usize
         .count()
 }
 
-/// Mutation that makes it fail: `Resting::hears` lets nothing rest.
+/// Mutation that makes it fail: `Directories::withhold_unwritable` withholds nothing.
 #[test]
 fn copies_go_to_the_directories_that_take_them() {
     let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -70,17 +71,32 @@ fn copies_go_to_the_directories_that_take_them() {
 
     let slots = slot_file(second.path());
     open_anew(&slots, false);
-    let came = copied(&manager, &mut next, BLOCKS);
-    let resting = manager.status().disk_resting;
-    assert_eq!(came as u32 + resting, BLOCKS, "each slot failed once");
-    assert!((BLOCKS / 2 - STRIPE..=BLOCKS / 2).contains(&resting), "{resting}");
-    assert_eq!(copied(&manager, &mut next, STRIPE), STRIPE as usize, "nothing is in their way");
-    let line = format!("kvbm_tier_slots{{tier=\"g3\",state=\"resting\"}} {resting}\n");
+    let began = Instant::now();
+    let arrived = copied(&manager, &mut next, BLOCKS);
+    // Two failures open the breaker. After that one copy fails in each pause of at least 500 ms.
+    let probes = began.elapsed().as_millis() as u64 / 500;
+    let failed = manager.metrics().path(Path::G2_G3).dropped(DropReason::Failed).get();
+    assert!((2..=2 + probes).contains(&failed), "{failed}, at most {probes} probes");
+    let status = manager.status();
+    let [well, bad] = &status.disk_directories[..] else { panic!("two directories") };
+    assert_eq!((well.writes, well.withheld_slots), (CircuitState::Closed, 0));
+    assert_ne!(bad.writes, CircuitState::Closed);
+    assert_eq!((bad.reads, status.disk_down), (CircuitState::Closed, false), "it can be read");
+    assert!(bad.failure.as_ref().is_some_and(|failure| failure.kind == FailureKind::Io));
+    let withheld = bad.withheld_slots;
+    assert_eq!(arrived as u32 + withheld, BLOCKS, "the other directory has the last {arrived} copies");
     let text = manager.metrics().encode();
-    assert!(text.contains(&line), "{line} in {text}");
+    for line in [
+        format!("kvbm_tier_slots{{tier=\"g3\",state=\"withheld\"}} {withheld}\n"),
+        "kvbm_disk_directory_down{directory=\"0\",operation=\"write\"} 0\n".into(),
+        "kvbm_disk_directory_down{directory=\"1\",operation=\"write\"} 1\n".into(),
+        "kvbm_disk_directory_down{directory=\"1\",operation=\"read\"} 0\n".into(),
+    ] {
+        assert!(text.contains(&line), "{line} in {text}");
+    }
 }
 
-/// Mutation that makes it fail: `Resting::hears` gives credit for what failed.
+/// Mutation that makes it fail: `Directories::writable` allows all blocks.
 #[test]
 fn a_disk_that_can_only_be_read_keeps_its_blocks() {
     let dir = tempfile::tempdir().unwrap();
@@ -90,12 +106,19 @@ fn a_disk_that_can_only_be_read_keeps_its_blocks() {
 
     let slots = slot_file(dir.path());
     open_anew(&slots, false);
-    assert_eq!(copied(&manager, &mut next, 2 * CREDIT), 0);
+    assert_eq!(copied(&manager, &mut next, 4 * STRIPE), 0);
     let status = manager.status();
-    let [_, _, disk, _] = &status.tiers[..] else { panic!("four tiers") };
-    // Those that rest, and the one that is taken again and again.
-    assert_eq!((status.disk_resting, disk.inactive, disk.free), (CREDIT, BLOCKS - CREDIT - 1, 1));
+    // Probes write to the slots that failed first.
+    assert_eq!((status.disk_directories[0].withheld_slots, status.tiers[2].inactive), (2, BLOCKS - 2));
+    let dropped = manager.metrics().path(Path::G2_G3).dropped(DropReason::DiskDown).get();
+    assert!(dropped > u64::from(3 * STRIPE), "{dropped} were not tried");
 
     open_anew(&slots, true);
+    // After the pause, which is at most 30 s, one copy probes the disk.
+    let until = soon();
+    while copied(&manager, &mut next, 1) == 0 {
+        assert!(Instant::now() < until, "it was probed");
+        std::thread::sleep(Duration::from_millis(20));
+    }
     assert_eq!(copied(&manager, &mut next, STRIPE), STRIPE as usize);
 }

@@ -1,4 +1,5 @@
-//! Tickets of an engine's requests, and the rule that a failure is reported only when no copy can write any more.
+//! Tickets of an engine's requests, and the rule that a failure is reported only when no copy can
+//! write any more.
 
 use crate::support::script::{Mode, Ranks};
 use crate::support::soon;

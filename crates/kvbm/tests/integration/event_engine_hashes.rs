@@ -1,5 +1,5 @@
-//! An engine that hashes for itself registers its blocks, and routers hear of them as if it had spoken: byte for byte what vLLM
-//! published of the same blocks.
+//! An engine that hashes for itself registers its blocks, and routers hear of them as if it had
+//! spoken: byte for byte what vLLM published of the same blocks.
 #![cfg(feature = "zmq")]
 
 use crate::ports::free_port;
@@ -162,7 +162,8 @@ fn a_block_behind_known_ones_names_its_parent_and_salts_travel_along() {
     assert_eq!(vllm::decode(&payload).unwrap().events, [EngineEvent::Stored(stored.clone())]);
 }
 
-/// The engine owns G1 and tells of it itself; what is copied to host memory is told under the engine's names.
+/// The engine owns G1 and tells of it itself; what is copied to host memory is told under the
+/// engine's names.
 #[test]
 fn what_an_engine_offloads_is_told_on_its_medium_and_never_its_own_memory() {
     let (manager, _router, mut messages) = heard("&topic=", |url| {
@@ -185,7 +186,8 @@ fn what_an_engine_offloads_is_told_on_its_medium_and_never_its_own_memory() {
     assert_eq!(at(batch.timestamp, &payload), vllm::encode(&alone));
 }
 
-/// Mutation that makes it fail: `Publishing` that writes `AllBlocksCleared` for what a clearing leaves.
+/// Mutation that makes it fail: `Publishing` that writes `AllBlocksCleared` for what a clearing
+/// leaves.
 #[test]
 fn clearing_a_tier_is_told_block_by_block_and_other_tiers_stay() {
     let (manager, _router, mut messages) = heard("&rank=3&kind=mla_attention", |url| {

@@ -194,7 +194,8 @@ fn a_plan_that_touches_g1_waits_for_the_engine_s_event() {
     assert_eq!(manager.fence(&[]), Err(FenceError::Ranks { given: 0, ranks: 1 }));
     assert_eq!(manager.fence_at(7), Err(FenceError::Here(7)), "nobody would open that gate");
     manager.fence(&[event]).unwrap();
-    // The engine's kernels have been submitted, not run: the blocks are registered before their bytes are there.
+    // The engine's kernels have been submitted, not run: the blocks are registered before their
+    // bytes are there.
     let fresh = manager.allocate(4).unwrap();
     let ids = fresh.block_ids().to_vec();
     let (done, _) = manager.commit(fresh, &sequence, 0).unwrap();

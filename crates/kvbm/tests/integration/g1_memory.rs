@@ -1,4 +1,5 @@
-//! The same scenarios over every kind of G1: kvbm's, the engine's on a device, the engine's in host memory.
+//! The same scenarios over every kind of G1: kvbm's, the engine's on a device, the engine's in host
+//! memory.
 #![cfg(feature = "worker")]
 
 use crate::support::{compute, holds, model, namespace, slot_file, soon, unlimited};
@@ -62,7 +63,8 @@ fn host_tensors() -> BoundLayout {
     let bind = |bytes: u64| {
         let tensor = HostBuffer::zeroed(bytes as usize);
         let start = NonNull::new(tensor.as_ptr()).unwrap();
-        // SAFETY: the buffer is its own owner; the test touches a block only while no transfer does.
+        // SAFETY: the buffer is its own owner; the test touches a block only while no transfer
+        // does.
         let storage = unsafe { HostStorage::from_external(start, bytes, Arc::new(tensor)) }.unwrap();
         RegionBinding::new(Arc::new(storage))
     };

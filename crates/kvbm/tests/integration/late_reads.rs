@@ -1,4 +1,5 @@
-//! Disks that are slow, hang or fail: what arrived in time counts, the rest is computed, and nobody waits for them again and again.
+//! Disks that are slow, hang or fail: what arrived in time counts, the rest is computed, and nobody
+//! waits for them again and again.
 
 use crate::support::script::{IN_TIME, Mode, Ranks};
 use crate::support::{fill, soon, tokens};
@@ -169,7 +170,8 @@ fn hang(ranks: &Ranks, manager: &KvBlockManager<Owned>, sequence: &TokenSequence
     assert_eq!(error(onboarding.wait_until(soon())).arrived.len(), 0);
 }
 
-/// A disk that does not answer is noticed a moment after its callers were told: ranks say first what they have not started.
+/// A disk that does not answer is noticed a moment after its callers were told: ranks say first
+/// what they have not started.
 fn until_down(manager: &KvBlockManager<Owned>) {
     let until = soon();
     while !manager.status().disk_down {
@@ -257,7 +259,8 @@ fn a_disk_that_fails_is_left_alone_and_one_bad_block_is_no_reason_to() {
     assert_eq!(manager.match_prefix(&sequence).len(), 0);
 }
 
-/// Mutation that makes it fail: what the ranks said is read after the reason why it was given up was filled in.
+/// Mutation that makes it fail: what the ranks said is read after the reason why it was given up
+/// was filled in.
 #[test]
 fn callers_without_patience_say_nothing_of_the_disk() {
     let (ranks, manager, sequence) = on_disk(1, BLOCKS, |config| {
@@ -297,7 +300,8 @@ fn a_device_that_hangs_is_seen_beside_another_one_that_works() {
     until_down(&manager);
 }
 
-/// Mutations that make it fail: `answer_failed` leaves `own` alone; `rank_started` does not forget what reads came to.
+/// Mutations that make it fail: `answer_failed` leaves `own` alone; `rank_started` does not forget
+/// what reads came to.
 #[test]
 fn a_worker_that_is_away_says_nothing_of_its_disk() {
     let (ranks, manager, sequence) = on_disk(1, 4, |config| config.disk.read_deadline = IN_TIME);

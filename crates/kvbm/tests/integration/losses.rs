@@ -1,5 +1,5 @@
-//! A worker that ends takes what it had in memory with it: what was given out before is neither registered, parked, resumed nor copied
-//! afterwards, and what was under way does not arrive.
+//! A worker that ends takes what it had in memory with it: what was given out before is neither
+//! registered, parked, resumed nor copied afterwards, and what was under way does not arrive.
 
 use crate::support::script::{Mode, Ranks};
 use crate::support::{fill, soon, tokens};
@@ -217,7 +217,8 @@ fn a_slot_is_not_condemned_for_what_was_lost_in_it() {
     assert!(all_slots_are_back(&manager));
 }
 
-/// A repair may have found them bad while the worker was away: nothing that is sent there would arrive, again and again.
+/// A repair may have found them bad while the worker was away: nothing that is sent there would
+/// arrive, again and again.
 #[test]
 fn slots_that_a_worker_finds_out_of_use_when_it_starts_again_are_so_for_all() {
     let (ranks, manager) = manager([16, 16, 16], |config| {

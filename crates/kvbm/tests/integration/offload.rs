@@ -1,4 +1,5 @@
-//! Who asks for copies on the next tier, in which order they go, and what happens when there is no room.
+//! Who asks for copies on the next tier, in which order they go, and what happens when there is no
+//! room.
 
 use crate::support::script::{Mode, Ranks};
 use crate::support::{books, fill, soon, tokens};
@@ -172,7 +173,8 @@ fn a_burst_onto_a_slow_disk_loses_no_block_silently() {
     use kvbm::config::{DiskEngine, ModelConfig};
     const BURST: u32 = 10_000;
     let dir = tempfile::tempdir().unwrap();
-    // One write at a time, and a queue of one block: a disk that keeps up with the burst on the whole still falls behind at times.
+    // One write at a time, and a queue of one block: a disk that keeps up with the burst on the
+    // whole still falls behind at times.
     let manager = crate::support::three_tiers([BURST, BURST, BURST], dir.path(), |config| {
         config.model = ModelConfig { num_layers: 1, num_kv_heads: 1, head_dim: 64, ..ModelConfig::default() };
         config.disk.engine = DiskEngine::Buffered;

@@ -82,7 +82,8 @@ fn neither_deployment_takes_the_others_room_or_blocks() {
         assert_eq!(manager.status().volumes[0].full, 0, "the other one's objects do not count");
     }
 
-    // The last chains of each are there, and no chain is the other's: the same tokens have other hashes.
+    // The last chains of each are there, and no chain is the other's: the same tokens have other
+    // hashes.
     let [ours, theirs] = &chains[47];
     assert_ne!(BlockChain::from(ours).hashes(), BlockChain::from(theirs).hashes());
     for (manager, own, others) in [(&small, ours, theirs), (&large, theirs, ours)] {
@@ -92,7 +93,8 @@ fn neither_deployment_takes_the_others_room_or_blocks() {
         assert_eq!(manager.match_prefix(others).len(), 0);
     }
 
-    // One forgets all that it has; the other one keeps everything, also over a restart. What was read back goes down again first.
+    // One forgets all that it has; the other one keeps everything, also over a restart. What was
+    // read back goes down again first.
     assert!(small.wait_offloads(soon()) && large.wait_offloads(soon()));
     let before = large.status();
     for tier in [Tier::G1, Tier::G2, Tier::G3, Tier::G4] {

@@ -1,4 +1,5 @@
-//! Speculative decoding: accepted tokens are registered, rejected ones never are, and their blocks come back.
+//! Speculative decoding: accepted tokens are registered, rejected ones never are, and their blocks
+//! come back.
 
 use crate::support::{books, soon};
 use kvbm::{Tier, TokenSequence};
@@ -44,7 +45,8 @@ fn rejected_tokens_never_get_registered() {
         }
         let (done, rest) = manager.commit(fresh, &sequence, registered).unwrap();
         assert_eq!((done.len(), rest.len()), (sequence.num_blocks() - registered, touched - done.len()));
-        // What was drafted into and is not complete goes back to Reset, and is computed again when its tokens are accepted.
+        // What was drafted into and is not complete goes back to Reset, and is computed again when
+        // its tokens are accepted.
         drop(rest);
         registered = sequence.num_blocks();
         held.push(manager.register(done).unwrap());

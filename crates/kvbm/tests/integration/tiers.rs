@@ -48,7 +48,8 @@ fn a_block_evicted_from_g2_comes_back_from_disk_and_survives_a_restart() {
     assert_eq!(serve(&manager, &first), 6, "found again after a restart");
 }
 
-/// Without the worker's word about it the leader would offer the slot again and again, and every write to it would fail.
+/// Without the worker's word about it the leader would offer the slot again and again, and every
+/// write to it would fail.
 #[test]
 fn a_quarantined_slot_stays_unused_after_a_restart() {
     const SLOTS: u32 = 8;

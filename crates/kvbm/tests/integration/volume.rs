@@ -1,4 +1,5 @@
-//! G4 through the manager: blocks go to a volume, come back verified, and every fault of the volume is a miss.
+//! G4 through the manager: blocks go to a volume, come back verified, and every fault of the volume
+//! is a miss.
 #![cfg(feature = "worker")]
 
 use crate::support::store::{Store, hashes, onboard, put, registry};
@@ -259,7 +260,8 @@ fn what_was_read_and_then_removed_is_not_known_to_be_there() {
     assert_eq!((store.keys().len(), manager.status().volumes[0].blocks), (1, 1));
 }
 
-/// Mutations that make it fail: a purge is over when it succeeded, whatever may land; or it is not asked for again where it failed.
+/// Mutations that make it fail: a purge is over when it succeeded, whatever may land; or it is not
+/// asked for again where it failed.
 #[test]
 fn what_lands_after_it_was_forgotten_goes_whatever_was_said_of_it() {
     for (lost, all) in [(false, false), (true, false), (true, true)] {

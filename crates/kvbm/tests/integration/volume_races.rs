@@ -1,5 +1,6 @@
-//! Copies to a volume, reads of it, removals from it and damage on it, from several threads at once: what is known to be on the volume is
-//! there, whatever came before what. `KVBM_FUZZ_ROUNDS=200 cargo test -p kvbm --test integration volume_races` for longer.
+//! Copies to a volume, reads of it, removals from it and damage on it, from several threads at
+//! once: what is known to be on the volume is there, whatever came before what.
+//! `KVBM_FUZZ_ROUNDS=200 cargo test -p kvbm --test integration volume_races` for longer.
 #![cfg(feature = "worker")]
 
 use crate::random::Random;
@@ -87,8 +88,8 @@ fn known(manager: &Manager, chains: &[TokenSequence]) -> BTreeSet<SequenceHash> 
     chains.iter().flat_map(of).collect()
 }
 
-/// Waits until every removal that was asked for is over: they go one after the other, and a namespace is looked for again once its own
-/// removal, the last, is.
+/// Waits until every removal that was asked for is over: they go one after the other, and a
+/// namespace is looked for again once its own removal, the last, is.
 fn settle(manager: &Manager, store: &Store) {
     assert!(manager.wait_offloads(soon()));
     let nobody = Namespace::new("nobody").page_size(16).dtype(model().dtype.name());
@@ -102,8 +103,8 @@ fn settle(manager: &Manager, store: &Store) {
     }
 }
 
-/// Mutations that make it fail: `Index::begin` does not ask what is on its way out; `Index::learn` does not ask what went since the look
-/// began.
+/// Mutations that make it fail: `Index::begin` does not ask what is on its way out; `Index::learn`
+/// does not ask what went since the look began.
 #[test]
 fn what_is_known_to_be_on_a_volume_is_there_whatever_came_before_what() {
     let rounds = std::env::var("KVBM_FUZZ_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(12);

@@ -1,4 +1,5 @@
-//! A volume holds blocks in an order that knows nothing of ranks: what a deployment wrote, one of another size reads.
+//! A volume holds blocks in an order that knows nothing of ranks: what a deployment wrote, one of
+//! another size reads.
 #![cfg(feature = "worker")]
 
 use crate::support::heads::{model, serve};
@@ -112,8 +113,8 @@ fn damaged_forgotten_and_surplus_objects_of_other_sizes_go() {
     assert_eq!(one.match_prefix(&sequence).len(), 6, "presence is a hint");
     assert_eq!(serve(&one, &sequence), 4);
     assert_eq!(one.metrics().tier(Tier::G4).corrupt.get(), 1);
-    // It was computed again, and lies there as one rank writes it. Where that came before the removal it is removed in place of the
-    // halves, which the next look at them finds.
+    // It was computed again, and lies there as one rank writes it. Where that came before the
+    // removal it is removed in place of the halves, which the next look at them finds.
     wait("the halves go", &|| {
         let went = of(4).len() == 1 && of(4)[0].slice.num_heads == 4;
         if !went {

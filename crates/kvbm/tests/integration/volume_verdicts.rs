@@ -81,7 +81,8 @@ fn a_worker_that_is_away_says_nothing_of_the_volumes_that_it_is_asked_about() {
     }
 }
 
-/// Of a prefix that nobody can bring, the workers that are there are not asked once more by each look-up.
+/// Of a prefix that nobody can bring, the workers that are there are not asked once more by each
+/// look-up.
 #[test]
 fn no_worker_is_asked_about_a_volume_while_another_one_is_away() {
     let ranks = Ranks::new(2);

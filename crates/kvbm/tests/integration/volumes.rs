@@ -260,7 +260,8 @@ fn what_a_volume_that_went_was_doing_ends() {
         assert!(manager.status().volumes.is_empty());
         manager.register_volume(at(ONE, "test:")).expect("it answers");
     }
-    // Copies that were on their way when the volume went are nobody's knowledge, and the objects stay.
+    // Copies that were on their way when the volume went are nobody's knowledge, and the objects
+    // stay.
     clear();
     for start in 2..6 {
         let sequence = tokens(&manager, start, 4);
@@ -314,7 +315,8 @@ impl WorkerLink for Mute {
     }
 }
 
-/// Mutation that makes it fail: `register_volume` asks ranks that have not said that they take volumes.
+/// Mutation that makes it fail: `register_volume` asks ranks that have not said that they take
+/// volumes.
 #[test]
 fn a_worker_that_does_not_know_of_volumes_is_named() {
     let mut sinks: Vec<(Epoch, MessageSink)> = Vec::new();
@@ -421,7 +423,8 @@ fn a_capacity_in_bytes_alignment_and_the_own_objects_are_kept() {
         put(&manager, &tokens(&manager, start, 4));
         assert!(used() <= 6 * (4096 + 8192));
     }
-    // A block that comes before another's removal is refused, and counted; asked for again it finds room.
+    // A block that comes before another's removal is refused, and counted; asked for again it finds
+    // room.
     let (last, until) = (tokens(&manager, 6, 4), soon());
     loop {
         for tier in [Tier::G1, Tier::G2] {
@@ -459,7 +462,8 @@ fn a_volume_that_an_earlier_life_filled_makes_room_for_what_is_new() {
     let volume = second.workers().volumes().expect("given").get(ONE).expect("registered");
     let until = soon();
     let forget = || [Tier::G1, Tier::G2].map(|tier| second.clear(tier).expect("a tier of ours"));
-    // Twelve blocks, as many as are kept beside the room for what comes: none of these takes another's place.
+    // Twelve blocks, as many as are kept beside the room for what comes: none of these takes
+    // another's place.
     let own: Vec<_> = (100..106).map(|start| tokens(&second, start, 2)).collect();
     for sequence in &own {
         loop {

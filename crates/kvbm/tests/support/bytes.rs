@@ -8,7 +8,8 @@ use kvbm::storage::RegionBytes;
 use kvbm::{BlockId, KvBlockManager, LocalWorker, Owned, SequenceHash, TokenSequence};
 use std::path::Path;
 
-/// A manager with G1 and G2 of these sizes. It evicts by recency, so that a test can say which block goes.
+/// A manager with G1 and G2 of these sizes. It evicts by recency, so that a test can say which
+/// block goes.
 pub fn two_tiers(g1: u32, g2: u32) -> KvBlockManager<Owned> {
     KvBlockManager::<Owned>::builder()
         .model(model())
@@ -92,7 +93,8 @@ pub fn holds<G>(manager: &KvBlockManager<G>, block: BlockId, hash: SequenceHash)
     })
 }
 
-/// Serves a request as an engine does: onboard what is cached, compute and register the rest. Blocks that were cached.
+/// Serves a request as an engine does: onboard what is cached, compute and register the rest.
+/// Blocks that were cached.
 pub fn serve(manager: &KvBlockManager<Owned>, tokens: &TokenSequence) -> usize {
     let prefix = manager.match_prefix(tokens);
     let cached = manager.onboard(prefix).wait().unwrap();

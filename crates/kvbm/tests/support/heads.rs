@@ -1,4 +1,5 @@
-//! An engine whose bytes belong to heads, whatever rank holds them: for deployments of several sizes.
+//! An engine whose bytes belong to heads, whatever rank holds them: for deployments of several
+//! sizes.
 
 use super::store::hashes;
 use super::{expected, soon};
@@ -46,7 +47,8 @@ pub fn copy(worker: &LocalWorker, block: BlockId, buffer: &HostBuffer, direction
     stream.copy(batch).expect("copied").wait(soon()).expect("in time");
 }
 
-/// Computes and registers what is missing of a sequence; compares every byte of what is not. How many blocks came from somewhere.
+/// Computes and registers what is missing of a sequence; compares every byte of what is not. How
+/// many blocks came from somewhere.
 pub fn serve(manager: &KvBlockManager<Owned>, sequence: &TokenSequence) -> usize {
     let ranks = manager.config().parallelism.tensor_parallel;
     let cached = match manager.onboard(manager.match_prefix(sequence)).wait() {

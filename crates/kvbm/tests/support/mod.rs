@@ -1,4 +1,5 @@
-//! A tiny engine for tests: computes known bytes into G1 and reads them back, through a stream of the device.
+//! A tiny engine for tests: computes known bytes into G1 and reads them back, through a stream of
+//! the device.
 #![allow(dead_code, unreachable_pub)] // Each test binary uses its own part.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 

@@ -11,8 +11,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// A deadline that passes during a test, yet not before a plan was sent and answered on a busy machine: an offload of the set-up that is
-/// late leaves nothing below G1.
+/// A deadline that passes during a test, yet not before a plan was sent and answered on a busy
+/// machine: an offload of the set-up that is late leaves nothing below G1.
 pub const IN_TIME: Duration = Duration::from_secs(2);
 
 /// What a rank does with a plan.

@@ -21,7 +21,10 @@ __all__ = [
     "RequestView",
     "StepView",
     "attention_backends",
+    "block_views",
     "cache_groups",
+    "log_level",
+    "logger",
     "missing",
     "register_connector",
     "vllm_version",
@@ -98,13 +101,14 @@ _USED: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
             "scheduled_cached_reqs",
             "num_scheduled_tokens",
             "total_num_scheduled_tokens",
+            "finished_req_ids",
             "kv_connector_block_state",
             "kv_connector_metadata",
         ),
     ),
     ("vllm.v1.core.sched.output", "KVConnectorBlockState", ("get_block_ids",)),
-    ("vllm.v1.core.sched.output", "NewRequestData", ("req_id", "block_ids")),
-    ("vllm.v1.core.sched.output", "CachedRequestData", ("req_ids", "new_block_ids")),
+    ("vllm.v1.core.sched.output", "NewRequestData", ("req_id", "block_ids", "num_computed_tokens")),
+    ("vllm.v1.core.sched.output", "CachedRequestData", ("req_ids", "new_block_ids", "num_computed_tokens", "resumed_req_ids")),
     ("vllm.v1.core.kv_cache_manager", "KVCacheBlocks", ("get_block_ids",)),
     ("vllm.config", "VllmConfig", ("model_config", "cache_config", "parallel_config", "kv_transfer_config", "kv_events_config")),
     (
@@ -347,19 +351,27 @@ class StepView:
     def total(self) -> int:
         return int(self._output.total_num_scheduled_tokens)
 
+    @property
+    def finished(self) -> Iterable[str]:
+        """Requests that ended since the last step."""
+        ended: set[str] = self._output.finished_req_ids
+        return ended
+
     def block_ids(self, request_id: str) -> list[int] | None:
         """All blocks of a scheduled request."""
         state = self._output.kv_connector_block_state
         ids = None if state is None else state.get_block_ids(request_id)
         return None if ids is None else ids[0]
 
-    def new_blocks(self) -> Iterable[list[int]]:
-        """Blocks that requests got since the last step; those of a resumed request all together."""
+    def new_blocks(self) -> Iterable[tuple[list[int], int]]:
+        """Blocks that requests got since the last step, and how many tokens from their front are computed already."""
         for new in self._output.scheduled_new_reqs:
-            yield new.block_ids[0]
-        for blocks in self._output.scheduled_cached_reqs.new_block_ids:
+            yield new.block_ids[0], int(new.num_computed_tokens)
+        cached = self._output.scheduled_cached_reqs
+        for request_id, blocks, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens):
             if blocks is not None:
-                yield blocks[0]
+                # A resumed request gets all its blocks anew; a running one only what follows.
+                yield blocks[0], int(computed) if request_id in cached.resumed_req_ids else 0
 
 
 class EventFactory:
@@ -390,3 +402,40 @@ class EventFactory:
 
     def cleared(self) -> Any:
         return self._events.AllBlocksCleared()
+
+
+def logger(name: str) -> Any:
+    """A logger whose records appear where vLLM's do; kvbm's own go there too."""
+    import logging
+
+    from vllm.logger import init_logger
+
+    init_logger(name)
+    ours, theirs = logging.getLogger("kvbm"), logging.getLogger("vllm")
+    if not ours.handlers and theirs.handlers:
+        ours.handlers, ours.propagate = list(theirs.handlers), False
+        ours.setLevel(theirs.level)
+    return logging.getLogger(f"vllm.{name}")
+
+
+def log_level(name: str) -> int:
+    """A level's number."""
+    import logging
+
+    level = logging.getLevelName(name)
+    return level if isinstance(level, int) else logging.INFO
+
+
+def block_views(name: str, tensor: Any, num_blocks: int) -> list[Any]:
+    """A layer's tensor as tensors whose first axis counts vLLM's blocks.
+
+    Backends lay keys and values side by side in a block, or as two halves of the tensor; some split a block into several of the kernel's.
+    """
+    shape = list(tensor.shape)
+    if shape and shape[0] % num_blocks == 0:
+        return [tensor if shape[0] == num_blocks else tensor.unflatten(0, (num_blocks, -1))]
+    if len(shape) > 1 and shape[0] == 2 and shape[1] % num_blocks == 0:
+        return [view for half in tensor for view in block_views(name, half, num_blocks)]
+    raise ValueError(
+        f"layer {name}: a KV tensor of shape {shape} for {num_blocks} blocks; kvbm knows tensors whose first or second axis counts blocks"
+    )

@@ -47,7 +47,7 @@ class Options:
     def read(cls, extra: dict[str, Any], data_parallel: tuple[int, int]) -> Options:
         """From `kv_connector_extra_config`; a name that there is not is an error that lists those that there are."""
         path = extra.get("config")
-        config = Config.load(None) if path is None else _file(str(path))
+        config = _from_file(None if path is None else str(path))
         own: dict[str, Any] = {}
         has_disk = False
         for name, value in extra.items():
@@ -70,6 +70,9 @@ class Options:
             raise ConfigInvalid("option 'disk' without 'disk_capacity': say how much of it kvbm may use, such as '100GiB'")
         if not any(name in extra for name in ("host", "host.capacity")) and path is None:
             raise ConfigInvalid("option 'host' is missing: say how much host memory kvbm may use, such as '16GiB'")
+        if has_disk and path is None and "offload.g2_g3.write_through" not in extra:
+            # A cache that survives `kill -9` has its blocks on disk before they leave host memory.
+            config.set("offload.g2_g3.write_through", "true")
         own.pop("config", None)
         options = cls(config=config, **own)
         options._check()
@@ -89,10 +92,12 @@ class Options:
             raise ConfigInvalid(f"option 'shadow' is {self.shadow!r}: give true or false")
 
 
-def _file(path: str) -> Config:
+def _from_file(path: str | None) -> Config:
+    """The settings of a file, then those of `KVBM_*` variables."""
     config = Config()
-    with open(path, encoding="utf-8") as file:
-        config = Config.from_toml(file.read(), path)
+    if path is not None:
+        with open(path, encoding="utf-8") as file:
+            config = Config.from_toml(file.read(), path)
     config.apply_environment()
     return config
 

@@ -19,9 +19,10 @@ const RING: u32 = 1 << 18;
 /// The difference of two times needs more of them than a time does.
 const LEAST_ROUNDS: u32 = 7;
 
-/// Nanoseconds of one event: the median over rounds of the time with a ring less the time without, measured one after the other,
-/// each first in every other round. It is negative where an event costs less than the noise. Processor time of the thread
-/// that registers: what else the machine does is not ours.
+/// Nanoseconds of one event: the median over rounds of the time with a ring less the time without,
+/// measured one after the other, each first in every other round. It is negative where an event
+/// costs less than the noise. Processor time of the thread that registers: what else the machine
+/// does is not ours.
 pub(super) fn measure(rounds: u32, progress: &Progress) -> Result<f64> {
     let chains = chains();
     let mut costs = Vec::new();

@@ -1,8 +1,10 @@
-//! `kvbm bench events`: from the pool to a follower's index over each transport, and what events cost the pool.
+//! `kvbm bench events`: from the pool to a follower's index over each transport, and what events
+//! cost the pool.
 //!
-//! A block manager registers and evicts blocks; its publisher reads the ring, encodes and publishes; a follower in the same process
-//! receives, decodes and indexes. NATS is a real server, a process of its own. At the end of every run the follower's index
-//! is compared with the manager: a run that lost anything is no result.
+//! A block manager registers and evicts blocks; its publisher reads the ring, encodes and
+//! publishes; a follower in the same process receives, decodes and indexes. NATS is a real server,
+//! a process of its own. At the end of every run the follower's index is compared with the manager:
+//! a run that lost anything is no result.
 
 mod cost;
 mod noting;
@@ -36,7 +38,8 @@ pub struct EventsArgs {
     #[arg(long, value_name = "N", default_value_t = 3, allow_negative_numbers = true, value_parser = whole::<u32>(1..=100))]
     pub rounds: u32,
 
-    /// The program `nats-server` [default: `KVBM_NATS_SERVER`, then PATH, then what `cargo xtask test --only test` has fetched].
+    /// The program `nats-server` [default: `KVBM_NATS_SERVER`, then PATH, then what `cargo xtask
+    /// test --only test` has fetched].
     #[arg(long, value_name = "FILE")]
     pub nats_server: Option<PathBuf>,
 
@@ -71,7 +74,8 @@ pub struct Row {
     /// Blocks in the index at the end, the same as in the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index_blocks: Option<u64>,
-    /// Time that an event costs whoever registers or evicts a block; of noting, what the block's tokens cost whoever commits it.
+    /// Time that an event costs whoever registers or evicts a block; of noting, what the block's
+    /// tokens cost whoever commits it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ns_per_event: Option<f64>,
     /// Why there is no figure.
@@ -146,7 +150,8 @@ fn transport(args: &EventsArgs, case: &Case, program: &Result<PathBuf>, progress
     row(case.name, &runs[runs.len() / 2])
 }
 
-/// One run, with a server of its own where it needs one: what a run leaves on the disk goes before the next one.
+/// One run, with a server of its own where it needs one: what a run leaves on the disk goes before
+/// the next one.
 fn one(case: &Case, program: &Result<PathBuf>, events: u64) -> Result<Run> {
     let server = match program {
         _ if !case.nats => None,

@@ -1,5 +1,5 @@
-//! What it costs whoever commits a block that events say its own tokens: their hash, and in engines' format the tokens themselves.
-//! The pool knows neither, so they are noted beside it.
+//! What it costs whoever commits a block that events say its own tokens: their hash, and in
+//! engines' format the tokens themselves. The pool knows neither, so they are noted beside it.
 
 use std::time::Duration;
 
@@ -18,8 +18,9 @@ const CHAINS: usize = CAPACITY as usize / CHAIN;
 /// The difference of two times needs the best of more of them than a time does.
 const LEAST_ROUNDS: u32 = 5;
 
-/// Nanoseconds of a block, told by hash and told in engines' format: the best commit of chains with tokens less the best of the same
-/// chains as hashes alone, which take turns. Processor time of the thread that commits.
+/// Nanoseconds of a block, told by hash and told in engines' format: the best commit of chains with
+/// tokens less the best of the same chains as hashes alone, which take turns. Processor time of the
+/// thread that commits.
 pub(super) fn measure(rounds: u32, progress: &Progress) -> Result<[f64; 2]> {
     let folder = Scratch::create(&std::env::temp_dir(), "bench-noting")?;
     let url = format!("zmq+ipc://{}?format=vllm", folder.path().join("events").display());

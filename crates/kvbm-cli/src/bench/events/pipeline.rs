@@ -36,7 +36,7 @@ pub(super) struct Run {
 
 /// What the follower says of itself while it runs.
 #[derive(Default)]
-struct Heard {
+struct Received {
     /// Events that came or are known to be missing.
     events: AtomicU64,
     stop: AtomicBool,
@@ -72,23 +72,23 @@ fn manager(url: &str) -> Result<KvBlockManager<Owned>> {
 
 /// Registers until `events` events have happened, and follows them over `url`.
 pub(super) fn run(url: &str, events: u64) -> Result<Run> {
-    let (chains, heard) = (chains(), Arc::new(Heard::default()));
+    let (chains, received) = (chains(), Arc::new(Received::default()));
     let manager = manager(url)?;
     // The publisher's first sign of life: from then on a socket of its own is there.
     ensure!(manager.events().flush(PATIENCE), "nothing can be published to {url}");
     let url = to_follow(url, &manager.events().listens_at());
     let transport = url.parse::<EventUrl>()?.open(EventRole::Subscriber, PATIENCE)?;
     let subscriber = Subscriber::new(transport.subscribe()?);
-    let shared = Arc::clone(&heard);
+    let shared = Arc::clone(&received);
     let follower = std::thread::Builder::new()
         .name("follower".into())
         .spawn(move || follow(subscriber, &shared))
         .context("no thread for the follower")?;
     let start = Instant::now();
-    let produced = produce(&manager, &chains, events, &heard);
-    let end = produced.and_then(|()| wait(&manager, &heard));
+    let produced = produce(&manager, &chains, events, &received);
+    let end = produced.and_then(|()| wait(&manager, &received));
     let wall = start.elapsed();
-    heard.stop.store(true, Ordering::Release);
+    received.stop.store(true, Ordering::Release);
     let (index, missing) = follower.join().unwrap_or_else(|_| bail!("the follower panicked"))?;
     end?;
     let stats = manager.events().stats();
@@ -114,7 +114,7 @@ fn produce(
     manager: &KvBlockManager<Owned>,
     chains: &[[SequenceHash; CHAIN]],
     events: u64,
-    heard: &Heard,
+    received: &Received,
 ) -> Result<()> {
     let mut registered: u64 = 0;
     let happened = |registered: u64| registered + registered.saturating_sub(u64::from(CAPACITY));
@@ -122,7 +122,7 @@ fn produce(
         if happened(registered) >= events {
             break;
         }
-        let behind = || happened(registered).saturating_sub(heard.events.load(Ordering::Acquire));
+        let behind = || happened(registered).saturating_sub(received.events.load(Ordering::Acquire));
         let deadline = Instant::now() + PATIENCE;
         while behind() > WINDOW {
             ensure!(Instant::now() < deadline, "the follower has stopped {} events behind", behind());
@@ -136,26 +136,26 @@ fn produce(
     Ok(())
 }
 
-/// Until the follower has heard of everything.
-fn wait(manager: &KvBlockManager<Owned>, heard: &Heard) -> Result<()> {
+/// Waits until the follower has received all events.
+fn wait(manager: &KvBlockManager<Owned>, received: &Received) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     ensure!(manager.events().flush(PATIENCE), "the transport did not take the last events");
     loop {
-        let (told, all) = (heard.events.load(Ordering::Acquire), manager.events().status().published);
-        if told >= all {
+        let (count, all) = (received.events.load(Ordering::Acquire), manager.events().status().published);
+        if count >= all {
             return Ok(());
         }
-        ensure!(Instant::now() < deadline, "the follower knows of {told} events of {all}");
+        ensure!(Instant::now() < deadline, "the follower knows of {count} events of {all}");
         std::thread::sleep(Duration::from_micros(200));
     }
 }
 
-/// Indexes until told to stop; the index, and how many events did not come.
-fn follow(mut subscriber: Subscriber, heard: &Heard) -> Result<(KvIndex, u64)> {
+/// Indexes until `received.stop` is set. The index, and the number of missing events.
+fn follow(mut subscriber: Subscriber, received: &Received) -> Result<(KvIndex, u64)> {
     let mut index = KvIndex::default();
     let mut missing = 0;
-    while !heard.stop.load(Ordering::Acquire) {
-        let told = match subscriber.next(Duration::from_millis(20))? {
+    while !received.stop.load(Ordering::Acquire) {
+        let count = match subscriber.next(Duration::from_millis(20))? {
             Some(Delivery::Events { stream, events }) => {
                 index.apply(stream, &events);
                 events.len() as u64
@@ -167,7 +167,7 @@ fn follow(mut subscriber: Subscriber, heard: &Heard) -> Result<(KvIndex, u64)> {
             Some(Delivery::Restarted { .. }) => bail!("there are two managers on this subject"),
             None => 0,
         };
-        heard.events.fetch_add(told, Ordering::Release);
+        received.events.fetch_add(count, Ordering::Release);
     }
     Ok((index, missing))
 }
@@ -181,8 +181,8 @@ fn compare(manager: &KvBlockManager<Owned>, index: &KvIndex) -> Result<u64> {
         .iter()
         .map(|block| (block.location.tier, block.identity.hash))
         .collect();
-    let told: HashSet<_> = index.holdings().map(|(place, _, hash)| (place.location.tier, hash)).collect();
-    let wrong = held.symmetric_difference(&told).count();
+    let indexed: HashSet<_> = index.holdings().map(|(place, _, hash)| (place.location.tier, hash)).collect();
+    let wrong = held.symmetric_difference(&indexed).count();
     ensure!(wrong == 0, "the follower's index differs from the pool in {wrong} of {} blocks", held.len());
-    Ok(told.len() as u64)
+    Ok(indexed.len() as u64)
 }

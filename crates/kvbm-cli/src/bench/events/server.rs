@@ -11,7 +11,8 @@ use crate::scratch::Scratch;
 const PATIENCE: Duration = Duration::from_secs(60);
 const PROGRAM: &str = "nats-server";
 
-/// The program: as `named`, else `KVBM_NATS_SERVER`, else in PATH, else where the project's tests keep it.
+/// The program: as `named`, else `KVBM_NATS_SERVER`, else in PATH, else where the project's tests
+/// keep it.
 pub(super) fn find(named: Option<&Path>) -> Result<PathBuf> {
     if let Some(file) =
         named.map(Path::to_owned).or_else(|| std::env::var_os("KVBM_NATS_SERVER").map(PathBuf::from))
@@ -33,7 +34,8 @@ pub(super) fn find(named: Option<&Path>) -> Result<PathBuf> {
     )
 }
 
-/// Where the project's tests put it: `target/tools/*/nats-server`, beside this program or below this folder.
+/// Where the project's tests put it: `target/tools/*/nats-server`, beside this program or below
+/// this folder.
 fn fetched() -> impl Iterator<Item = PathBuf> {
     let program = std::env::current_exe().ok();
     let beside = program.as_deref().and_then(|exe| exe.ancestors().nth(2).map(Path::to_owned));
@@ -52,7 +54,8 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts `program` on a port of its own choice, with `JetStream` in files in a folder for temporary things.
+    /// Starts `program` on a port of its own choice, with `JetStream` in files in a folder for
+    /// temporary things.
     pub(super) fn start(program: &Path) -> Result<Self> {
         let files = Scratch::create(&std::env::temp_dir(), "bench-events")?;
         let folder = files.path().to_owned();
@@ -64,10 +67,10 @@ impl Server {
         let mut server = Self { child, port: 0, _files: files };
         let deadline = Instant::now() + PATIENCE;
         // Written once it listens: `<program>_<pid>.ports`.
-        let told = program.file_name().unwrap_or_default().to_string_lossy();
-        let told = folder.join(format!("{told}_{}.ports", server.child.id()));
+        let name = program.file_name().unwrap_or_default().to_string_lossy();
+        let ports = folder.join(format!("{name}_{}.ports", server.child.id()));
         while server.port == 0 {
-            server.port = read_port(&told).unwrap_or(0);
+            server.port = read_port(&ports).unwrap_or(0);
             if let Some(status) = server.child.try_wait().context("the nats-server was lost")? {
                 bail!("{} ended with {status} at once", program.display());
             }
@@ -86,8 +89,8 @@ impl Server {
 
 /// From `{"nats":["nats://127.0.0.1:PORT"],..}`.
 fn read_port(file: &Path) -> Option<u16> {
-    let told: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(file).ok()?).ok()?;
-    told.pointer("/nats/0")?.as_str()?.rsplit_once(':')?.1.parse().ok()
+    let ports: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(file).ok()?).ok()?;
+    ports.pointer("/nats/0")?.as_str()?.rsplit_once(':')?.1.parse().ok()
 }
 
 impl Drop for Server {

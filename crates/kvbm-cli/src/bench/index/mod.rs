@@ -1,10 +1,13 @@
-//! `kvbm bench index`: how fast blocks become durable in the index of the disk tier, how fast it is read back, how large it is.
+//! `kvbm bench index`: how fast blocks become durable in the index of the disk tier, how fast it is
+//! read back, how large it is.
 //!
-//! Blocks are written through the engine, as any caller does, on a medium whose slot file takes no bytes: what remains is the
-//! index. Its limits, in the same directory: appending the same bytes with a sync as often as the engine committed, and
-//! reading the file from front to back. How large it becomes is told once for blocks that were only added, and once for its
-//! largest file while every one of them was replaced: records that are out of date take room until a snapshot drops them. While
-//! that is written both files exist: `size_peak` is the most that was seen of them together, by looking after each batch.
+//! Blocks are written through the engine, as any caller does, on a medium whose slot file takes no
+//! bytes: what remains is the index. Its limits, in the same directory: appending the same bytes
+//! with a sync as often as the engine committed, and reading the file from front to back. How large
+//! it becomes is told once for blocks that were only added, and once for its largest file while
+//! every one of them was replaced: records that are out of date take room until a snapshot drops
+//! them. While that is written both files exist: `size_peak` is the most that was seen of them
+//! together, by looking after each batch.
 
 mod void;
 
@@ -150,8 +153,8 @@ fn open(config: &DiskConfig) -> Result<(DiskEngine, kvbm_disk::Recovered)> {
     DiskEngine::open_on(config.clone(), Arc::new(void::IndexOnly(medium))).context("cannot open the index")
 }
 
-/// Writes a block into every slot, from block `first_number` on, and flushes: how long that took. Looks at the index with `look`
-/// from time to time.
+/// Writes a block into every slot, from block `first_number` on, and flushes: how long that took.
+/// Looks at the index with `look` from time to time.
 fn write_all(
     engine: &DiskEngine,
     entries: u32,

@@ -1,4 +1,5 @@
-//! A directory in which only the index is real: slot files take no bytes, so that what is measured is the index.
+//! A directory in which only the index is real: slot files take no bytes, so that what is measured
+//! is the index.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -37,7 +38,8 @@ impl Medium for IndexOnly {
     }
 }
 
-/// A file that takes every byte and keeps none, but its length: an opening drops blocks beyond that.
+/// A file that takes every byte and keeps none, but its length: an opening drops blocks beyond
+/// that.
 #[derive(Debug)]
 struct VoidFile(Arc<dyn BlockFile>);
 

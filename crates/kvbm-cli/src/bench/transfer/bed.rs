@@ -126,7 +126,8 @@ impl Order {
     }
 }
 
-/// A worker and its memory. Block `n` lies in slot `n` of G2, in a scattered order in one of G1, and in one of G3.
+/// A worker and its memory. Block `n` lies in slot `n` of G2, in a scattered order in one of G1,
+/// and in one of G3.
 pub(super) struct Bed {
     pub(super) shape: Shape,
     pub(super) worker: TransferManager,
@@ -194,7 +195,8 @@ impl Bed {
         self.plans.fetch_add(1, Relaxed)
     }
 
-    /// Brings every block from the disk to the device and from there to host memory, and compares what arrives.
+    /// Brings every block from the disk to the device and from there to host memory, and compares
+    /// what arrives.
     pub(super) fn check_bytes(&self) -> Result<()> {
         pump::once(self, kvbm::plan::Path::G3_G1)?;
         pump::once(self, kvbm::plan::Path::G1_G2)?;

@@ -1,4 +1,5 @@
-//! The limit of copies between memories: the same fragments, by the faster of two kernels, on as many threads as help.
+//! The limit of copies between memories: the same fragments, by the faster of two kernels, on as
+//! many threads as help.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +29,8 @@ enum Kernel {
 
 const KERNELS: [Kernel; 2] = [Kernel::Memcpy, Kernel::Streaming];
 
-/// One fragment of a block: where it lies in the memory that stands for G1, and in that which stands for G2.
+/// One fragment of a block: where it lies in the memory that stands for G1, and in that which
+/// stands for G2.
 struct Copy {
     g1: *mut u8,
     g2: *mut u8,
@@ -76,7 +78,8 @@ impl Copies {
         Ok(Self { list: copies, per_block, bytes: bed.shape.set_bytes(), _memory: memory })
     }
 
-    /// Copies all fragments with each kernel on each number of threads, again and again, together for `time`. What was fastest.
+    /// Copies all fragments with each kernel on each number of threads, again and again, together
+    /// for `time`. What was fastest.
     pub(super) fn run(&self, path: Path, time: Duration) -> Sample {
         let most = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
         let ways = KERNELS.into_iter().flat_map(|kernel| (1..=most).map(move |threads| (kernel, threads)));
@@ -86,14 +89,16 @@ impl Copies {
         samples.max_by(|a, b| a.gb_per_s().total_cmp(&b.gb_per_s())).unwrap_or_default()
     }
 
-    /// Copies all fragments on one thread and computes the checksum of what it copies, as the engine does, for `time`.
+    /// Copies all fragments on one thread and computes the checksum of what it copies, as the
+    /// engine does, for `time`.
     pub(super) fn run_with_checksums(&self, path: Path, time: Duration) -> Sample {
         self.run_on(1, time, |copies| {
             for block in copies.chunks(self.per_block) {
                 let mut crc = ContentCrc::new();
                 for copy in block {
                     let (from, _) = copy.ends(path);
-                    // SAFETY: the range lies in memory that `Copies` holds; no other thread writes there, since there is one.
+                    // SAFETY: the range lies in memory that `Copies` holds; no other thread writes
+                    // there, since there is one.
                     crc.update(unsafe { std::slice::from_raw_parts(from, copy.len) });
                 }
                 run_copies(block, Kernel::Streaming, path);
@@ -130,8 +135,9 @@ fn run_copies(copies: &[Copy], kernel: Kernel, path: Path) {
         Kernel::Memcpy => {
             for copy in copies {
                 let (from, to) = copy.ends(path);
-                // SAFETY: both ranges were checked to lie in memory that `Copies` holds; they are of two allocations, and no
-                // two copies have bytes in common, so threads work on different ones.
+                // SAFETY: both ranges were checked to lie in memory that `Copies` holds; they are
+                // of two allocations, and no two copies have bytes in common, so threads work on
+                // different ones.
                 unsafe { from.copy_to_nonoverlapping(to, copy.len) };
             }
         }

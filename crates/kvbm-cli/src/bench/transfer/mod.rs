@@ -1,16 +1,19 @@
-//! `kvbm bench transfer`: every path of a worker beside what the hardware does without it, in one run, interleaved.
+//! `kvbm bench transfer`: every path of a worker beside what the hardware does without it, in one
+//! run, interleaved.
 //!
-//! - Between G1 and G2 the limit is a copy of the same fragments from and to ordinary memory, by memcpy or by streaming
-//!   stores, on one thread or several: the fastest of all in that round.
-//! - Between G2 and G3 it is a bare io_uring loop on the same file: registered memory, direct I/O, queue depth 32, and a sync
-//!   as often as the engine commits, block by block. A path from G3 to G1 has the same limit, since it reads the disk.
-//!   Blocks that go together lie side by side in the file, in the loop too; in the rows `_scattered` they do not.
-//!   The engine sends neighbours in requests of up to 4 MiB and has more blocks under way than the loop, so for blocks that are
+//! - Between G1 and G2 the limit is a copy of the same fragments from and to ordinary memory, by
+//!   memcpy or by streaming stores, on one thread or several: the fastest of all in that round.
+//! - Between G2 and G3 it is a bare io_uring loop on the same file: registered memory, direct I/O,
+//!   queue depth 32, and a sync as often as the engine commits, block by block. A path from G3 to
+//!   G1 has the same limit, since it reads the disk. Blocks that go together lie side by side in
+//!   the file, in the loop too; in the rows `_scattered` they do not. The engine sends neighbours
+//!   in requests of up to 4 MiB and has more blocks under way than the loop, so for blocks that are
 //!   small beside that the loop is a comparison, not a limit: the engine may be faster.
 //!
 //! Processor time stands beside that of a bare loop that also computes the checksums.
 //!
-//! What is measured is the transfer engine as it is shipped: plans in, reports out, every byte with its checksum.
+//! What is measured is the transfer engine as it is shipped: plans in, reports out, every byte with
+//! its checksum.
 
 mod bed;
 mod limit;
@@ -48,7 +51,8 @@ const HOST_FRAGMENTS: u32 = 64;
 const MANY_FRAGMENTS: u32 = 1100;
 const MANY_FRAGMENT_BYTES: u64 = 4096;
 const BLOCK_BYTES: std::ops::RangeInclusive<u64> = 4096..=256 << 20;
-/// Rows of every size, those with a limit in common together, and rows of blocks with many fragments.
+/// Rows of every size, those with a limit in common together, and rows of blocks with many
+/// fragments.
 const ROWS: [&[&str]; 6] = [
     &["g1_g2"],
     &["g2_g1"],
@@ -80,7 +84,8 @@ pub struct TransferArgs {
     #[arg(long, value_name = "N", default_value_t = 5, allow_negative_numbers = true, value_parser = whole::<u32>(1..=100))]
     pub rounds: u32,
 
-    /// Bytes that each measurement goes through, on each tier [default: more than four times the last cache, and at least 96 blocks].
+    /// Bytes that each measurement goes through, on each tier [default: more than four times the
+    /// last cache, and at least 96 blocks].
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub set: Option<Bytes>,
 
@@ -88,11 +93,13 @@ pub struct TransferArgs {
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = row_names())]
     pub only: Vec<String>,
 
-    /// Of so many blocks that come from host memory one is compared with its checksum; 0 for none [default: as the product].
+    /// Of so many blocks that come from host memory one is compared with its checksum; 0 for none
+    /// [default: as the product].
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<u32>(ANY))]
     pub verify_every: Option<u32>,
 
-    /// Directory for the disk tier, on the device to measure; what is written there is removed afterwards.
+    /// Directory for the disk tier, on the device to measure; what is written there is removed
+    /// afterwards.
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub dir: PathBuf,
 
@@ -209,7 +216,8 @@ impl Course<'_> {
         beds.iter().try_for_each(Bed::check_bytes)
     }
 
-    /// Paths to and from a disk whose slots were handed out in order: blocks that go together lie side by side.
+    /// Paths to and from a disk whose slots were handed out in order: blocks that go together lie
+    /// side by side.
     fn filled(&self, beds: &[Bed; 2], bare: &BareDisk, place: &Place, samples: &mut Samples) -> Result<()> {
         let [bed, scattered] = beds;
         let block_bytes = bed.shape.block_bytes;

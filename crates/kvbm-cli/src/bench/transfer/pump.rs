@@ -13,7 +13,8 @@ use kvbm_transfer::TransferHandle;
 use super::bed::{self, Bed, PATIENCE};
 use super::machine;
 
-/// Plans under way at a time, so that the next blocks wait while the last are moved, and the bytes of each.
+/// Plans under way at a time, so that the next blocks wait while the last are moved, and the bytes
+/// of each.
 const PLANS: usize = 8;
 const PLAN_BYTES: u64 = 16 << 20;
 /// Blocks of a plan, where blocks are small or large.
@@ -63,7 +64,8 @@ pub(super) fn once(bed: &Bed, path: Path) -> Result<()> {
     run(bed, path, Duration::ZERO).map(drop)
 }
 
-/// Moves blocks along `path`, in turn, for `time` and until each was moved. Blocks that go to disk count when they are durable.
+/// Moves blocks along `path`, in turn, for `time` and until each was moved. Blocks that go to disk
+/// count when they are durable.
 pub(super) fn run(bed: &Bed, path: Path, time: Duration) -> Result<Sample> {
     let mut under_way = VecDeque::with_capacity(PLANS);
     let (mut next, mut bytes) = (0_u64, 0);

@@ -1,8 +1,9 @@
-//! The limit of disk paths: a bare loop on the engine's own slot file, in slots that the engine does not use.
+//! The limit of disk paths: a bare loop on the engine's own slot file, in slots that the engine
+//! does not use.
 //!
-//! It moves [`DEPTH`] single blocks at a time. Large blocks leave nothing above it; small ones do, because the engine joins
-//! neighbours to requests of up to 4 MiB. With checksums it computes those of all blocks, as the engine does: what the
-//! engine's processor time is compared with.
+//! It moves [`DEPTH`] single blocks at a time. Large blocks leave nothing above it; small ones do,
+//! because the engine joins neighbours to requests of up to 4 MiB. With checksums it computes those
+//! of all blocks, as the engine does: what the engine's processor time is compared with.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -64,7 +65,8 @@ pub(super) struct BareDisk {
 }
 
 impl BareDisk {
-    /// A loop over the slots of bed `number`, which must be unused, in this order. They are written once.
+    /// A loop over the slots of bed `number`, which must be unused, in this order. They are written
+    /// once.
     pub(super) fn open(disk: &Disk, number: u32, order: Order) -> Result<Self> {
         let shape = disk.shape;
         let (file, direct) = open_slots(disk)?;
@@ -97,7 +99,8 @@ impl BareDisk {
         }
     }
 
-    /// Reads or writes blocks, in turn, for `time` and until each was moved; what was written is durable at the end.
+    /// Reads or writes blocks, in turn, for `time` and until each was moved; what was written is
+    /// durable at the end.
     pub(super) fn run(&self, way: Way, sums: Checksums, time: Duration) -> Result<Sample> {
         let watch = Watch::start();
         let moved = match &self.how {
@@ -132,7 +135,8 @@ impl BareDisk {
         if sums == Checksums::Yes {
             let (_, start, _) = self.block(count)?;
             let mut crc = ContentCrc::new();
-            // SAFETY: `block` checked the range; the kernel has completed the last request of this block or not got the next.
+            // SAFETY: `block` checked the range; the kernel has completed the last request of this
+            // block or not got the next.
             crc.update(unsafe { std::slice::from_raw_parts(start, self.block_bytes as usize) });
             std::hint::black_box(crc.finish());
         }
@@ -270,7 +274,8 @@ impl BareDisk {
         let (fd, len) = (self.file.as_raw_fd(), self.block_bytes as usize);
         let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
         let moved = match way {
-            // SAFETY: `block` checked the range of the memory; the other threads are at other blocks.
+            // SAFETY: `block` checked the range of the memory; the other threads are at other
+            // blocks.
             Way::Read => unsafe { libc::pread(fd, start.cast(), len, offset) },
             // SAFETY: as above.
             Way::Write => unsafe { libc::pwrite(fd, start.cast(), len, offset) },
@@ -284,7 +289,8 @@ impl BareDisk {
 }
 
 fn push(ring: &mut IoUring, entry: &squeue::Entry) -> io::Result<()> {
-    // SAFETY: the entry's memory belongs to the `BareDisk`, which waits for every completion before it lets go of it.
+    // SAFETY: the entry's memory belongs to the `BareDisk`, which waits for every completion before
+    // it lets go of it.
     unsafe { ring.submission().push(entry) }.map_err(io::Error::other)
 }
 

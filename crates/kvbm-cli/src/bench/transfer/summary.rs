@@ -48,7 +48,8 @@ pub(super) struct Size {
     pub bare_cpu_ms_per_gb: f64,
 }
 
-/// Measurements of a path by the bytes of a block: its own, its limit's, and those of a bare loop with checksums.
+/// Measurements of a path by the bytes of a block: its own, its limit's, and those of a bare loop
+/// with checksums.
 type BySize = BTreeMap<u64, Vec<[Sample; 3]>>;
 
 /// All measurements.

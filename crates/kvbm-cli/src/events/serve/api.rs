@@ -15,7 +15,8 @@ pub(super) trait Served: Send + Sync {
     /// Takes in what comes for about `time`.
     fn follow(&self, time: Duration) -> Result<()>;
 
-    /// For each source that has the first block of the chain, how much of it it has, the longest first.
+    /// For each source that has the first block of the chain, how much of it it has, the longest
+    /// first.
     fn find(&self, question: &Question) -> Result<Vec<Found>, String>;
 
     /// Each source as it is known.
@@ -114,7 +115,8 @@ fn query(text: &str) -> Result<Question, String> {
     by_hashes(group, hashes.ok_or("hashes are missing: write hashes=H1,H2,..")?)
 }
 
-/// `{"hashes": [.., ..], "group": 0}` or `{"tokens": [.., ..], "lora_name": "..", "lora_id": 1, "extra_keys": [null, ..], "group": 0}`
+/// `{"hashes": [.., ..], "group": 0}` or `{"tokens": [.., ..], "lora_name": "..", "lora_id": 1,
+/// "extra_keys": [null, ..], "group": 0}`
 fn body(bytes: &[u8]) -> Result<Question, String> {
     let wanted = r#"send {"hashes": ["..", ..], "group": 0}, or {"tokens": [1, ..]} to an index of engines"#;
     let value: Value = serde_json::from_slice(bytes).map_err(|error| format!("{error}; {wanted}"))?;

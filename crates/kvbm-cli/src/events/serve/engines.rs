@@ -14,8 +14,8 @@ use super::api::{Chain, Found, Question, Served, tiers};
 use super::index::TURN;
 use crate::events::engines::{Engines, age};
 
-/// Follows engines and is asked at the same time. Blocks stand in the index by their tokens, so engines whose hashes differ are
-/// found by one question.
+/// Follows engines and is asked at the same time. Blocks stand in the index by their tokens, so
+/// engines whose hashes differ are found by one question.
 pub(super) struct EngineIndex {
     addresses: Vec<String>,
     follower: Mutex<EngineFollower>,
@@ -34,7 +34,8 @@ impl EngineIndex {
     }
 
     fn lock(&self) -> MutexGuard<'_, EngineFollower> {
-        // A panic while it was held is reported by its thread; the index itself is whole between two calls.
+        // A panic while it was held is reported by its thread; the index itself is whole between
+        // two calls.
         self.follower.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,4 +1,5 @@
-//! As much of HTTP/1.1 as a small JSON API needs: a few threads, one request a connection, a deadline for each.
+//! As much of HTTP/1.1 as a small JSON API needs: a few threads, one request a connection, a
+//! deadline for each.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -6,9 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use kvbm::metrics::DeadlineStream;
 use serde_json::{Value, json};
 
-/// A client has this long to ask and to read the answer.
+/// Longest time for a whole request and its answer.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// Requests at a time; more wait in the system's queue.
 const THREADS: usize = 4;
@@ -79,10 +81,9 @@ impl Server {
     }
 }
 
-fn converse(mut stream: TcpStream, answer: &dyn Fn(&Request) -> Response) -> io::Result<()> {
-    let deadline = Instant::now() + DEADLINE;
-    stream.set_write_timeout(Some(DEADLINE))?;
-    let response = match read(&mut stream, deadline)? {
+fn converse(stream: TcpStream, answer: &dyn Fn(&Request) -> Response) -> io::Result<()> {
+    let mut stream = DeadlineStream::new(stream, Instant::now() + DEADLINE);
+    let response = match read(&mut stream)? {
         Ok(request) => answer(&request),
         Err(response) => response,
     };
@@ -109,7 +110,7 @@ const fn reason(status: u16) -> &'static str {
 }
 
 /// A request, or what to answer to what is none.
-fn read(stream: &mut TcpStream, deadline: Instant) -> io::Result<Result<Request, Response>> {
+fn read(stream: &mut DeadlineStream) -> io::Result<Result<Request, Response>> {
     let mut bytes = Vec::new();
     let end = loop {
         if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
@@ -118,7 +119,7 @@ fn read(stream: &mut TcpStream, deadline: Instant) -> io::Result<Result<Request,
         if bytes.len() > MAX_HEAD {
             return Ok(Err(Response::error(431, "the request head is too long")));
         }
-        more(stream, &mut bytes, deadline)?;
+        more(stream, &mut bytes)?;
     };
     let body = bytes.split_off(end + 4);
     let (mut request, length) = match head(&bytes) {
@@ -127,18 +128,13 @@ fn read(stream: &mut TcpStream, deadline: Instant) -> io::Result<Result<Request,
     };
     request.body = body;
     while request.body.len() < length {
-        more(stream, &mut request.body, deadline)?;
+        more(stream, &mut request.body)?;
     }
     request.body.truncate(length);
     Ok(Ok(request))
 }
 
-fn more(stream: &mut TcpStream, bytes: &mut Vec<u8>, deadline: Instant) -> io::Result<()> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        return Err(io::ErrorKind::TimedOut.into());
-    }
-    stream.set_read_timeout(Some(left))?;
+fn more(stream: &mut DeadlineStream, bytes: &mut Vec<u8>) -> io::Result<()> {
     let mut chunk = [0; 4096];
     match stream.read(&mut chunk)? {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -212,5 +208,28 @@ mod tests {
         }
         let long = format!("GET / HTTP/1.1\r\nX: {}", "y".repeat(MAX_HEAD));
         assert!(ask(addr, &long).starts_with("HTTP/1.1 431 "));
+    }
+
+    /// Mutation that makes it fail: the deadline counts for each write.
+    #[test]
+    fn a_client_that_reads_slowly_holds_no_thread_longer_than_the_deadline() {
+        let large = "x".repeat(64 << 20);
+        let answer = move |_: &Request| Response::ok(json!(large));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        client.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let (served, _) = listener.accept().unwrap();
+        let serving = std::thread::spawn(move || {
+            let began = Instant::now();
+            (converse(served, &answer).is_err(), began.elapsed())
+        });
+        // Each part comes well within the deadline; all of them would take minutes.
+        let mut part = vec![0; 256 << 10];
+        while !serving.is_finished() {
+            std::thread::sleep(Duration::from_millis(200));
+            let _ = client.read(&mut part);
+        }
+        let (failed, took) = serving.join().unwrap();
+        assert!(failed && took < DEADLINE + Duration::from_secs(3), "{took:?}");
     }
 }

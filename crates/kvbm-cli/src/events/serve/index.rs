@@ -19,7 +19,7 @@ use super::api::{Chain, Found, Question, Served, tiers};
 /// See the module.
 pub(super) struct Index {
     follower: Mutex<IndexFollower<RemoteSnapshots>>,
-    /// A source that was not heard of for so long is forgotten; zero for never.
+    /// A source that sent nothing for so long is forgotten; zero for never.
     silence: Duration,
     forgotten: Mutex<u64>,
     ignored: Mutex<Ignored>,
@@ -31,8 +31,8 @@ struct Ignored {
     batches: u64,
     /// When there were more of them.
     rose: Option<Instant>,
-    /// Sources that were told to have two lives.
-    told: BTreeSet<SourceId>,
+    /// Sources with two lives that were logged.
+    logged: BTreeSet<SourceId>,
 }
 
 /// How long `/health` says that batches are ignored after the last one: some heartbeats.
@@ -57,13 +57,13 @@ impl Index {
             return;
         }
         let mut follower = self.lock();
-        let heard = follower.subscriber().last_received();
+        let received = follower.subscriber().last_received();
         let silent: Vec<_> =
-            heard.filter(|(_, at)| at.elapsed() > self.silence).map(|(source, _)| source).collect();
+            received.filter(|(_, at)| at.elapsed() > self.silence).map(|(source, _)| source).collect();
         for source in silent {
             follower.forget(source);
             *self.forgotten.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-            note(&format!("source {source} was not heard of for {:?}: forgotten", self.silence));
+            note(&format!("source {source} sent nothing for {:?}: forgotten", self.silence));
         }
     }
 
@@ -80,15 +80,16 @@ impl Index {
             (ignored.batches, ignored.rose) = (batches, Some(Instant::now()));
         }
         for lives in &two {
-            if ignored.told.insert(lives.source) {
+            if ignored.logged.insert(lives.source) {
                 note(&two_lives(&lives.source.to_string(), lives.followed.0, lives.ignored.0));
             }
         }
-        ignored.told.retain(|source| two.iter().any(|lives| lives.source == *source));
+        ignored.logged.retain(|source| two.iter().any(|lives| lives.source == *source));
     }
 
     fn lock(&self) -> MutexGuard<'_, IndexFollower<RemoteSnapshots>> {
-        // A panic while it was held is reported by its thread; the index itself is whole between two calls.
+        // A panic while it was held is reported by its thread; the index itself is whole between
+        // two calls.
         self.follower.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -124,9 +125,9 @@ impl Served for Index {
 
     fn sources(&self) -> Vec<Value> {
         let follower = self.lock();
-        let heard: BTreeMap<_, _> = follower.subscriber().last_received().collect();
+        let received: BTreeMap<_, _> = follower.subscriber().last_received().collect();
         let suspects: Vec<_> = follower.suspects().map(|stream| stream.source).collect();
-        let mut sources: Vec<_> = heard.keys().copied().chain(follower.index().sources()).collect();
+        let mut sources: Vec<_> = received.keys().copied().chain(follower.index().sources()).collect();
         sources.sort_unstable();
         sources.dedup();
         let one = |source| {
@@ -134,7 +135,7 @@ impl Served for Index {
                 "source": format!("{source}"),
                 "blocks": tiers(follower.index().blocks(source)),
                 "suspect": suspects.contains(&source),
-                "silent_s": heard.get(&source).map(|at| at.elapsed().as_secs_f64()),
+                "silent_s": received.get(&source).map(|at| at.elapsed().as_secs_f64()),
             })
         };
         sources.into_iter().map(one).collect()

@@ -37,13 +37,13 @@ pub struct ServeIndexArgs {
     #[arg(long)]
     pub public: bool,
 
-    /// Forget a source that was not heard of for so long; 0 for never [default: 30]. Not for engines (format=vllm): they have no
-    /// heartbeat, so silence says nothing of them.
+    /// Forget a source that sent nothing for so long; 0 for never [default: 30]. Not for
+    /// engines (format=vllm): they have no heartbeat, so silence says nothing of them.
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = whole::<u64>(0..=u64::MAX))]
     pub forget_after: Option<u64>,
 
-    /// Different blocks that the index takes in; it takes up to 48 bytes for each block of each worker, and for those of engines
-    /// (format=vllm) up to 100 more.
+    /// Different blocks that the index takes in; it takes up to 48 bytes for each block of each
+    /// worker, and for those of engines (format=vllm) up to 100 more.
     #[arg(long, value_name = "N", default_value_t = KvIndex::DEFAULT_MAX_BLOCKS, allow_negative_numbers = true, value_parser = whole::<usize>(1..=usize::MAX as u64))]
     pub max_blocks: usize,
 }

@@ -91,7 +91,7 @@ impl Counts {
         if engine.last.replace(now).is_none() {
             engine.joined_at = spoken.sequence;
         }
-        match &spoken.heard {
+        match &spoken.continuity {
             Continuity::Next => {}
             Continuity::Gap { missing } => {
                 self.gaps += 1;
@@ -123,8 +123,8 @@ impl Counts {
         let seconds = now.saturating_duration_since(self.since).max(Duration::from_millis(1)).as_secs_f64();
         let rate = |now: u64, before: u64| (now - before) as f64 / seconds;
         let silent = |last: Option<Instant>| now.saturating_duration_since(last.unwrap_or(self.since));
-        let heard = self.engines.iter().filter(|engine| engine.last.is_some());
-        let sources: Vec<Source> = heard
+        let active = self.engines.iter().filter(|engine| engine.last.is_some());
+        let sources: Vec<Source> = active
             .map(|engine| Source {
                 name: engine.address.clone(),
                 epoch: engine.lives,
@@ -173,12 +173,12 @@ mod tests {
     use super::*;
     use kvbm::events_plane::vllm::{self, BlockRemoved, EngineBatch, EngineHash};
 
-    fn spoken(engine: usize, sequence: u64, heard: Continuity, timestamp: f64) -> Spoken {
+    fn spoken(engine: usize, sequence: u64, continuity: Continuity, timestamp: f64) -> Spoken {
         let hashes = (0..3).map(EngineHash::Uint).collect();
         let event = EngineEvent::Removed(BlockRemoved { block_hashes: hashes, ..BlockRemoved::default() });
         let batch = EngineBatch { timestamp, events: vec![event.clone(), event], data_parallel_rank: None };
         let bytes = vllm::encode(&batch).len();
-        Spoken { engine, topic: String::new(), sequence, heard, bytes, batch: Ok(batch) }
+        Spoken { engine, topic: String::new(), sequence, continuity, bytes, batch: Ok(batch) }
     }
 
     #[test]

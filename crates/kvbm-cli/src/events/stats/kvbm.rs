@@ -11,7 +11,7 @@ use super::report::{Report, Source};
 use crate::events::joining::Joining;
 
 /// What is known of a publisher.
-struct Heard {
+struct SeenSource {
     epoch: u64,
     events: u64,
     stores: u64,
@@ -32,11 +32,11 @@ struct Shard {
     next: u64,
 }
 
-/// What was heard so far.
+/// The statistics so far.
 pub(super) struct Stats {
     receiver: Box<dyn EventReceiver>,
     joining: Joining,
-    sources: BTreeMap<SourceId, Heard>,
+    sources: BTreeMap<SourceId, SeenSource>,
     deliveries: Vec<Delivery>,
     bytes: u64,
     batches: u64,
@@ -46,7 +46,7 @@ pub(super) struct Stats {
     since: Instant,
 }
 
-/// Publishers that are told one by one; more are only in the sums.
+/// Publishers that are counted one by one; more are only in the sums.
 const MAX_SOURCES: usize = 1024;
 
 impl Stats {
@@ -82,7 +82,7 @@ impl Stats {
             self.deliveries.clear();
             return;
         }
-        let heard = self.sources.entry(source).or_insert(Heard {
+        let seen = self.sources.entry(source).or_insert(SeenSource {
             epoch,
             events: 0,
             stores: 0,
@@ -95,13 +95,13 @@ impl Stats {
         });
         // A lower one may be believed in the end.
         let is_new = self.deliveries.iter().any(|delivery| matches!(delivery, Delivery::Restarted { .. }));
-        if is_new || epoch > heard.epoch {
-            (heard.epoch, heard.shards) = (epoch, BTreeMap::new());
+        if is_new || epoch > seen.epoch {
+            (seen.epoch, seen.shards) = (epoch, BTreeMap::new());
         }
-        heard.shards.extend(joined_at.map(|joined_at| (stream.shard, Shard { joined_at, next })));
-        heard.last = now;
-        heard.lag = longest(heard.lag, age);
-        if let Some(shard) = heard.shards.get_mut(&stream.shard).filter(|_| epoch == heard.epoch) {
+        seen.shards.extend(joined_at.map(|joined_at| (stream.shard, Shard { joined_at, next })));
+        seen.last = now;
+        seen.lag = longest(seen.lag, age);
+        if let Some(shard) = seen.shards.get_mut(&stream.shard).filter(|_| epoch == seen.epoch) {
             shard.next = shard.next.max(next);
         }
         for delivery in self.deliveries.drain(..) {
@@ -111,11 +111,11 @@ impl Stats {
                         events.iter().filter(|event| matches!(event.kind, EventKind::Store(_))).count();
                     let removes =
                         events.iter().filter(|event| matches!(event.kind, EventKind::Remove(_))).count();
-                    heard.events += events.len() as u64;
-                    heard.stores += stores as u64;
-                    heard.removes += removes as u64;
+                    seen.events += events.len() as u64;
+                    seen.stores += stores as u64;
+                    seen.removes += removes as u64;
                 }
-                Delivery::Gap { missing, .. } => heard.missing += missing.end - missing.start,
+                Delivery::Gap { missing, .. } => seen.missing += missing.end - missing.start,
                 Delivery::Restarted { .. } => {}
             }
         }
@@ -127,21 +127,21 @@ impl Stats {
         let tracker = self.joining.stats();
         let two: BTreeMap<SourceId, u64> =
             self.joining.two_lives(now).map(|two| (two.source, two.ignored.0)).collect();
-        let sources = self.sources.iter_mut().map(|(source, heard)| {
-            let before = std::mem::replace(&mut heard.before, heard.events);
-            let first = heard.shards.values().next().copied().unwrap_or_default();
+        let sources = self.sources.iter_mut().map(|(source, seen)| {
+            let before = std::mem::replace(&mut seen.before, seen.events);
+            let first = seen.shards.values().next().copied().unwrap_or_default();
             Source {
                 name: source.to_string(),
-                epoch: heard.epoch,
+                epoch: seen.epoch,
                 ignored_epoch: two.get(source).copied(),
-                events_per_s: rate(heard.events, before),
-                stores: heard.stores,
-                removes: heard.removes,
-                missing: heard.missing,
+                events_per_s: rate(seen.events, before),
+                stores: seen.stores,
+                removes: seen.removes,
+                missing: seen.missing,
                 joined_at: first.joined_at,
                 next_sequence: first.next,
-                silent_s: now.saturating_duration_since(heard.last).as_secs_f64(),
-                lag_s: heard.lag.take(),
+                silent_s: now.saturating_duration_since(seen.last).as_secs_f64(),
+                lag_s: seen.lag.take(),
             }
         });
         let sources: Vec<Source> = sources.collect();
@@ -228,16 +228,16 @@ mod tests {
     fn the_age_of_the_oldest_batch_of_an_interval_is_told() {
         let start = Instant::now();
         let mut stats = Stats::new(InProcessTransport::default().subscribe().unwrap(), start);
-        let mut tell = |source, age: Option<Duration>| {
+        let mut publish = |source, age: Option<Duration>| {
             let stream = StreamId { source: SourceId(source), epoch: Epoch(1), shard: 0 };
             let batch = EventBatch::new(stream, 0, Vec::new());
             let at = age.map(|age| SystemTime::now() - age);
             let batch = at.map_or(batch.clone(), |at| batch.published_at(at));
             stats.take(&wire::encode(&batch).unwrap(), start);
         };
-        tell(1, None);
+        publish(1, None);
         for age in [90, 600, 30] {
-            tell(2, Some(Duration::from_secs(age)));
+            publish(2, Some(Duration::from_secs(age)));
         }
         let report = stats.count_up(0, 0, start);
         let lag = report.sources[1].lag_s.unwrap();
@@ -258,22 +258,26 @@ mod tests {
             let events = numbers.map(|number| KvEvent::new(number, EventKind::Cleared)).collect();
             wire::encode(&EventBatch::new(stream, next, events)).unwrap()
         };
-        let mut told = |payload: &[u8], seconds| {
+        let mut counted = |payload: &[u8], seconds| {
             stats.take(payload, at(seconds));
             let report = stats.count_up(0, 0, at(seconds));
             let source = &report.sources[0];
             (source.joined_at, source.next_sequence, source.events_per_s)
         };
         assert_eq!(
-            told(&payload((1, 1), 3..4), 1),
+            counted(&payload((1, 1), 3..4), 1),
             (3, 4, 1.0),
             "the volumes, as long as nothing else is known"
         );
-        assert_eq!(told(&payload((1, 0), 50..60), 2), (50, 60, 10.0), "clearings are events too");
-        assert_eq!(told(&payload((1, 1), 4..4), 3), (50, 60, 0.0), "the volumes speak last");
-        assert_eq!(told(&payload((1, 0), 50..55), 4), (50, 60, 0.0), "what comes again takes nothing back");
-        assert_eq!(told(&payload((2, 0), 0..2), 5), (0, 2, 2.0), "a new life");
-        assert_eq!(told(&payload((1, 0), 60..61), 6), (0, 2, 0.0), "the old one is over");
+        assert_eq!(counted(&payload((1, 0), 50..60), 2), (50, 60, 10.0), "clearings are events too");
+        assert_eq!(counted(&payload((1, 1), 4..4), 3), (50, 60, 0.0), "the volumes speak last");
+        assert_eq!(
+            counted(&payload((1, 0), 50..55), 4),
+            (50, 60, 0.0),
+            "what comes again takes nothing back"
+        );
+        assert_eq!(counted(&payload((2, 0), 0..2), 5), (0, 2, 2.0), "a new life");
+        assert_eq!(counted(&payload((1, 0), 60..61), 6), (0, 2, 0.0), "the old one is over");
     }
 
     #[test]

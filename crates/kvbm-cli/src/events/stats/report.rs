@@ -21,7 +21,8 @@ pub(super) struct Report {
     pub events: u64,
     /// Times that events were missing, since the start.
     pub gaps: u64,
-    /// Events that were missing, since the start; of engines messages, whose events nobody can count.
+    /// Events that were missing, since the start; of engines messages, whose events nobody can
+    /// count.
     pub missing: u64,
     /// Events, of engines messages, that came again, since the start.
     pub duplicates: u64,
@@ -29,14 +30,15 @@ pub(super) struct Report {
     pub malformed: u64,
     /// Batches that this reader was too slow for, since the start.
     pub dropped: u64,
-    /// Batches that were ignored since the start because they came of lives that are over; see [`Source::ignored_epoch`].
+    /// Batches that were ignored since the start because they came of lives that are over; see
+    /// [`Source::ignored_epoch`].
     pub stale_batches: u64,
     /// Batches that were ignored since the start because there are too many streams.
     pub untracked_batches: u64,
     /// Batches that wait to be read: how far this reader is behind.
     pub lag_batches: usize,
-    /// Longest time in the interval from publishing a batch to reading it, in seconds by both clocks, where batches say when they
-    /// were published.
+    /// Longest time in the interval from publishing a batch to reading it, in seconds by both
+    /// clocks, where batches say when they were published.
     pub lag_s: Option<f64>,
     /// Who publishes.
     pub sources: Vec<Source>,
@@ -60,12 +62,14 @@ pub(super) struct Source {
     pub removes: u64,
     /// Events that were missing, since the start; of an engine messages.
     pub missing: u64,
-    /// Number that it was joined at in this life, 0 for its beginning: what came before is not missing. Of several streams of a
-    /// source, each with numbers of its own, that of the first, which is its pool's.
+    /// Number that it was joined at in this life, 0 for its beginning: what came before is not
+    /// missing. Of several streams of a source, each with numbers of its own, that of the first,
+    /// which is its pool's.
     pub joined_at: u64,
     /// Number of its next event, of the same stream; of an engine of its next message.
     pub next_sequence: u64,
-    /// Seconds since it was last heard of; a heartbeat comes every second unless configured otherwise. Engines have none.
+    /// Seconds since it was last heard of; a heartbeat comes every second unless configured
+    /// otherwise. Engines have none.
     pub silent_s: f64,
     /// As in the sum.
     pub lag_s: Option<f64>,

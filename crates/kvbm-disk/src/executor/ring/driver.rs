@@ -20,8 +20,8 @@ use std::sync::Arc;
 /// Bytes between two looks at the device: to copy or to sum so many takes a fraction of what the
 /// device needs for as many.
 const STRIDE_BYTES: u64 = 1 << 20;
-/// Bytes of operations that end before callers are told of batches that are over, unless there is
-/// nothing else to do: to wake a caller costs as much as to sum some hundred thousand bytes.
+/// Bytes of operations that end before callers are notified of batches that are over, unless there
+/// is nothing else to do: to wake a caller costs as much as to sum some hundred thousand bytes.
 const BATCH_END_BYTES: u64 = 16 << 20;
 /// Bytes that blocks in one request have together, at most: so many where few are under way, so
 /// that a short queue keeps the device busy and comes back in parts, and more, which costs less
@@ -62,7 +62,7 @@ pub(super) struct Driver<P: Port> {
     /// Transfers that have their checksums: a buffer of [`Driver::end_some`].
     summed: Vec<(Job, Over)>,
     /// Batches that are over and whose callers do not know it, and bytes of what ended since
-    /// callers were told.
+    /// callers were notified.
     batch_ends: Vec<BatchEnd>,
     batch_end_bytes: u64,
     /// Bytes copied or summed since the device was last told of requests, and whether there are

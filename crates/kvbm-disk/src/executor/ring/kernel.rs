@@ -181,7 +181,7 @@ impl KernelPort {
     }
 
     /// The kernel forbids what it allowed: what it has not taken is given back, and done by calls.
-    /// What it has taken it does, and tells of it in the memory that it shares with the ring,
+    /// What it has taken it does, and reports it in the memory that it shares with the ring,
     /// whether that may be entered or not.
     fn refuse(&mut self, error: &io::Error) {
         self.refused = true;
@@ -225,7 +225,7 @@ impl KernelPort {
 
     /// As [`Port::wait`], where the kernel refuses: without entering the ring.
     fn wait_outside(&mut self, into: &mut Vec<Completed>) {
-        if !self.calls.tell(into) {
+        if !self.calls.collect(into) {
             self.wake_event.wait(Some(self.ring.as_raw_fd()));
             self.collect(into);
         }
@@ -308,7 +308,7 @@ impl Port for KernelPort {
             self.enter(0);
         }
         self.collect(into);
-        self.calls.tell(into);
+        self.calls.collect(into);
     }
 
     fn wait(&mut self, into: &mut Vec<Completed>) {
@@ -318,7 +318,7 @@ impl Port for KernelPort {
         self.arm();
         self.enter(1);
         self.collect(into);
-        self.calls.tell(into);
+        self.calls.collect(into);
     }
 
     fn register(&mut self, memory: IoMemory) -> (u64, Option<String>) {

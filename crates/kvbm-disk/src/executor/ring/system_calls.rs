@@ -45,7 +45,7 @@ impl SystemCalls {
     }
 
     /// Adds what is over to `into`. Whether there was any.
-    pub(super) fn tell(&mut self, into: &mut Vec<Completed>) -> bool {
+    pub(super) fn collect(&mut self, into: &mut Vec<Completed>) -> bool {
         let any = !self.over.is_empty();
         into.append(&mut self.over);
         any

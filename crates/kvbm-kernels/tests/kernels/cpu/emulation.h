@@ -1,5 +1,6 @@
-// What the kernels need of CUDA, on one CPU thread: blocks of threads one after the other, their threads one after the
-// other in either order. Threads of a kernel with barriers are fibers that are parked at each barrier.
+// What the kernels need of CUDA, on one CPU thread: blocks of threads one after the other, their
+// threads one after the other in either order. Threads of a kernel with barriers are fibers that
+// are parked at each barrier.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Launches of the kernels on one CPU thread: blocks of threads one after the other, the threads of a kernel with barriers as
-// fibers that are parked at each barrier.
+// Launches of the kernels on one CPU thread: blocks of threads one after the other, the threads of
+// a kernel with barriers as fibers that are parked at each barrier.
 #pragma once
 #include "kvbm_kernels.cu"
 
@@ -73,7 +73,8 @@ void fiber_main() {
   running->done = true;
 }
 
-// All threads of one block of threads, from barrier to barrier. False if some leave while others wait.
+// All threads of one block of threads, from barrier to barrier. False if some leave while others
+// wait.
 bool run_fibers(u32 threads, bool reverse) {
   fibers.resize(threads);
   for (Fiber& fiber : fibers) {

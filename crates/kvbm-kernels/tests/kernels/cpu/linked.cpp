@@ -5,7 +5,8 @@
 
 extern "C" int kvbm_kernels_has(const char* name) { return find_kernel(name) != nullptr; }
 
-// Not 0 if the launch went wrong. One at a time: there is one CPU thread for all threads of the device.
+// Not 0 if the launch went wrong. One at a time: there is one CPU thread for all threads of the
+// device.
 extern "C" int kvbm_kernels_run(const char* name, unsigned grid, unsigned threads, unsigned shared_bytes,
                                 const void* argument, size_t bytes) {
   static std::mutex one;

@@ -1,9 +1,11 @@
-// Runs kernels that are described on standard input and writes what they made of memory to standard output.
+// Runs kernels that are described on standard input and writes what they made of memory to standard
+// output.
 //
-// A job: kernel name, grid, threads, shared bytes, order of threads (0 forward, 1 reverse), argument, segments of memory,
-// relocations. An answer: error text (empty if all went well), segments. Integers are 8 bytes, in the machine's order; texts
-// and bytes are preceded by their length. Each segment is an allocation of its own with exactly its length, so that a
-// sanitizer sees every access outside.
+// A job: kernel name, grid, threads, shared bytes, order of threads (0 forward, 1 reverse),
+// argument, segments of memory, relocations. An answer: error text (empty if all went well),
+// segments. Integers are 8 bytes, in the machine's order; texts and bytes are preceded by their
+// length. Each segment is an allocation of its own with exactly its length, so that a sanitizer
+// sees every access outside.
 #include "launch.h"
 
 namespace {
@@ -57,7 +59,8 @@ int main() {
     call.argument = read_bytes();
     std::vector<Segment> segments(read_number());
     for (Segment& segment : segments) segment = read_segment();
-    // Addresses: which of (argument, segment 0, segment 1, ...) holds it and where, which segment it points into and where.
+    // Addresses: which of (argument, segment 0, segment 1, ...) holds it and where, which segment
+    // it points into and where.
     for (u64 left = read_number(); left; --left) {
       const u64 holder = read_number(), at = read_number(), target = read_number(), offset = read_number();
       const u64 address = (u64)(segments[target].bytes + offset);

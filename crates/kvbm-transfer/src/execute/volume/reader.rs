@@ -8,7 +8,7 @@ use crate::cuts::{Cut, CutPart};
 use crate::damaged_objects::DamagedObjects;
 use crate::error::StartError;
 use crate::execute::copy::{Copier, Item};
-use crate::execute::staged::{Staged, settle_copies};
+use crate::execute::staged::{Staged, settle_copies, start_copies};
 use crate::execute::{Carrier, Lane, Route, Site};
 use crate::host::{each_fragment, host_regions};
 use crate::schedule::Portion;
@@ -91,9 +91,7 @@ impl VolumeReader {
         if !failed.is_empty() {
             self.site.hub.settle(plan.plan_id, failed, 0);
         }
-        if !items.is_empty() {
-            self.copier.start(items);
-        }
+        start_copies(&self.site, &mut self.copier, &mut self.free, items);
     }
 }
 

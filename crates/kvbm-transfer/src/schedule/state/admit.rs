@@ -60,7 +60,7 @@ impl State {
         let index = match self.check_plan(&job.plan) {
             Ok(index) => index,
             Err(Failure { kind, detail }) => {
-                job.fail_unissued(kind, &detail);
+                job.fail_untouched(kind, &detail);
                 self.close_job(job, now);
                 return;
             }

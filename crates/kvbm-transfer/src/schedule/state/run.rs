@@ -82,6 +82,16 @@ impl State {
         }
     }
 
+    /// Blocks of a staged path are about to be copied to their destinations: for each whether it
+    /// may be. One that may not has failed meanwhile, and its destination is another's by now.
+    pub(crate) fn begin_copies(&mut self, plan_id: PlanId, indices: &[u32]) -> Vec<bool> {
+        let job = self.jobs.get_mut(&plan_id);
+        job.map_or_else(
+            || vec![false; indices.len()],
+            |job| indices.iter().map(|index| job.begin_copy(*index as usize)).collect(),
+        )
+    }
+
     /// Records what came of issued blocks; `bytes` is what arrived.
     pub(crate) fn settle(
         &mut self,

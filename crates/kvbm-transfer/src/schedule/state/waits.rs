@@ -3,7 +3,7 @@
 use super::{State, index_of};
 use crate::schedule::gates::point;
 use crate::schedule::job::Job;
-use kvbm_plan::{Failure, FailureKind, Path, PlanId};
+use kvbm_plan::{Failure, FailureKind, Path, PlanId, Tier};
 use std::time::{Duration, Instant};
 
 /// Who cancels a plan so shortly before its budget is over does so for that: a caller's clock runs
@@ -49,22 +49,23 @@ impl State {
         }
     }
 
-    /// Drops a plan that has not started. One whose budget is over says what it waited for, whoever
-    /// saw that first.
+    /// Drops a plan that has not started, and of one on a staged path the blocks whose last copy
+    /// has not begun. One whose budget is over says what it waited for, whoever saw that first.
     pub(crate) fn cancel(&mut self, plan_id: PlanId, now: Instant) {
-        let Some(job) = self.jobs.get(&plan_id).filter(|job| job.started.is_none()) else { return };
+        let may_end = |job: &&Job| job.started.is_none() || job.is_staged();
+        let Some(job) = self.jobs.get(&plan_id).filter(may_end) else { return };
         let is_over =
             job.deadline.is_some_and(|deadline| deadline <= kvbm_plan::deadline_after(now, LAST_MOMENT));
         let (kind, detail) = if is_over {
-            expired(job)
+            expired(job, now)
         } else {
-            (FailureKind::Cancelled, "cancelled before it started".to_owned())
+            (FailureKind::Cancelled, "cancelled before it was copied".to_owned())
         };
         self.fail(plan_id, kind, &detail, now);
     }
 
     /// Fails what is still queued after its budget; of started plans, the blocks that were not
-    /// issued.
+    /// issued, and on a staged path those whose last copy has not begun.
     pub(crate) fn expire(&mut self, now: Instant) {
         while let Some(&(deadline, plan_id)) = self.deadlines.first() {
             if deadline > now {
@@ -72,7 +73,7 @@ impl State {
             }
             self.deadlines.pop_first();
             let Some(job) = self.jobs.get(&plan_id) else { continue };
-            let (kind, detail) = expired(job);
+            let (kind, detail) = expired(job, now);
             self.fail(plan_id, kind, &detail, now);
         }
     }
@@ -115,10 +116,11 @@ impl State {
         }
     }
 
-    /// Fails every block of a plan that was not issued.
+    /// Fails every block of a plan that was not issued, and on a staged path every block whose last
+    /// copy has not begun.
     pub(super) fn fail(&mut self, plan_id: PlanId, kind: FailureKind, detail: &str, now: Instant) {
         let Some(job) = self.jobs.get_mut(&plan_id) else { return };
-        job.fail_unissued(kind, detail);
+        job.fail_untouched(kind, detail);
         if let Some(index) = index_of(job.plan.path()) {
             self.queues[index].remove(&job.plan, job.seq);
             self.wake_followers(index);
@@ -149,8 +151,15 @@ impl State {
 }
 
 /// What a plan has waited for until its budget was over.
-fn expired(job: &Job) -> (FailureKind, String) {
-    let (kind, waited) = if job.gated {
+fn expired(job: &Job, now: Instant) -> (FailureKind, String) {
+    let budget = Duration::from_millis(u64::from(job.plan.budget_ms));
+    // A disk that was asked in the last moment cannot be blamed. Whether a volume was asked is not
+    // known here: its threads may all wait for other calls.
+    let started = job.started.filter(|_| job.is_staged() && job.plan.path().src == Tier::G3);
+    let was_asked = started.is_some_and(|started| now.saturating_duration_since(started) >= budget / 2);
+    let (kind, waited) = if was_asked {
+        (FailureKind::Deadline, "its source did not answer in time")
+    } else if job.gated {
         (FailureKind::GateShut, "its gate is shut")
     } else if job.predecessors > 0 {
         (FailureKind::GateShut, "a predecessor is not over")

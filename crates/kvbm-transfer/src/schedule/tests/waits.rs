@@ -153,3 +153,30 @@ fn closing_fails_what_is_queued_and_lets_started_plans_end() {
     bench.done(1, &[0, 1]);
     assert_eq!(bench.kinds(1), [None, None]);
 }
+
+/// Mutation that makes it fail: `fail_untouched` fails blocks whose copy has begun.
+#[test]
+fn a_staged_plan_ends_without_the_blocks_whose_last_copy_has_not_begun() {
+    let staged = |id| TransferPlan { budget_ms: 1000, ..plan(id, Path::G3_G1, 3) };
+    let mut bench = Bench::new();
+    bench.submit(staged(1));
+    assert_eq!(bench.take(Path::G3_G1, 2), Some((1, vec![0, 1])));
+    assert_eq!(bench.state.begin_copies(PlanId(1), &[0]), [true]);
+    bench.state.cancel(PlanId(1), bench.now);
+    assert_eq!(bench.state.begin_copies(PlanId(1), &[1]), [false], "its destination is not ours any more");
+    bench.done(1, &[0]);
+    assert_eq!(bench.kinds(1), [None, Some(FailureKind::Cancelled), Some(FailureKind::Cancelled)]);
+    assert_eq!(bench.state.begin_copies(PlanId(1), &[1, 2]), [false, false], "it is over");
+
+    // At its deadline the source has failed where it had half of the time at least.
+    for (start, kind) in [(100, FailureKind::Deadline), (900, FailureKind::PathBusy)] {
+        let mut bench = Bench::new();
+        bench.submit(staged(1));
+        bench.later(start);
+        assert_eq!(bench.take(Path::G3_G1, 3), Some((1, vec![0, 1, 2])));
+        bench.later(1001 - start);
+        bench.state.expire(bench.now);
+        bench.collect();
+        assert_eq!(bench.failed_with(1), kind, "started after {start} ms");
+    }
+}

@@ -3,7 +3,7 @@
 use super::faulty::{Fault, Faulty};
 use super::{SLICE, VOLUME, ask_of, down, failed, fill, opened, up};
 use crate::support::{Rig, Shape, identity, kinds, soon};
-use kvbm_plan::{Command, Endpoint, FailureKind, TransferPlan, VolumeAnswer, VolumeId, VolumeRequest};
+use kvbm_plan::{Command, Endpoint, FailureKind, Path, TransferPlan, VolumeAnswer, VolumeId, VolumeRequest};
 use kvbm_transfer::{PathConfig, VolumeTier};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -145,4 +145,45 @@ fn a_volume_is_not_asked_what_it_cannot_answer_in_time() {
     let of = |handle: kvbm_transfer::TransferHandle| kinds(&handle.wait(soon()).unwrap());
     assert_eq!(first.map(of), [[None], [None]]);
     assert_eq!(behind.map(of), [[Some(FailureKind::PathBusy)], [Some(FailureKind::PathBusy)]]);
+}
+
+/// A load ends at its deadline, or when it is cancelled, although its read hangs. What is read
+/// afterwards never reaches G1: the engine computes there by then. Mutation that makes it fail:
+/// `Job::begin_copy` allows every copy.
+#[test]
+fn a_read_that_comes_late_does_not_touch_the_block_that_it_was_for() {
+    for (budget_ms, kind) in [(1000, FailureKind::PathBusy), (0, FailureKind::Cancelled)] {
+        let hanging = Faulty::new(None);
+        let registry = opened(&hanging);
+        let rig = Rig::with(Shape::default(), |config| {
+            config.volumes =
+                Some(VolumeTier { registry, slice: SLICE, model_heads: 4, writes: true, threads: 2 });
+        });
+        fill(&rig, 2);
+        assert_eq!(failed(&rig, up(&rig, &[(1, 1), (2, 2)])), [None; 2]);
+        hanging.set(Fault::Hangs);
+        let plan = TransferPlan { budget_ms, ..down(&rig, &[(1, 9), (2, 10)]) };
+        let (plan_id, started) = (plan.plan_id, Instant::now());
+        let handle = rig.manager().execute(plan).unwrap();
+        while rig.manager().stats().path(Path::G4_G1).is_none_or(|path| path.running_plans == 0) {
+            assert!(started.elapsed() < Duration::from_secs(20), "its read starts");
+            std::thread::yield_now();
+        }
+        if kind == FailureKind::Cancelled {
+            rig.manager().cancel(plan_id);
+        }
+        let report = handle.wait(soon()).unwrap();
+        assert_eq!(kinds(&report), [Some(kind); 2], "{report:?}");
+        // The engine has its blocks back, and computes.
+        rig.fill_g1(9, 77);
+        rig.fill_g1(10, 78);
+        // Three seconds later the store answers.
+        std::thread::sleep(Duration::from_secs(3));
+        hanging.set(Fault::Nothing);
+        assert_eq!(failed(&rig, down(&rig, &[(1, 12), (2, 13)])), [None; 2], "the ring has its slots back");
+        rig.assert_g1(12, 1);
+        for (slot, name) in [(9, 77), (10, 78)] {
+            rig.assert_g1(slot, name);
+        }
+    }
 }

@@ -64,8 +64,8 @@ fn what_was_kept_of_an_operation_that_is_joined_again_stays_pinned() {
         _ => 0,
     };
     let pinned = || registry.occupancy(Tier::G1).active;
-    let (first, heard) = (transfer.interest(), Some(Duration::ZERO));
-    assert!(transfer.merge(0, &[None], heard).is_none());
+    let (first, busy) = (transfer.interest(), Some(Duration::ZERO));
+    assert!(transfer.merge(0, &[None], busy).is_none());
     for _ in 0..2 {
         transfer.keep_front(complete);
         assert!(transfer.abandon(&dropped()));
@@ -74,7 +74,7 @@ fn what_was_kept_of_an_operation_that_is_joined_again_stays_pinned() {
         assert_eq!(pinned(), 1, "the first one has not seen it, the second one waits for what follows");
         assert_eq!(second.release(&dropped()), Released::Shared);
     }
-    let mut unsettled = transfer.merge(1, &[None], heard).expect("the last plan");
+    let mut unsettled = transfer.merge(1, &[None], busy).expect("the last plan");
     assert_eq!((unsettled.kept, complete(&mut unsettled.parts, 1..2)), (1, 1));
     let Destination::Reserved { arrivals, .. } = unsettled.parts.destination else { panic!("reserved") };
     unsettled.settlement.publish(Outcome { arrived: Some(arrivals.into_pinned()), failures: Vec::new() });
@@ -134,7 +134,8 @@ fn a_disk_that_was_asked_in_the_last_moment_has_as_long_as_any() {
     assert!(!transfer.is_owed_by_quiet_disk(at(60)), "it was not quiet for long when the time was up");
 }
 
-/// Mutations that make it fail: `merge` passes over how long ranks were at it, or over whether the disk was quiet.
+/// Mutations that make it fail: `merge` passes over how long ranks were at it, or over whether the
+/// disk was quiet.
 #[test]
 fn a_late_answer_accuses_the_disk_only_where_a_rank_had_waited_for_it() {
     let is_late = |quiet: bool, busy: u64| {
@@ -144,9 +145,9 @@ fn a_late_answer_accuses_the_disk_only_where_a_rank_had_waited_for_it() {
         }
         let unsettled = transfer.merge(0, &[None], Some(Duration::from_secs(busy)));
         let disk = unsettled.expect("the only plan").results.disk;
-        assert!(disk.answered);
-        assert_eq!(disk.first.is_some(), disk.is_late);
-        disk.is_late
+        assert!(disk.blocks.iter().any(|(_, failure)| failure.is_none()));
+        assert_eq!(disk.late.is_some(), !disk.late_blocks.is_empty());
+        disk.late.is_some()
     };
     assert!(is_late(true, 5));
     assert!(!is_late(true, 4), "it was asked late, and answered soon");

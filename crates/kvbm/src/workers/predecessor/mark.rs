@@ -1,4 +1,5 @@
-//! The mark that blocks of another deployment are still to move in: a start that finds it begins again.
+//! The mark that blocks of another deployment are still to move in: a start that finds it begins
+//! again.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind, Write};
@@ -26,7 +27,8 @@ impl Mark {
         self.file().try_exists().unwrap_or(false)
     }
 
-    /// Sets it, lasting, before there is a journal. Without it an interrupted start is not repeated, and nothing else is worse.
+    /// Sets it, lasting, before there is a journal. Without it an interrupted start is not
+    /// repeated, and nothing else is worse.
     pub(super) fn set(&self) {
         self.done("set", self.write());
     }

@@ -1,4 +1,5 @@
-//! Ranks that are given up, and workers that start again: memory ends with them, and nothing of it is found or written.
+//! Ranks that are given up, and workers that start again: memory ends with them, and nothing of it
+//! is found or written.
 
 use super::{BLOCKS, g1_blocks, lower_prefix, onboard_error};
 use crate::support::script::{IN_TIME, Mode, Ranks};
@@ -89,7 +90,8 @@ fn a_rank_whose_line_stays_closed_is_given_up_by_itself() {
     ranks.done(0, &plans[0]);
     assert_eq!(lost(&manager), [false, false]);
     assert_eq!(manager.status().ranks[1].plans, 1);
-    // Noticed when something is to be sent, at the latest when the plan is taken back at its deadline.
+    // Noticed when something is to be sent, at the latest when the plan is taken back at its
+    // deadline.
     ranks.set(1, Mode::Dead);
     wait_for("nothing reaches rank 1", || lost(&manager) == [false, true]);
     assert_eq!(onboard_error(onboarding.wait()).failures.len(), 4);
@@ -175,7 +177,8 @@ fn a_loss_that_is_told_after_the_restart_holds_until_the_next_start() {
     let onboarding = manager.onboard(manager.match_prefix(&sequence));
     ranks.execute(0);
     ranks.start(1);
-    // A supervisor that starts the worker first and tells of the loss afterwards: the rank is out until a start is told again.
+    // A supervisor that starts the worker first and tells of the loss afterwards: the rank is out
+    // until a start is told again.
     assert_eq!(manager.rank_lost(Rank(1)), Ok(1));
     assert_eq!(onboard_error(onboarding.wait()).arrived.len(), 0);
     assert!(all_slots_are_back(&manager));

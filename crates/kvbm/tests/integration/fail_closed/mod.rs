@@ -1,4 +1,5 @@
-//! Two ranks, one of which fails, stalls, answers twice or answers nonsense: nothing becomes visible.
+//! Two ranks, one of which fails, stalls, answers twice or answers nonsense: nothing becomes
+//! visible.
 
 mod given_up;
 

@@ -96,7 +96,8 @@ fn what_left_the_disk_before_it_was_forgotten_or_cleared_is_gone_at_once_and_for
     assert_eq!(found(after.path(), "gone"), 0);
 }
 
-/// A rank that is away hears of it when its worker starts again, before anything else is sent to its disk.
+/// A rank that is away hears of it when its worker starts again, before anything else is sent to
+/// its disk.
 #[test]
 fn a_rank_that_was_away_is_told_what_was_forgotten() {
     let ranks = Ranks::new(2);
@@ -119,7 +120,8 @@ fn a_rank_that_was_away_is_told_what_was_forgotten() {
     assert_eq!(ranks.commands(1).len(), 3, "and once");
 }
 
-/// What a worker was sent is worth nothing before its disk has made it durable: it may end before that, with the command unread.
+/// What a worker was sent is worth nothing before its disk has made it durable: it may end before
+/// that, with the command unread.
 #[test]
 fn a_rank_that_ended_before_a_removal_was_durable_is_told_again() {
     let all = || (0..16).map(kvbm::plan::BlockId).collect();

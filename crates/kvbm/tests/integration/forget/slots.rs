@@ -1,4 +1,5 @@
-//! Slots of disks whose block was removed: ranks are told to release them, those that were away too, and nothing else.
+//! Slots of disks whose block was removed: ranks are told to release them, those that were away
+//! too, and nothing else.
 
 use crate::support::script::{Mode, Ranks};
 use crate::support::{fill, soon, tokens};
@@ -7,8 +8,9 @@ use kvbm::{FailureKind, KvBlockManager, Owned, Tier};
 use std::collections::HashSet;
 use std::time::Duration;
 
-/// Two ranks whose slots of G3 were released, have another block each by now, and are not known to be released on the disk of rank 1. The plan
-/// that brought what was released, and the one that came after it.
+/// Two ranks whose slots of G3 were released, have another block each by now, and are not known to
+/// be released on the disk of rank 1. The plan that brought what was released, and the one that
+/// came after it.
 fn released_and_written_again(ranks: &Ranks) -> (KvBlockManager<Owned>, [TransferPlan; 2]) {
     let manager = ranks.manager([16, 16, 2], |config| config.offload.g2_g3.write_through = true);
     ranks.start(0);
@@ -23,7 +25,8 @@ fn released_and_written_again(ranks: &Ranks) -> (KvBlockManager<Owned>, [Transfe
         let down = ranks.execute(0);
         ranks.wait_held(1, 1);
         if forget {
-            // Durable at once, with all that was released before; what is on its way is released later.
+            // Durable at once, with all that was released before; what is on its way is released
+            // later.
             ranks.set_all(Mode::Answer);
             manager.forget(manager.namespace());
         }
@@ -38,8 +41,9 @@ fn released_and_written_again(ranks: &Ranks) -> (KvBlockManager<Owned>, [Transfe
     (manager, plans)
 }
 
-/// Whether it has one block of G3 less or all of them, a new worker says what it has. Mutations that make it fail: what it says is not
-/// heard; all that it has counts as released; what it has not is released too.
+/// Whether it has one block of G3 less or all of them, a new worker says what it has. Mutations
+/// that make it fail: what it says is not heard; all that it has counts as released; what it has
+/// not is released too.
 #[test]
 fn a_worker_that_starts_again_is_told_to_release_only_what_is_on_its_disk() {
     let found = |plan: &TransferPlan, blocks: usize| {
@@ -96,8 +100,8 @@ fn a_shutdown_says_which_removals_nobody_confirmed() {
     assert_eq!(manager.shutdown(Duration::from_secs(60)).removals_unconfirmed, 0);
 }
 
-/// A rank refuses to hear of a removal, and blocks of the same namespace come to its disk before it is told again, at the end. Mutation that
-/// makes it fail: the namespace is named then.
+/// A rank refuses to hear of a removal, and blocks of the same namespace come to its disk before it
+/// is told again, at the end. Mutation that makes it fail: the namespace is named then.
 #[test]
 fn what_came_after_a_removal_that_a_rank_refused_stays() {
     let ranks = Ranks::new(2);
@@ -230,9 +234,9 @@ fn a_cleared_disk_has_nothing_left_in_slots_that_are_out_of_use() {
     assert_eq!(manager.shutdown(Duration::from_secs(60)).removals_unconfirmed, 0);
 }
 
-/// Mutation that makes it fail: `unused_slots` leaves out those that rest.
+/// Mutation that makes it fail: `unused` leaves out slots that are withheld.
 #[test]
-fn a_cleared_disk_has_nothing_left_in_slots_that_rest() {
+fn a_cleared_disk_has_nothing_left_in_slots_that_are_withheld() {
     let ranks = Ranks::new(2);
     let manager = ranks.manager([16, 16, 16], |config| config.offload.g2_g3.write_through = true);
     (0..2).for_each(|rank| ranks.start(rank));
@@ -245,7 +249,7 @@ fn a_cleared_disk_has_nothing_left_in_slots_that_rest() {
     ranks.done(1, &down[1]);
     assert!(manager.wait_offloads(soon()));
     let status = manager.status();
-    assert_eq!((status.disk_resting, status.tiers[2].held), (1, 1));
+    assert_eq!((status.disk_directories[0].withheld_slots, status.tiers[2].held), (1, 1));
     // That its slot is released is durable, and told to nobody again.
     manager.flush(Duration::from_secs(60)).unwrap();
     let earlier = [ranks.commands(0).len(), ranks.commands(1).len()];

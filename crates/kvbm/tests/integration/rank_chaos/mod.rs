@@ -1,7 +1,8 @@
-//! Requests, and ranks that answer late, twice, in any order, for others or not at all, fail, die and start again, over a model of what their
-//! memory and disks hold: whatever is found is there on every rank, every slot comes back, what was forgotten is gone from the disks, and
-//! nobody writes to a block of the engine that it has taken for another use.
-//! `KVBM_FUZZ_ROUNDS=2000 cargo test -p kvbm --test integration rank_chaos` for longer, `KVBM_SEED=7` for one.
+//! Requests, and ranks that answer late, twice, in any order, for others or not at all, fail, die
+//! and start again, over a model of what their memory and disks hold: whatever is found is there on
+//! every rank, every slot comes back, what was forgotten is gone from the disks, and nobody writes
+//! to a block of the engine that it has taken for another use. `KVBM_FUZZ_ROUNDS=2000 cargo test -p
+//! kvbm --test integration rank_chaos` for longer, `KVBM_SEED=7` for one.
 
 mod named;
 mod owned;
@@ -68,8 +69,8 @@ impl<G> Bench<G> {
         });
     }
 
-    /// Every rank that is there has these bytes in G1, unless they are lost: of a worker that has just started somebody else may be telling
-    /// the leader.
+    /// Every rank that is there has these bytes in G1, unless they are lost: of a worker that has
+    /// just started somebody else may be telling the leader.
     fn holds(&self, blocks: &[BlockId], bytes: impl Fn(usize) -> Bytes, is_lost: impl Fn() -> bool) {
         let held = blocks.iter().enumerate().map(|(at, &block)| (Tier::G1, block, bytes(at)));
         let held: Vec<_> = held.collect();
@@ -102,7 +103,8 @@ impl<G> Bench<G> {
         }
     }
 
-    /// What any engine meets: an iteration ends, something is removed, a rank speaks out of turn, dies or starts.
+    /// What any engine meets: an iteration ends, something is removed, a rank speaks out of turn,
+    /// dies or starts.
     fn step(&mut self, what: usize, rank: usize) {
         match what {
             48 => drop(self.manager.step()),
@@ -145,7 +147,8 @@ impl<G> Bench<G> {
         }
     }
 
-    /// Everybody is there again and does what is left: nothing of any transfer stays, nor of what was forgotten.
+    /// Everybody is there again and does what is left: nothing of any transfer stays, nor of what
+    /// was forgotten.
     fn end(&self) {
         let seed = self.seed;
         self.world.with(|state| state.tame = true);

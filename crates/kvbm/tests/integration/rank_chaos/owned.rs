@@ -110,8 +110,9 @@ impl Engine {
     }
 }
 
-/// Mutations that make it fail: slots of G3 whose block did not become visible are not released; what a worker that started again had in memory
-/// is found; an answer that is repeated counts for another rank.
+/// Mutations that make it fail: slots of G3 whose block did not become visible are not released;
+/// what a worker that started again had in memory is found; an answer that is repeated counts for
+/// another rank.
 #[test]
 fn whatever_ranks_do_what_is_found_is_there_and_every_slot_comes_back() {
     for seed in seeds() {

@@ -1,4 +1,5 @@
-//! A model of ranks: what lies in their memory and on their disks, what they have taken, what they say.
+//! A model of ranks: what lies in their memory and on their disks, what they have taken, what they
+//! say.
 
 use crate::random::Random;
 use crate::support::script::Ranks;

@@ -1,0 +1,422 @@
+"""`KvbmConnector`: what vLLM calls."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from ..errors import ConfigInvalid, KvbmError
+from . import _vllm_compat as compat
+from .events import CacheEvents
+from .process import EngineProcess, engine_process, logger
+from .requests import TrackedRequest
+from .stats import KvbmPromMetrics, KvbmStats
+
+__all__ = ["KvbmConnector"]
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+#: How long a worker waits for a load while no request can run: about what vLLM itself would sleep.
+_IDLE_WAIT = 0.001
+
+#: How long the start of a load waits for a copy that still reads one of its blocks.
+_REUSE_WAIT = 1.0
+
+
+def _guarded(otherwise: Any) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+    """A callback whose error costs a hit or a copy: it is logged, and the result is `otherwise()`.
+
+    An exception that leaves a callback of the scheduler ends the engine.
+    """
+
+    def decorate(callback: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        @functools.wraps(callback)
+        def guarded(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+            connector: Any = args[0]
+            began = time.perf_counter_ns()
+            try:
+                return callback(*args, **kwargs)
+            except Exception as error:
+                connector._process.failed(callback.__name__, error)
+                result: _Result = otherwise()
+                return result
+            finally:
+                connector._process.spent(began)
+
+        return guarded
+
+    return decorate
+
+
+@dataclass
+class Save:
+    """Blocks that are final when the step is over."""
+
+    request: TrackedRequest
+    first: int
+    ids: list[int]
+
+
+@dataclass
+class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
+    """What the worker does in a step. Scheduler and worker are in one process, so requests go as they are."""
+
+    #: Requests and the blocks to load into.
+    loads: list[tuple[str, list[int]]] = field(default_factory=list)
+    #: Blocks that the step overwrites.
+    reused: list[int] = field(default_factory=list)
+    saves: list[Save] = field(default_factory=list)
+    #: Whether a request runs in the step.
+    has_tokens: bool = False
+
+
+@dataclass
+class _Loading:
+    ids: list[int]
+    began: float
+
+
+class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """Keeps vLLM's KV blocks in host memory, on disk and in blob stores. docs/vllm.md has the options."""
+
+    _cache_hit_source = CacheHitSource.HOST
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        _check(vllm_config, kv_cache_config)
+        view = compat.ConfigView(vllm_config)
+        self._process: EngineProcess = engine_process(view)
+        self._block_size = view.block_size
+        self._is_async = self._process.options.load == "async"
+        self._num_blocks = int(kv_cache_config.num_blocks)
+        # Of the scheduler.
+        self._requests: dict[str, TrackedRequest] = {}
+        self._to_load: list[tuple[str, list[int]]] = []
+        self._events: CacheEvents | None = None
+        # Of the worker.
+        self._loading: dict[str, _Loading] = {}
+        self._bad: set[int] = set()
+        self._ended: set[str] = set()
+        self._had_tokens = True
+        if role == KVConnectorRole.SCHEDULER:
+            self._process.start(compat.attention_backends(vllm_config))
+            if view.publishes_events:
+                self._events = CacheEvents(self._process.manager, view.block_size)
+
+    # ------------------------------------------------------------------ class
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A save that does not happen is a miss later, and nothing else."""
+        return False
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Nothing happens inside the forward pass."""
+        return False
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KvbmStats:
+        return KvbmStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: Any
+    ) -> KvbmPromMetrics:
+        return KvbmPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    # -------------------------------------------------------------- scheduler
+
+    @_guarded(lambda: None)
+    def on_new_request(self, request: Any) -> None:
+        self._track(request)
+
+    def _track(self, request: Any) -> TrackedRequest:
+        view = compat.RequestView(request)
+        tracked = self._requests.get(view.id)
+        if tracked is None:
+            namespace = self._process.namespace_for(view.adapter)
+            tracked = self._requests[view.id] = TrackedRequest(view, namespace, self._process.own_hashes)
+        return tracked
+
+    @_guarded(lambda: (0, False))
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        tracked = self._track(request)
+        process, size = self._process, self._block_size
+        # The last token is computed in any case: it gives the first output.
+        most = min(tracked.hash(), (tracked.view.num_tokens - 1) // size)
+        first = num_computed_tokens // size
+        tracked.promised, tracked.first = 0, first
+        if first >= most or tracked.view.skips_reading:
+            return 0, False
+        found = process.manager.look_up(tracked.view.id, tracked.sequence, first)
+        process.counters.add("look_ups")
+        if found is None:
+            process.counters.add("pending_look_ups")
+            return None, False
+        blocks = min(found.blocks, most - first)
+        if blocks < process.options.min_blocks or process.options.shadow:
+            if found.blocks:
+                process.manager.abandon(tracked.view.id)
+            if process.options.shadow:
+                process.counters.add("shadow_hit_tokens", blocks * size)
+            return 0, False
+        tracked.promised, tracked.by_tier = blocks, _split(blocks, found.by_tier)
+        return blocks * size, self._is_async
+
+    @_guarded(lambda: None)
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        tracked = self._track(request)
+        wanted = num_external_tokens // self._block_size
+        promised, tracked.promised = tracked.promised, 0
+        if wanted == 0:
+            # The second call of an asynchronous load, or vLLM does not take what was promised.
+            if promised:
+                self._process.manager.abandon(tracked.view.id)
+            return
+        ids = blocks.get_block_ids()[0][tracked.first : tracked.first + wanted]
+        # Appended in any case: a request that waits for a load has to hear of its end.
+        self._to_load.append((tracked.view.id, [int(block) for block in ids]))
+        for tier, name in ((1, "hit_tokens_g2"), (2, "hit_tokens_g3"), (3, "hit_tokens_g4")):
+            self._process.counters.add(name, tracked.by_tier[tier] * self._block_size)
+
+    @_guarded(dict)
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[CacheHitSource, int]:
+        if num_external_tokens == 0:
+            return {}
+        by_tier = self._track(request).by_tier
+        host = min(num_external_tokens, by_tier[1] * self._block_size)
+        sources = {CacheHitSource.HOST: host, CacheHitSource.DISK: num_external_tokens - host}
+        return {source: tokens for source, tokens in sources.items() if tokens}
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
+        plan = StepPlan(loads=self._to_load)
+        self._to_load = []
+        self._plan(plan, compat.StepView(scheduler_output))
+        return plan
+
+    @_guarded(lambda: None)
+    def _plan(self, plan: StepPlan, step: compat.StepView) -> None:
+        plan.has_tokens = step.total > 0
+        for new, computed in step.new_blocks():
+            plan.reused += new[computed // self._block_size :]
+        for request_id, tokens in step.scheduled.items():
+            tracked = self._requests.get(request_id)
+            if tracked is None:
+                continue
+            # Blocks whose last token is computed by the end of this step.
+            final = (tracked.view.num_computed_tokens + tokens) // self._block_size
+            if final <= tracked.offered:
+                continue
+            # Hashes exist for known tokens only: rejected drafts never have one.
+            final = min(final, tracked.hash())
+            ids = step.block_ids(request_id)
+            if ids is None or final <= tracked.offered:
+                continue
+            final = min(final, len(ids))
+            first, tracked.offered = tracked.offered, final
+            if 0 in ids[first:final]:
+                continue  # vLLM's null block
+            plan.saves.append(Save(tracked, first, [int(block) for block in ids[first:final]]))
+            if self._events is not None:
+                self._events.note(tracked, first, final)
+        for request_id in step.finished:
+            self._requests.pop(request_id, None)
+        self._process.manager.step()
+
+    @_guarded(lambda: (False, None))
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        tracked = self._requests.pop(compat.RequestView(request).id, None)
+        if tracked is not None and tracked.promised:
+            self._process.manager.abandon(tracked.view.id)
+        # Finished blocks keep their bytes until vLLM reuses them, and it says so then.
+        return False, None
+
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished(request, block_ids)
+
+    @_guarded(tuple)
+    def take_events(self) -> Iterable[Any]:
+        return () if self._events is None else self._events.take()
+
+    @_guarded(lambda: False)
+    def reset_cache(self) -> bool | None:
+        removed = self._process.manager.forget(self._process.manager.namespace)
+        logger.info("kvbm: the cache was reset: %d blocks removed", removed)
+        for tracked in self._requests.values():
+            tracked.offered = 0
+        return True
+
+    # ----------------------------------------------------------------- worker
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        self._process.register(kv_caches, self._num_blocks)
+
+    @_guarded(lambda: None)
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        plan: StepPlan = kv_connector_metadata
+        self._had_tokens = plan.has_tokens
+        if not self._process.is_open:
+            return
+        if plan.reused:
+            # A copy that still reads one of these is discarded, whatever it read.
+            self._process.manager.released(plan.reused)
+        for request_id, ids in plan.loads:
+            self._load(request_id, ids)
+
+    def _load(self, request_id: str, ids: list[int]) -> None:
+        try:
+            manager = self._process.manager
+            manager.before_reuse(ids, _REUSE_WAIT)
+            manager.commit(request_id, ids)
+            self._loading[request_id] = _Loading(ids, time.monotonic())
+        except Exception as error:
+            # The ticket is too old, the blocks are busy: nothing was loaded, and vLLM computes it.
+            self._process.failed("load", error)
+            self._process.counters.add("failed_blocks", len(ids))
+            self._bad.update(ids)
+            self._ended.add(request_id)
+
+    @_guarded(lambda: None)
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        # Loads began in `handle_preemptions`, before the forward pass. A synchronous one ends before it, too.
+        if not self._is_async:
+            while self._loading:
+                self._collect()
+                if self._loading:
+                    time.sleep(0.0001)
+            self._ended.clear()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads are whole when their request runs."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Blocks are copied when the step is over."""
+
+    @_guarded(lambda: None)
+    def wait_for_save(self) -> None:
+        plan: StepPlan = self._get_connector_metadata()
+        for save in plan.saves:
+            self._save(save)
+
+    def _save(self, save: Save) -> None:
+        counters, manager = self._process.counters, self._process.manager
+        try:
+            begun = manager.offload(save.ids, save.request.sequence, save.first)
+        except KvbmError as error:
+            # No room, or a load writes one of them: offered again with the next block of the request.
+            save.request.offered = min(save.request.offered, save.first)
+            counters.add("no_room_blocks", len(save.ids))
+            logger.debug("kvbm: %d blocks were not saved: %s", len(save.ids), error)
+            return
+        counters.add("saved_blocks", begun.started)
+        counters.add("present_blocks", begun.present)
+        counters.add("refused_blocks", len(begun.refused))
+        if begun.refused:
+            # A block before them left host memory: the whole chain is offered again.
+            save.request.offered = 0
+
+    @_guarded(lambda: (None, None))
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        if self._loading:
+            self._collect()
+            if self._loading and not self._ended and not self._had_tokens:
+                self._wait_idle()
+        ended, self._ended = self._ended, set()
+        self._process.step_over()
+        return None, ended or None
+
+    def _wait_idle(self) -> None:
+        """While no request can run, the end of a load is waited for here, without the GIL."""
+        began = time.perf_counter_ns()
+        end = time.monotonic() + _IDLE_WAIT
+        while self._loading and not self._ended and time.monotonic() < end:
+            time.sleep(0.00005)
+            self._collect()
+        self._process.waited(began)
+
+    def _collect(self) -> None:
+        counters = self._process.counters
+        for done in self._process.manager.finished():
+            loading = self._loading.pop(done.request, None)
+            if loading is None:
+                continue
+            counters.add("loads")
+            counters.add("loaded_blocks", done.arrived)
+            counters.add("failed_blocks", done.wanted - done.arrived)
+            counters.add("load_seconds", time.monotonic() - loading.began)
+            self._ended.add(done.request)
+            if done.arrived < done.wanted:
+                why = done.failures[0] if done.failures else "no reason was given"
+                logger.warning(
+                    "kvbm: %d of %d blocks did not arrive and are computed: %s", done.wanted - done.arrived, done.wanted, why
+                )
+                self._bad.update(loading.ids[done.arrived :])
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        bad, self._bad = self._bad, set()
+        return bad
+
+    # ------------------------------------------------------------------- both
+
+    def get_kv_connector_stats(self) -> KvbmStats | None:
+        if self.role != KVConnectorRole.SCHEDULER:
+            return None
+        counts = self._process.counters.take()
+        return KvbmStats(data=counts) if counts else None
+
+    def shutdown(self) -> None:
+        try:
+            self._process.close()
+        except Exception as error:
+            self._process.failed("shutdown", error)
+
+
+def _split(blocks: int, by_tier: list[int]) -> list[int]:
+    """The first `blocks` of a promise by tier, the nearest tiers first."""
+    split = [0, 0, 0, 0]
+    for tier, count in enumerate(by_tier):
+        split[tier] = min(count, blocks)
+        blocks -= split[tier]
+    return split
+
+
+def _check(vllm_config: Any, kv_cache_config: Any) -> None:
+    """Refuses what would not work, with the way out."""
+    missing = compat.missing()
+    if missing:
+        raise KvbmError(
+            f"vLLM {compat.vllm_version()} lacks what KvbmConnector uses: {', '.join(missing)}; "
+            f"versions that were tested: {', '.join(compat.CHECKED_VERSIONS)}"
+        )
+    view = compat.ConfigView(vllm_config)
+    if view.failure_policy != "recompute":
+        raise ConfigInvalid(
+            f"kv_load_failure_policy is {view.failure_policy!r}: a block that fails its checksum would fail its request; "
+            'add "kv_load_failure_policy": "recompute" to --kv-transfer-config'
+        )
+    if view.role != "kv_both":
+        raise ConfigInvalid(f"kv_role is {view.role!r}: kvbm is a cache that is read and written; set \"kv_role\": \"kv_both\"")
+    if view.world_size > 1:
+        raise ConfigInvalid(
+            f"{view.world_size} ranks (tensor or pipeline parallel): KvbmConnector supports one rank until workers in other "
+            "processes are; use data parallelism, or one GPU"
+        )
+    groups = compat.cache_groups(kv_cache_config)
+    if len(groups) != 1 or not groups[0].startswith(("FullAttention", "MLAAttention")):
+        raise ConfigInvalid(
+            f"the model has the cache groups {', '.join(groups)}: kvbm supports one group of full attention until groups are "
+            "supported; start vLLM with --disable-hybrid-kv-cache-manager, where the model allows it"
+        )

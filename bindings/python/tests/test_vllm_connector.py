@@ -1,0 +1,413 @@
+"""The connector's callbacks in vLLM's order, over a stand-in for vLLM's classes.
+
+The real engine runs in `cargo xtask engine-test`; here is what it seldom does.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+import time
+import types
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+BLOCKS, SIZE = 64, 4
+
+
+class Tensor(np.ndarray):
+    """A numpy array with what the connector reads of a torch tensor."""
+
+    def data_ptr(self) -> int:
+        return int(self.ctypes.data)
+
+    def element_size(self) -> int:
+        return self.itemsize
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(step // self.itemsize for step in self.strides)
+
+
+def tensor() -> Any:
+    return np.zeros((BLOCKS, 2, SIZE, 64), dtype=np.float32).view(Tensor)
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Iterator[Any]:
+    """The modules of vLLM that the connector imports. They stay: the connector's own modules keep what they imported."""
+
+    class Base:
+        def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+            self.role, self._metadata = role, None
+
+        def bind_connector_metadata(self, metadata: Any) -> None:
+            self._metadata = metadata
+
+        def _get_connector_metadata(self) -> Any:
+            return self._metadata
+
+    class Stats:
+        def __init__(self, data: dict[str, Any]) -> None:
+            self.data = data
+
+    def module(name: str, **names: Any) -> None:
+        made = types.ModuleType(name)
+        made.__dict__.update(names)
+        sys.modules[name] = made
+
+    base = "vllm.distributed.kv_transfer.kv_connector.v1"
+    for name in ("vllm.distributed", "vllm.distributed.kv_transfer", "vllm.distributed.kv_transfer.kv_connector", base, "vllm.v1", "vllm.v1.metrics"):
+        module(name)
+    module("vllm", __version__="0.0")
+    module("vllm.logger", init_logger=lambda name: None)
+    KVConnectorRole = enum.Enum("KVConnectorRole", ["SCHEDULER", "WORKER"])
+    module(
+        f"{base}.base",
+        KVConnectorBase_V1=Base,
+        KVConnectorMetadata=type("KVConnectorMetadata", (), {}),
+        KVConnectorRole=KVConnectorRole,
+        SupportsHMA=type("SupportsHMA", (), {}),
+    )
+    module(f"{base}.metrics", KVConnectorPromMetrics=type("KVConnectorPromMetrics", (), {}), KVConnectorStats=Stats)
+    module("vllm.v1.metrics.cache_hit_source", CacheHitSource=enum.Enum("CacheHitSource", ["HOST", "DISK"]))
+    from kvbm_rs.vllm import _vllm_compat as compat
+
+    missing, compat.missing = compat.missing, list
+    yield SimpleNamespace(role=KVConnectorRole)
+    compat.missing = missing
+
+
+class Request:
+    """A request as the scheduler has it."""
+
+    def __init__(self, name: str, tokens: list[int]) -> None:
+        self.request_id, self.all_token_ids = name, tokens
+        self.num_computed_tokens = 0
+        self.lora_request = self.cache_salt = self.mm_features = None
+        self.skip_reading_prefix_cache = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.all_token_ids)
+
+    @property
+    def block_hashes(self) -> list[bytes]:
+        return [repr(self.all_token_ids[: end * SIZE]).encode() for end in range(1, self.num_tokens // SIZE + 1)]
+
+
+class Engine:
+    """Scheduler and worker: calls the connector as vLLM does."""
+
+    def __init__(self, vllm: Any, **changes: Any) -> None:
+        from kvbm_rs.vllm import KvbmConnector
+
+        transfer = {"engine_id": "e", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"} | changes.pop("transfer", {})
+        extra = {"host": "64", "host.pinned": False, "policy.admission": "all"} | changes.pop("extra", {})
+        world_size = changes.pop("world_size", 1)
+        groups = changes.pop("groups", ["FullAttentionSpec"])
+        self.config = SimpleNamespace(
+            kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra, **transfer),
+            kv_events_config=None,
+            compilation_config=SimpleNamespace(),
+            cache_config=SimpleNamespace(
+                block_size=SIZE, cache_dtype="auto", enable_prefix_caching=True, prefix_caching_hash_algo="sha256"
+            ),
+            parallel_config=SimpleNamespace(world_size=world_size, data_parallel_index=0, data_parallel_size=1),
+            model_config=SimpleNamespace(
+                model="m", revision="r", dtype="float32", hf_config=SimpleNamespace(to_json_string=lambda use_diff: "{}")
+            ),
+        )
+        spec = [SimpleNamespace(kv_cache_spec=type(name, (), {})()) for name in groups]
+        cache = SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=spec)
+        self.kv = [tensor(), tensor()]
+        self.worker = KvbmConnector(self.config, vllm.role.WORKER, cache)
+        self.worker.register_kv_caches({f"layer.{at}": kv for at, kv in enumerate(self.kv)})
+        self.scheduler = KvbmConnector(self.config, vllm.role.SCHEDULER, cache)
+        self.manager = self.scheduler._process.manager
+
+    @property
+    def totals(self) -> dict[str, float]:
+        totals: dict[str, float] = self.scheduler._process.counters.totals
+        return totals
+
+    def step(self, running: dict[str, tuple[Request, list[int], int]] | None = None) -> tuple[set[str], set[int]]:
+        """Requests with all their blocks and the tokens that are computed now. What was received, and bad blocks."""
+        running = running or {}
+        new = [
+            SimpleNamespace(block_ids=(ids,), num_computed_tokens=request.num_computed_tokens)
+            for request, ids, _ in running.values()
+        ]
+        output = SimpleNamespace(
+            scheduled_new_reqs=new,
+            scheduled_cached_reqs=SimpleNamespace(req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()),
+            num_scheduled_tokens={name: tokens for name, (_, _, tokens) in running.items()},
+            total_num_scheduled_tokens=sum(tokens for _, _, tokens in running.values()),
+            finished_req_ids=set(),
+            kv_connector_block_state=SimpleNamespace(get_block_ids=lambda name: (running[name][1],)),
+        )
+        plan = self.scheduler.build_connector_meta(output)
+        self.worker.handle_preemptions(plan)
+        self.worker.bind_connector_metadata(plan)
+        if not self.worker._is_async:
+            self.worker.start_load_kv(None)
+        for request, ids, tokens in running.values():
+            for position in range(request.num_computed_tokens, request.num_computed_tokens + tokens):
+                for layer, kv in enumerate(self.kv):
+                    kv[ids[position // SIZE], :, position % SIZE] = request.all_token_ids[position] + layer
+            request.num_computed_tokens += tokens
+        if self.worker._is_async:
+            self.worker.start_load_kv(None)
+        self.worker.wait_for_save()
+        _, received = self.worker.get_finished(set())
+        return received or set(), self.worker.get_block_ids_with_load_errors()
+
+    def compute(self, request: Request, ids: list[int]) -> None:
+        """Computes a request that nothing is known of, and waits for its copies."""
+        self.scheduler.on_new_request(request)
+        assert self.match(request) == (0, False)
+        self.step({request.request_id: (request, ids, request.num_tokens)})
+        self.scheduler.request_finished_all_groups(request, (ids,))
+        assert self.manager.wait_offloads(10)
+
+    def match(self, request: Request, computed: int = 0) -> tuple[int | None, bool]:
+        found: tuple[int | None, bool] = self.scheduler.get_num_new_matched_tokens(request, computed)
+        return found
+
+    def allocated(self, request: Request, ids: list[int], tokens: int) -> None:
+        self.scheduler.update_state_after_alloc(request, SimpleNamespace(get_block_ids=lambda: (ids,)), tokens)
+
+    def until_received(self, name: str) -> set[int]:
+        bad: set[int] = set()
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            received, more = self.step()
+            bad |= more
+            if received:
+                assert received == {name}
+                return bad
+        raise AssertionError("the load did not end")
+
+    def holds(self, request: Request, ids: list[int], first: int, end: int) -> bool:
+        return all(
+            bool((kv[ids[at // SIZE], :, at % SIZE] == request.all_token_ids[at] + layer).all())
+            for layer, kv in enumerate(self.kv)
+            for at in range(first, end)
+        )
+
+    def close(self) -> None:
+        self.scheduler.shutdown()
+        self.worker.shutdown()
+
+
+@pytest.fixture
+def engine(vllm: Any) -> Iterator[Engine]:
+    engine = Engine(vllm)
+    yield engine
+    engine.close()
+
+
+PROMPT = list(range(1, 18))  # 4 blocks and a token
+
+
+def test_a_prompt_comes_back(engine: Engine) -> None:
+    engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
+    again = Request("b", PROMPT)
+    assert engine.match(again) == (16, True)
+    assert engine.match(again) == (16, True), "a second question has the same answer"
+    ids = [11, 12, 13, 14, 15]
+    engine.allocated(again, ids, 16)
+    assert engine.until_received("b") == set()
+    engine.allocated(again, ids, 0)
+    assert engine.holds(again, ids, 0, 16)
+    again.num_computed_tokens = 16
+    engine.step({"b": (again, ids, 1)})
+    assert engine.manager.open_tickets == (0, 0)
+    assert engine.totals["hit_tokens_g2"] == 16 and engine.totals["errors"] == 0
+    assert engine.scheduler.get_external_cache_hit_sources(again, 16).popitem()[1] == 16
+
+
+def test_the_last_token_is_never_promised(engine: Engine) -> None:
+    engine.compute(Request("a", PROMPT[:16]), [1, 2, 3, 4])
+    assert engine.match(Request("b", PROMPT[:16])) == (12, True), "a prompt of whole blocks computes its last one"
+    assert engine.match(Request("c", PROMPT[:4])) == (0, False)
+
+
+def test_what_vllm_has_itself_is_not_loaded(engine: Engine) -> None:
+    engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
+    again = Request("b", PROMPT)
+    assert engine.match(again, 8) == (8, True)
+    ids = [1, 2, 13, 14, 15]
+    engine.allocated(again, ids, 8)
+    assert engine.until_received("b") == set()
+    assert engine.holds(again, ids, 0, 16)
+    assert engine.match(Request("c", PROMPT), 16) == (0, False)
+
+
+def test_a_promise_that_vllm_does_not_take_is_given_up(engine: Engine) -> None:
+    engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
+    again = Request("b", PROMPT)
+    assert engine.match(again) == (16, True)
+    engine.allocated(again, [11, 12, 13, 14, 15], 0)
+    assert engine.manager.open_tickets == (0, 0)
+    assert engine.step() == (set(), set())
+    waiting = Request("c", PROMPT)
+    assert engine.match(waiting) == (16, True)
+    engine.scheduler.request_finished_all_groups(waiting, ([],))
+    assert engine.manager.open_tickets == (0, 0), "a request that was aborted while it waited"
+
+
+def test_a_load_that_cannot_begin_is_reported_and_ends(engine: Engine) -> None:
+    engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
+    again = Request("b", PROMPT)
+    assert engine.match(again) == (16, True)
+    engine.manager.abandon("b")  # its ticket was too old
+    engine.allocated(again, [11, 12, 13, 14, 15], 16)
+    assert engine.until_received("b") == {11, 12, 13, 14}
+    assert engine.totals["failed_blocks"] == 4
+
+
+def test_an_aborted_request_is_received_once(engine: Engine) -> None:
+    engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
+    again = Request("b", PROMPT)
+    engine.match(again)
+    engine.allocated(again, [11, 12, 13, 14, 15], 16)
+    engine.scheduler.request_finished_all_groups(again, ([11, 12, 13, 14, 15],))
+    assert engine.until_received("b") == set()
+    assert engine.step() == (set(), set())
+
+
+def test_a_block_that_is_reused_is_not_saved(engine: Engine) -> None:
+    """The copy of a block that another request overwrites is discarded, or was whole before."""
+    first, second = Request("a", PROMPT[:8]), Request("b", list(range(500, 508)))
+    engine.match(first)
+    engine.step({"a": (first, [1, 2], 8)})
+    engine.match(second)
+    engine.step({"b": (second, [1, 2], 8)})
+    assert engine.manager.wait_offloads(10)
+    for request in (Request("c", PROMPT[:9]), Request("d", [*range(500, 508), 9])):
+        tokens, _ = engine.match(request)
+        ids = [20, 21, 22]
+        if tokens:
+            engine.allocated(request, ids, tokens)
+            assert engine.until_received(request.request_id) == set()
+            assert engine.holds(request, ids, 0, tokens)
+
+
+def test_chunks_and_decoded_blocks_are_saved_when_they_are_final(engine: Engine) -> None:
+    request, ids = Request("a", PROMPT), [1, 2, 3, 4, 5, 6]
+    engine.match(request)
+    for tokens in (6, 6, 5):
+        engine.step({"a": (request, ids, tokens)})
+    assert engine.totals["saved_blocks"] == 4
+    for token in (7, 8, 9):
+        request.all_token_ids = [*request.all_token_ids, token]
+        engine.step({"a": (request, ids, 1)})
+    assert engine.totals["saved_blocks"] == 5, "17 tokens of a prompt and 3 of an answer"
+    drafted = Request("b", list(range(300, 306)))
+    engine.match(drafted)
+    engine.step({"b": (drafted, [10, 11], 6)})
+    drafted.num_computed_tokens = 6
+    known = drafted.all_token_ids
+    drafted.all_token_ids = [*known, 1, 2]
+    # Two drafted tokens would fill the block; they are not known yet.
+    drafted.all_token_ids = known
+    assert engine.manager.wait_offloads(10)
+    assert engine.totals["saved_blocks"] == 6
+
+
+def test_an_exception_never_leaves_a_callback(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("broken")
+
+    for name in ("look_up", "commit", "offload", "finished", "released", "abandon", "forget", "step"):
+        monkeypatch.setattr(type(engine.manager), name, broken)
+    request = Request("a", PROMPT)
+    engine.scheduler.on_new_request(request)
+    assert engine.match(request) == (0, False)
+    engine.allocated(request, [1, 2, 3, 4, 5], 16)
+    received, bad = engine.step({"a": (request, [1, 2, 3, 4, 5], 17)})
+    assert engine.scheduler.reset_cache() is False
+    assert engine.scheduler.request_finished_all_groups(request, ([],)) == (False, None)
+    assert engine.totals["errors"] > 3
+    assert bad >= set() and received <= {"a"}
+
+
+def test_reset_removes_everything(engine: Engine) -> None:
+    engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
+    assert engine.scheduler.reset_cache() is True
+    assert engine.match(Request("b", PROMPT)) == (0, False)
+    engine.compute(Request("c", PROMPT), [1, 2, 3, 4, 5])
+    assert engine.match(Request("d", PROMPT)) == (16, True), "it fills again"
+
+
+def test_synchronous_loads_end_before_the_step(vllm: Any) -> None:
+    engine = Engine(vllm, extra={"load": "sync"})
+    engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
+    again, ids = Request("b", PROMPT), [11, 12, 13, 14, 15]
+    assert engine.match(again) == (16, False)
+    engine.allocated(again, ids, 16)
+    again.num_computed_tokens = 16
+    assert engine.step({"b": (again, ids, 1)}) == (set(), set())
+    assert engine.holds(again, ids, 0, 17)
+    engine.close()
+
+
+def test_shadow_mode_moves_nothing(vllm: Any) -> None:
+    engine = Engine(vllm, extra={"shadow": True})
+    engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
+    assert engine.match(Request("b", PROMPT)) == (0, False)
+    assert engine.totals["shadow_hit_tokens"] == 16
+    assert engine.manager.open_tickets == (0, 0)
+    engine.close()
+
+
+def test_short_hits_are_computed(vllm: Any) -> None:
+    engine = Engine(vllm, extra={"min_blocks": 5})
+    engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
+    assert engine.match(Request("b", PROMPT)) == (0, False)
+    assert engine.manager.open_tickets == (0, 0)
+    engine.close()
+
+
+def test_a_streaming_session_that_replaces_its_last_tokens(engine: Engine) -> None:
+    request = Request("a", PROMPT)
+    engine.match(request)
+    engine.step({"a": (request, [1, 2, 3, 4, 5], 17)})
+    tracked = engine.scheduler._requests["a"]
+    before = tracked.sequence.hashes
+    request.all_token_ids = [*PROMPT[:12], 90, 91, 92, 93, 94]
+    assert tracked.hash() == 4
+    assert tracked.sequence.hashes[:3] == before[:3] and tracked.sequence.hashes[3] != before[3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"transfer": {"kv_load_failure_policy": "fail"}}, '"kv_load_failure_policy": "recompute"'),
+        ({"transfer": {"kv_role": "kv_producer"}}, "kv_both"),
+        ({"world_size": 2}, "2 ranks"),
+        ({"groups": ["FullAttentionSpec", "SlidingWindowSpec"]}, "FullAttentionSpec, SlidingWindowSpec"),
+        ({"groups": ["MambaSpec"]}, "MambaSpec"),
+        ({"extra": {"nonsense": 1}}, "'nonsense'"),
+    ],
+)
+def test_what_would_not_work_is_refused(vllm: Any, changes: dict[str, Any], text: str) -> None:
+    from kvbm_rs import ConfigInvalid
+
+    with pytest.raises(ConfigInvalid, match=text):
+        Engine(vllm, **changes)
+
+
+def test_a_scheduler_without_its_worker_is_refused(vllm: Any) -> None:
+    from kvbm_rs import BuildFailed
+
+    engine = Engine(vllm)
+    engine.close()
+    from kvbm_rs.vllm import KvbmConnector
+
+    with pytest.raises(BuildFailed, match="one process"):
+        KvbmConnector(engine.config, vllm.role.SCHEDULER, SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[SimpleNamespace(kv_cache_spec=type("FullAttentionSpec", (), {})())]))

