@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import select
 import time
 import weakref
 from pathlib import Path
@@ -16,6 +17,7 @@ from kvbm_rs import (
     Config,
     ConfigInvalid,
     ExternalSequence,
+    FinishedLoad,
     InvalidArgument,
     KvBlockManager,
     KvIndex,
@@ -115,6 +117,20 @@ def test_a_load_is_waited_for_polled_and_awaited(engine: FakeEngine, manager: Kv
 
     assert asyncio.run(wait()) == 4 and engine.holds(17, 3)
     assert manager.finished() == []
+
+
+def test_the_end_of_a_load_wakes_whoever_waits(engine: FakeEngine, manager: KvBlockManager) -> None:
+    tokens = computed(engine, manager, [0, 1, 2, 3])
+    assert manager.finished_fd is not None and manager.busy([0, 1]) == []
+    manager.look_up("r", tokens)
+    manager.commit("r", [10, 11, 12, 13])
+    began = time.monotonic()
+    done: list[FinishedLoad] = []
+    while not done and time.monotonic() - began < 10:
+        manager.wait_finished(5)
+        done = manager.finished()
+    assert [load.arrived for load in done] == [4] and time.monotonic() - began < 4
+    assert select.select([manager.finished_fd], [], [], 0)[0] == [], "nothing more is there"
 
 
 def test_blocks_survive_on_disk(engine: FakeEngine, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import select
 import threading
+import time
 from collections.abc import Generator
 from typing import Any, cast
 
@@ -42,16 +44,15 @@ class Onboarding:
 
         Raises `TimeoutError` after `timeout` seconds; the load goes on.
         """
-        pause, waited = 0.0001, 0.0
+        deadline = time.monotonic() + timeout
         while True:
             result = self.result()
             if result is not None:
                 return result
-            if waited >= timeout:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 raise TimeoutError(f"the load of request {self._request!r} is not over after {timeout} s: wait again")
-            threading.Event().wait(pause)
-            waited += pause
-            pause = min(pause * 1.5, 0.005)
+            self._manager.wait_finished(min(left, 0.01))
 
     def __await__(self) -> Generator[Any, None, FinishedLoad]:
         return self._poll().__await__()
@@ -79,12 +80,18 @@ class KvBlockManager(_core.KvBlockManager):
     _ended: dict[str, FinishedLoad]
     _others: list[FinishedLoad]
     _logging: bool
+    _poller: select.poll | None
 
     def __new__(cls, config: Config, layout: Layout, namespace: Namespace, *, shadow: bool = False) -> KvBlockManager:
         manager = cast("KvBlockManager", super().__new__(cls, config, layout, namespace, shadow=shadow))
         manager._lock = threading.Lock()
         manager._awaited, manager._ended, manager._others = set(), {}, []
         manager._logging = True
+        manager._poller = None
+        fd = manager.finished_fd
+        if fd is not None:
+            manager._poller = select.poll()
+            manager._poller.register(fd, select.POLLIN)
         logs.start()
         return manager
 
@@ -115,6 +122,13 @@ class KvBlockManager(_core.KvBlockManager):
             self._poll()
             others, self._others = self._others, []
             return others
+
+    def wait_finished(self, timeout: float) -> None:
+        """Waits until `finished` may have something, at most `timeout` seconds. Another thread may take it first."""
+        if self._poller is None:
+            time.sleep(min(timeout, 0.0005))
+        else:
+            self._poller.poll(timeout * 1000)
 
     def _poll(self) -> None:
         for done in super().finished():

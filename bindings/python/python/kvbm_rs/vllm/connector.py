@@ -296,7 +296,7 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             while self._loading:
                 self._collect()
                 if self._loading:
-                    time.sleep(0.0001)
+                    self._process.manager.wait_finished(0.01)
             self._ended.clear()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
@@ -341,9 +341,8 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def _wait_idle(self) -> None:
         """While no request can run, the end of a load is waited for here, without the GIL."""
         began = time.perf_counter_ns()
-        end = time.monotonic() + _IDLE_WAIT
-        while self._loading and not self._ended and time.monotonic() < end:
-            time.sleep(0.00005)
+        if _IDLE_WAIT > 0:
+            self._process.manager.wait_finished(_IDLE_WAIT)
             self._collect()
         self._process.waited(began)
 
