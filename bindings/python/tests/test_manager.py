@@ -41,7 +41,12 @@ def computed(engine: FakeEngine, manager: KvBlockManager, ids: list[int]) -> Tok
     return tokens
 
 
-def load(manager: KvBlockManager, tokens: TokenSequence | ExternalSequence, ids: list[int], first: int = 0) -> int:
+def load(
+    manager: KvBlockManager,
+    tokens: TokenSequence | ExternalSequence,
+    ids: list[int],
+    first: int = 0,
+) -> int:
     found = manager.look_up("r", tokens, first)
     assert found is not None
     manager.commit("r", ids[: found.blocks])
@@ -54,7 +59,9 @@ def load(manager: KvBlockManager, tokens: TokenSequence | ExternalSequence, ids:
     raise AssertionError("the load did not end")
 
 
-def test_blocks_come_back_where_the_engine_wants_them(engine: FakeEngine, manager: KvBlockManager) -> None:
+def test_blocks_come_back_where_the_engine_wants_them(
+    engine: FakeEngine, manager: KvBlockManager
+) -> None:
     tokens = computed(engine, manager, [7, 3, 11, 0])
     assert load(manager, tokens, [20, 21, 22, 23]) == 4
     assert all(engine.holds(20 + at, at) for at in range(4))
@@ -87,7 +94,9 @@ def test_tickets_end(engine: FakeEngine, manager: KvBlockManager) -> None:
     assert found is not None and found.blocks == 0
 
 
-@pytest.mark.parametrize("ids", [[0, 0, 1, 2], [NUM_BLOCKS, 1, 2, 3], [1, 2], np.array([0, 1, 2, -3])])
+@pytest.mark.parametrize(
+    "ids", [[0, 0, 1, 2], [NUM_BLOCKS, 1, 2, 3], [1, 2], np.array([0, 1, 2, -3])]
+)
 def test_wrong_ids_are_named(manager: KvBlockManager, ids: object) -> None:
     tokens = TokenSequence(manager.namespace, PROMPT[:4] if len(ids) == 2 else PROMPT)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument):
@@ -104,7 +113,9 @@ def test_reuse_of_a_block_discards_its_copy(engine: FakeEngine, manager: KvBlock
     assert found is not None and found.blocks in (0, 1, 2, 3, 4)
 
 
-def test_a_load_is_waited_for_polled_and_awaited(engine: FakeEngine, manager: KvBlockManager) -> None:
+def test_a_load_is_waited_for_polled_and_awaited(
+    engine: FakeEngine, manager: KvBlockManager
+) -> None:
     tokens = computed(engine, manager, [0, 1, 2, 3])
     manager.look_up("a", tokens)
     onboarding = manager.load("a", [10, 11, 12, 13])
@@ -149,7 +160,9 @@ def test_blocks_survive_on_disk(engine: FakeEngine, tmp_path: Path) -> None:
         assert found is not None and found.blocks == 0, "other weights have other blocks"
 
 
-def test_hashes_of_an_engine_that_mean_nothing_elsewhere_refuse_a_disk(engine: FakeEngine, tmp_path: Path) -> None:
+def test_hashes_of_an_engine_that_mean_nothing_elsewhere_refuse_a_disk(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
     config = Config()
     config.set("host.capacity", "8")
     config.set("disk.dir", str(tmp_path))
@@ -218,7 +231,8 @@ def test_tensors_live_as_long_as_the_manager(engine: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "text"), [("host.capcity", "1", "nearest"), ("host.capacity", "much", "much"), ("", "", "unknown key")]
+    ("key", "value", "text"),
+    [("host.capcity", "1", "nearest"), ("host.capacity", "much", "much"), ("", "", "unknown key")],
 )
 def test_settings_that_make_no_sense(key: str, value: str, text: str) -> None:
     with pytest.raises(ConfigInvalid, match=text):
@@ -238,7 +252,11 @@ def test_layouts_that_make_no_sense() -> None:
     with pytest.raises(InvalidArgument, match="0 blocks"):
         Layout(0, 4)
     layout = Layout(4, 4)
-    for length, stride, size, text in [(1024, 64, 128, "stride"), (255, 64, 64, "do not fit"), (0, 64, 64, "do not fit")]:
+    for length, stride, size, text in [
+        (1024, 64, 128, "stride"),
+        (255, 64, 64, "do not fit"),
+        (0, 64, 64, "do not fit"),
+    ]:
         with pytest.raises(InvalidArgument, match=text):
             layout.add(address, length, block_stride=stride, block_bytes=size, owner=owner)
     layout.add(address, 512, block_stride=128, block_bytes=64, owner=owner)
