@@ -6,7 +6,8 @@ use crate::dtype::DType;
 use crate::geometry::{CellStrides, Geometry, layout_of_geometry};
 use crate::layout::{AxisOrder, LayoutError, LayoutType, RegionSpec};
 
-/// Where the blocks of one tensor lie: block `n` is the `block_bytes` bytes at `offset + n * block_stride` of `region`.
+/// Where the blocks of one tensor lie: block `n` is the `block_bytes` bytes at `offset + n *
+/// block_stride` of `region`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct OpaqueTensor {
     /// Region that holds the tensor. Tensors that are views of one allocation share its region.
@@ -19,10 +20,12 @@ pub struct OpaqueTensor {
     pub block_bytes: u32,
 }
 
-/// Blocks that are bytes and nothing else: the tensors of an engine whose axes are not known, or do not fit into strides.
+/// Blocks that are bytes and nothing else: the tensors of an engine whose axes are not known, or do
+/// not fit into strides.
 ///
-/// An engine's block may be several blocks of its kernels, may hold a latent, scales or recurrent state. kvbm copies the bytes of
-/// each tensor whole, in the order of the tensors. It cannot permute them or divide them among another number of ranks.
+/// An engine's block may be several blocks of its kernels, may hold a latent, scales or recurrent
+/// state. kvbm copies the bytes of each tensor whole, in the order of the tensors. It cannot
+/// permute them or divide them among another number of ranks.
 ///
 /// ```
 /// use kvbm_layout::{BlockLayout, OpaqueLayout, OpaqueTensor};
@@ -47,8 +50,9 @@ impl OpaqueLayout {
     /// `num_blocks` blocks of these tensors, which lie in regions 0, 1 and so on.
     ///
     /// # Errors
-    /// No tensor or too many, a region without a tensor, a size beyond 2^63 - 1 bytes; [`LayoutError::Overlap`] names two tensors that
-    /// share bytes, or that cannot be proven apart. Planes of its message are tensors.
+    /// No tensor or too many, a region without a tensor, a size beyond 2^63 - 1 bytes;
+    /// [`LayoutError::Overlap`] names two tensors that share bytes, or that cannot be proven apart.
+    /// Planes of its message are tensors.
     pub fn new(
         num_blocks: u32,
         tensors: impl IntoIterator<Item = OpaqueTensor>,
@@ -71,8 +75,8 @@ impl OpaqueLayout {
         Ok(Self { geometry })
     }
 
-    /// The shape of blocks of tensors with so many bytes each, for layouts that kvbm makes itself: one layer without outer chunks, with
-    /// a plane for each tensor.
+    /// The shape of blocks of tensors with so many bytes each, for layouts that kvbm makes itself:
+    /// one layer without outer chunks, with a plane for each tensor.
     ///
     /// # Errors
     /// No tensor or too many, a tensor without bytes, no block, an alignment that is none.
@@ -98,7 +102,8 @@ impl OpaqueLayout {
         Ok(config)
     }
 
-    /// A number that differs between lists of tensors: FNV-1a over their count and their bytes, each as 8 bytes little-endian.
+    /// A number that differs between lists of tensors: FNV-1a over their count and their bytes,
+    /// each as 8 bytes little-endian.
     pub fn fingerprint(tensor_bytes: &[u32]) -> u64 {
         let numbers =
             std::iter::once(tensor_bytes.len() as u64).chain(tensor_bytes.iter().map(|&bytes| bytes.into()));

@@ -30,8 +30,8 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `leader` | the leader's end: connects, and connects again | `connection`, `handshake`, `peer`, `queue` |
-//! | `worker` | the worker's end: listens, serves one leader at a time | `connection`, `handshake`, `peer`, `queue`, `socket_file` |
+//! | `leader` | the leader's end: connects, and connects again | `connection`, `handshake`, `peer`, `queue`, `frame` |
+//! | `worker` | the worker's end: listens, serves one leader at a time | `connection`, `handshake`, `peer`, `queue`, `socket_file`, `frame` |
 //! | `connection` | reader and writer of an established line | `frame`, `peer`, `queue` |
 //! | `handshake` | what both ends must agree on | `frame` |
 //! | `queue` | frames that wait to be sent, in two lanes | - |

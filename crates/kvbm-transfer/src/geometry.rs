@@ -99,7 +99,8 @@ impl fmt::Display for SlotGeometry {
     }
 }
 
-/// The content of a slot whose blocks have no axes: only a rank of the same number of ranks, with the same tensors, can read it.
+/// The content of a slot whose blocks have no axes: only a rank of the same number of ranks, with
+/// the same tensors, can read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpaqueGeometry {
     /// The model's name, for people.

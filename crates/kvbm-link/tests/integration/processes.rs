@@ -15,6 +15,7 @@ const WORKER: &str = "KVBM_TEST_LINK_WORKER";
 fn worker_process() {
     let Ok(path) = std::env::var(WORKER) else { return };
     let listener = WorkerListener::bind(Path::new(&path), worker_terms(), TIMES).unwrap();
+    assert_eq!(listener.path(), Path::new(&path));
     let service: Arc<dyn Service> = Arc::new(Echo::default());
     listener.serve(&service);
 }

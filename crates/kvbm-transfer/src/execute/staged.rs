@@ -24,8 +24,8 @@ pub(super) struct Staged {
     pub(super) bytes: u64,
 }
 
-/// Copies blocks of one plan out of a ring, but for those that have failed meanwhile: their slots go
-/// back to `free`, and their destinations are not touched.
+/// Copies blocks of one plan out of a ring, but for those that have failed meanwhile: their slots
+/// go back to `free`, and their destinations are not touched.
 pub(super) fn start_copies(
     site: &Site,
     copier: &mut Copier<Staged>,

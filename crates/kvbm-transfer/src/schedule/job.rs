@@ -79,8 +79,8 @@ impl Job {
         path.dst == Tier::G1 && matches!(path.src, Tier::G3 | Tier::G4)
     }
 
-    /// The copy of a block out of the staging ring is about to begin. `false` where the block has its
-    /// outcome already: then nothing may be copied.
+    /// The copy of a block out of the staging ring is about to begin. `false` where the block has
+    /// its outcome already: then nothing may be copied.
     pub(crate) fn begin_copy(&mut self, index: usize) -> bool {
         let is_open = self.outcomes.get(index).is_some_and(Option::is_none);
         if let Some(copying) = self.copying.get_mut(index).filter(|_| is_open) {
@@ -131,8 +131,8 @@ impl Job {
         }
     }
 
-    /// Fails every block that was not issued, and of a staged path every block whose last copy has not
-    /// begun: the destination is not touched any more.
+    /// Fails every block that was not issued, and of a staged path every block whose last copy has
+    /// not begun: the destination is not touched any more.
     pub(crate) fn fail_untouched(&mut self, kind: FailureKind, detail: &str) {
         let first = if self.is_staged() { 0 } else { self.next };
         for index in first..self.outcomes.len() {

@@ -3,8 +3,9 @@
 use super::{ModelConfig, TensorBytes};
 
 impl ModelConfig {
-    /// A model whose blocks are bytes without axes: `tensor_bytes` has, for each tensor of a rank, the bytes of a block of `page_size`
-    /// tokens. The engine's memory is bound to a [`kvbm_layout::OpaqueLayout`] of the same tensors.
+    /// A model whose blocks are bytes without axes: `tensor_bytes` has, for each tensor of a rank,
+    /// the bytes of a block of `page_size` tokens. The engine's memory is bound to a
+    /// [`kvbm_layout::OpaqueLayout`] of the same tensors.
     pub fn opaque(page_size: u32, tensor_bytes: impl IntoIterator<Item = u32>) -> Self {
         Self { page_size, opaque_tensors: TensorBytes::from_iter(tensor_bytes), ..Self::default() }
     }
@@ -14,8 +15,8 @@ impl ModelConfig {
         !self.opaque_tensors.as_slice().is_empty()
     }
 
-    /// What a namespace says of the elements: their type, or, where there are no axes, the bytes of each tensor. So blocks of one
-    /// shape are never found by a deployment of another.
+    /// What a namespace says of the elements: their type, or, where there are no axes, the bytes of
+    /// each tensor. So blocks of one shape are never found by a deployment of another.
     pub(crate) fn content(&self) -> String {
         if self.is_opaque() {
             format!("opaque {}", self.opaque_tensors)

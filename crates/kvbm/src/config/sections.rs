@@ -49,9 +49,11 @@ section! {
         dtype: DType = DType::BF16, [""];
         /// Tensors of a layer: 2 for keys and values, 1 for MLA.
         outer_dim: u32 = 2, [""];
-        /// Bytes that a block has in each tensor of a rank, in their order: for an engine whose tensors have no axes that kvbm could
-        /// know (blocks of several kernel blocks, scales, recurrent state). It stands in place of `num_layers`, `num_kv_heads`,
-        /// `head_dim` (not required then), `dtype` and `outer_dim`. Such blocks are copied whole, and no other number of ranks can read them.
+        /// Bytes that a block has in each tensor of a rank, in their order: for an engine whose
+        /// tensors have no axes that kvbm could know (blocks of several kernel blocks, scales,
+        /// recurrent state). It stands in place of `num_layers`, `num_kv_heads`, `head_dim` (not
+        /// required then), `dtype` and `outer_dim`. Such blocks are copied whole, and no other
+        /// number of ranks can read them.
         opaque_tensors: TensorBytes = TensorBytes::default(), ["bytes per rank"];
     }
 }

@@ -138,14 +138,18 @@ impl Directories {
     pub(crate) fn note_reads(&self, slots: impl IntoIterator<Item = BlockId>) {
         let (now, directories) = (Instant::now(), self.directories_of(slots));
         let mut all = self.all.lock();
-        directories.into_iter().for_each(|directory| all[directory].reads.note_request(now));
+        for directory in directories {
+            all[directory].reads.note_request(now);
+        }
     }
 
     /// These slots were read, although the request is not over.
     pub(crate) fn note_service(&self, slots: impl IntoIterator<Item = BlockId>) {
         let (now, directories) = (Instant::now(), self.directories_of(slots));
         let mut all = self.all.lock();
-        directories.into_iter().for_each(|directory| all[directory].reads.note_service(now));
+        for directory in directories {
+            all[directory].reads.note_service(now);
+        }
     }
 
     /// The results of a request that began at `began`, by slot. With `late`, the slots of the
@@ -189,7 +193,7 @@ impl Directories {
     pub(crate) fn withheld(&self) -> Vec<BlockId> {
         let all = self.all.lock();
         let withheld = all.iter().flat_map(|directory| &directory.withheld);
-        withheld.flat_map(|slots| slots.block_ids()).copied().collect()
+        withheld.flat_map(Withheld::block_ids).copied().collect()
     }
 
     pub(crate) fn num_withheld(&self) -> usize {
@@ -236,7 +240,9 @@ impl Directories {
     pub(crate) fn note_writes(&self, slots: impl IntoIterator<Item = BlockId>, now: Instant) {
         let directories = self.directories_of(slots);
         let mut all = self.all.lock();
-        directories.into_iter().for_each(|directory| all[directory].writes.note_request(now));
+        for directory in directories {
+            all[directory].writes.note_request(now);
+        }
     }
 
     /// Copies are over: slots that were written, and the place in `arrivals` and slot of those that

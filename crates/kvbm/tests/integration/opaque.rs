@@ -26,7 +26,8 @@ fn engine_memory(tensors: &[OpaqueTensor]) -> BoundLayout {
     let bind = |bytes: u64| {
         let tensor = HostBuffer::zeroed(bytes as usize);
         let start = NonNull::new(tensor.as_ptr()).unwrap();
-        // SAFETY: the buffer is its own owner; the test touches a block only while no transfer does.
+        // SAFETY: the buffer is its own owner; the test touches a block only while no transfer
+        // does.
         let storage = unsafe { HostStorage::from_external(start, bytes, Arc::new(tensor)) }.unwrap();
         RegionBinding::new(Arc::new(storage))
     };

@@ -82,8 +82,8 @@ impl State {
         }
     }
 
-    /// Blocks of a staged path are about to be copied to their destinations: for each whether it may
-    /// be. One that may not has failed meanwhile, and its destination is another's by now.
+    /// Blocks of a staged path are about to be copied to their destinations: for each whether it
+    /// may be. One that may not has failed meanwhile, and its destination is another's by now.
     pub(crate) fn begin_copies(&mut self, plan_id: PlanId, indices: &[u32]) -> Vec<bool> {
         let job = self.jobs.get_mut(&plan_id);
         job.map_or_else(

@@ -49,8 +49,8 @@ impl State {
         }
     }
 
-    /// Drops a plan that has not started, and of one on a staged path the blocks whose last copy has
-    /// not begun. One whose budget is over says what it waited for, whoever saw that first.
+    /// Drops a plan that has not started, and of one on a staged path the blocks whose last copy
+    /// has not begun. One whose budget is over says what it waited for, whoever saw that first.
     pub(crate) fn cancel(&mut self, plan_id: PlanId, now: Instant) {
         let may_end = |job: &&Job| job.started.is_none() || job.is_staged();
         let Some(job) = self.jobs.get(&plan_id).filter(may_end) else { return };
@@ -153,8 +153,8 @@ impl State {
 /// What a plan has waited for until its budget was over.
 fn expired(job: &Job, now: Instant) -> (FailureKind, String) {
     let budget = Duration::from_millis(u64::from(job.plan.budget_ms));
-    // A disk that was asked in the last moment cannot be blamed. Whether a volume was asked is not known
-    // here: its threads may all wait for other calls.
+    // A disk that was asked in the last moment cannot be blamed. Whether a volume was asked is not
+    // known here: its threads may all wait for other calls.
     let started = job.started.filter(|_| job.is_staged() && job.plan.path().src == Tier::G3);
     let was_asked = started.is_some_and(|started| now.saturating_duration_since(started) >= budget / 2);
     let (kind, waited) = if was_asked {

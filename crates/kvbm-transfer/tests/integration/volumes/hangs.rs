@@ -147,8 +147,9 @@ fn a_volume_is_not_asked_what_it_cannot_answer_in_time() {
     assert_eq!(behind.map(of), [[Some(FailureKind::PathBusy)], [Some(FailureKind::PathBusy)]]);
 }
 
-/// A load ends at its deadline, or when it is cancelled, although its read hangs. What is read afterwards never reaches G1: the
-/// engine computes there by then. Mutation that makes it fail: `Job::begin_copy` allows every copy.
+/// A load ends at its deadline, or when it is cancelled, although its read hangs. What is read
+/// afterwards never reaches G1: the engine computes there by then. Mutation that makes it fail:
+/// `Job::begin_copy` allows every copy.
 #[test]
 fn a_read_that_comes_late_does_not_touch_the_block_that_it_was_for() {
     for (budget_ms, kind) in [(1000, FailureKind::PathBusy), (0, FailureKind::Cancelled)] {
