@@ -92,9 +92,9 @@ fn download(stream: &dyn Stream, memory: &DeviceMemory) -> (HostBuffer, Event) {
 }
 
 fn read_all(stream: &dyn Stream, memory: &DeviceMemory) -> Vec<u8> {
-    let (host, done) = download(stream, memory);
+    let (mut host, done) = download(stream, memory);
     done.wait(soon()).expect("the copy completes");
-    host.to_vec()
+    host.exclusive_bytes().expect("the work is over").to_vec()
 }
 
 /// Bytes that depend on a seed and on their position.
@@ -171,8 +171,10 @@ fn bad_ranges(device: &Arc<dyn Device>) {
 fn scattered_copies(device: &Arc<dyn Device>) {
     const LEN: u64 = 1 << 18;
     let stream = stream(device, "scattered");
-    let source = HostBuffer::from_bytes(&pattern(1, LEN));
-    let (first, second, back) = (memory(device, LEN), memory(device, LEN), HostBuffer::zeroed(LEN as usize));
+    let bytes = pattern(1, LEN);
+    let source = HostBuffer::from_bytes(&bytes);
+    let (first, second, mut back) =
+        (memory(device, LEN), memory(device, LEN), HostBuffer::zeroed(LEN as usize));
     stream.fill(&first, 0, LEN, 0xa5).expect("fill");
     stream.fill(&second, 0, LEN, 0x5a).expect("fill");
     let (mut one, mut two, mut three) =
@@ -187,7 +189,7 @@ fn scattered_copies(device: &Arc<dyn Device>) {
         let len = 1 + index * 67 % slot;
         let cut = |at: u64| at as usize..(at + len) as usize;
         into.push_host_to_device(&source, from, &first, to, len).expect("fits");
-        one[cut(to)].copy_from_slice(&source.to_vec()[cut(from)]);
+        one[cut(to)].copy_from_slice(&bytes[cut(from)]);
         within.push_device_to_device(&first, to, &second, from + slot - len, len).expect("fits");
         out.push_device_to_host(&second, from, &back, to, slot).expect("fits");
     }
@@ -204,7 +206,7 @@ fn scattered_copies(device: &Arc<dyn Device>) {
     submit(&*stream, into);
     submit(&*stream, within);
     submit(&*stream, out).wait(soon()).expect("the copies complete");
-    assert!(back.to_vec() == three, "scattered copies changed bytes");
+    assert!(back.exclusive_bytes().expect("the work is over") == three, "scattered copies changed bytes");
     assert!(read_all(&*stream, &second) == two, "scattered copies changed bytes beside their destinations");
 }
 
@@ -216,9 +218,12 @@ fn order_in_a_stream(device: &Arc<dyn Device>) {
         stream.fill(&on_device, 0, on_device.len(), round).expect("fill");
         snapshots.push(download(&*stream, &on_device));
     }
-    for (round, (host, done)) in (0_u8..).zip(snapshots) {
+    for (round, (mut host, done)) in (0_u8..).zip(snapshots) {
         done.wait(soon()).expect("the copy completes");
-        assert!(host.to_vec().iter().all(|byte| *byte == round), "round {round} saw another round's bytes");
+        assert!(
+            host.exclusive_bytes().expect("the work is over").iter().all(|byte| *byte == round),
+            "round {round} saw another round's bytes"
+        );
     }
 }
 
@@ -229,10 +234,13 @@ fn order_across_streams(device: &Arc<dyn Device>) {
         writer.fill(&on_device, 0, on_device.len(), 255).expect("fill");
         writer.fill(&on_device, 0, on_device.len(), round).expect("fill");
         reader.wait(&writer.record().expect("record")).expect("wait");
-        let (host, done) = download(&*reader, &on_device);
+        let (mut host, done) = download(&*reader, &on_device);
         writer.wait(&reader.record().expect("record")).expect("wait");
         done.wait(soon()).expect("the copy completes");
-        assert!(host.to_vec().iter().all(|byte| *byte == round), "round {round}: read before it was written");
+        assert!(
+            host.exclusive_bytes().expect("the work is over").iter().all(|byte| *byte == round),
+            "round {round}: read before it was written"
+        );
     }
 }
 
@@ -314,7 +322,7 @@ fn pinned_host_memory(device: &Arc<dyn Device>) {
     let mut batch = CopyBatch::new(Direction::HostToDevice);
     batch.push_host_to_device(pinned.region(), 0, &on_device, 0, host.len()).expect("fits");
     submit(&*stream, batch).wait(soon()).expect("the copy completes");
-    assert!(read_all(&*stream, &on_device) == host.to_vec());
+    assert!(read_all(&*stream, &on_device) == pattern(4, 16 << 10));
     drop(pinned);
     assert!(
         device.register_host(host.region().clone()).is_ok(),
@@ -337,7 +345,7 @@ fn drop_with_work_in_flight(device: &Arc<dyn Device>) {
     let free = device.info().free_bytes;
     let (sender, dropped) = crossbeam_channel::bounded(1);
     let notice: Owner = Arc::new(Notice(sender));
-    let result = HostBuffer::zeroed((PARTS * PART) as usize);
+    let mut result = HostBuffer::zeroed((PARTS * PART) as usize);
     {
         let stream = stream(device, "doomed");
         let on_device = memory(device, PARTS * PART);
@@ -350,8 +358,11 @@ fn drop_with_work_in_flight(device: &Arc<dyn Device>) {
         }
         drop(notice);
     }
-    dropped.recv_timeout(Duration::from_secs(60)).expect("owners are dropped when the work is complete");
-    assert!(result.to_vec() == pattern(5, PARTS * PART), "queued work completes after its handles are gone");
+    dropped.recv_timeout(Duration::from_secs(60)).expect("owners are let go when the work is complete");
+    assert!(
+        result.exclusive_bytes().expect("the work is over") == pattern(5, PARTS * PART),
+        "queued work completes after its handles are gone"
+    );
     let deadline = soon();
     while device.info().free_bytes != free {
         assert!(Instant::now() < deadline, "memory held by finished work is freed");

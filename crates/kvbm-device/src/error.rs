@@ -50,6 +50,12 @@ pub enum DeviceError {
         /// Bytes there are.
         size: u64,
     },
+    /// Somebody else may be reading or writing the memory.
+    #[error("{memory} is shared: drop every other part of it, and wait for the work that touches it")]
+    Shared {
+        /// The memory, in words.
+        memory: String,
+    },
     /// An address range is not inside one live allocation of the device.
     #[error(
         "device {device}: {len} bytes at {address:#x} are not inside a live allocation ({nearest}); was the memory freed, or does it belong to another device?"

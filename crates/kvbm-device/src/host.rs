@@ -18,12 +18,12 @@ use crate::{DeviceError, Owner};
 /// them or gives them a type other than `u8`; they are copied in and out by address, here and in
 /// the streams.
 ///
-/// The layers above keep a protocol: a block has one writer, or readers only, until its transfer is
-/// complete; events order what follows. Nothing here enforces it, as nothing enforces it for a file
-/// that several processes map, or for memory that real hardware writes. An access that breaks the
-/// protocol reads or leaves unspecified bytes, which checksums find. In Rust's terms it is a data
-/// race, and a bug of the code that broke the protocol. Taking a Rust reference to shared bytes is
-/// `unsafe` ([`HostRegion::bytes`]): the caller proves that the protocol was kept.
+/// Who may touch which bytes when is a protocol above: a block has one writer, or readers only,
+/// until its transfer is complete; events order what follows. Nothing here enforces it, as nothing
+/// enforces it for a file mapped by several processes or for memory that real hardware writes. In
+/// the terms of the language, an access that breaks it is a data race. So every function that
+/// reads or writes shared bytes on the calling thread is `unsafe`, and its caller has to prove
+/// that the protocol was kept.
 #[derive(Clone)]
 pub struct HostRegion {
     start: NonNull<u8>,
@@ -88,12 +88,14 @@ impl HostRegion {
         self.at(offset, len).map(NonNull::as_ptr)
     }
 
-    /// Copies bytes out. They are shared bytes: no thread or device may write them at the same
-    /// time.
+    /// Copies bytes out.
     ///
     /// # Errors
     /// [`DeviceError::OutOfRange`].
-    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), DeviceError> {
+    ///
+    /// # Safety
+    /// Nobody (thread or device) may write these bytes meanwhile.
+    pub unsafe fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), DeviceError> {
         let from = self.at(offset, into.len() as u64)?;
         // SAFETY: `at` checked that the source lies inside the region, valid while `self.owner`
         // lives; `into` is an exclusive reference, and `new`'s contract allows none to shared
@@ -102,12 +104,14 @@ impl HostRegion {
         Ok(())
     }
 
-    /// Copies bytes in. They are shared bytes: no other thread or device
-    /// may read or write them at the same time.
+    /// Copies bytes in.
     ///
     /// # Errors
     /// [`DeviceError::OutOfRange`].
-    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+    ///
+    /// # Safety
+    /// Nobody else (thread or device) may read or write these bytes meanwhile.
+    pub unsafe fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         let to = self.at(offset, bytes.len() as u64)?;
         // SAFETY: as in `read_at`, with the roles exchanged.
         unsafe { to.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
@@ -118,7 +122,10 @@ impl HostRegion {
     ///
     /// # Errors
     /// [`DeviceError::OutOfRange`].
-    pub fn copy_from(
+    ///
+    /// # Safety
+    /// Meanwhile nobody else (thread or device) may write the source, nor read or write the destination.
+    pub unsafe fn copy_from(
         &self,
         offset: u64,
         source: &Self,
@@ -137,7 +144,10 @@ impl HostRegion {
     ///
     /// # Errors
     /// [`DeviceError::OutOfRange`].
-    pub fn fill(&self, offset: u64, len: u64, byte: u8) -> Result<(), DeviceError> {
+    ///
+    /// # Safety
+    /// Nobody else (thread or device) may read or write these bytes meanwhile.
+    pub unsafe fn fill(&self, offset: u64, len: u64, byte: u8) -> Result<(), DeviceError> {
         let to = self.at(offset, len)?;
         // SAFETY: the range was checked to lie inside the region, valid for writes while
         // `self.owner` lives.
@@ -190,7 +200,28 @@ impl fmt::Debug for HostRegion {
 
 /// A small owned buffer of zeroed host memory (staging, tests). Derefs to its [`HostRegion`]; large
 /// pools live in kvbm-storage.
-#[derive(Clone, Debug)]
+///
+/// Its owner reads and writes it through [`exclusive_bytes`](Self::exclusive_bytes) while nobody
+/// else has a part of it. Everything else is under the contract of [`HostRegion`], which safe code
+/// cannot give:
+///
+/// ```compile_fail,E0133
+/// # use kvbm_device::HostBuffer;
+/// HostBuffer::zeroed(64).region().clone().write_at(0, &[1]).unwrap();
+/// ```
+/// ```compile_fail,E0133
+/// # use kvbm_device::HostBuffer;
+/// HostBuffer::zeroed(64).read_at(0, &mut [0]).unwrap();
+/// ```
+/// ```compile_fail,E0133
+/// # use kvbm_device::HostBuffer;
+/// HostBuffer::zeroed(64).fill(0, 1, 0).unwrap();
+/// ```
+/// ```compile_fail,E0133
+/// # use kvbm_device::HostBuffer;
+/// HostBuffer::zeroed(64).copy_from(0, &HostBuffer::zeroed(64), 0, 1).unwrap();
+/// ```
+#[derive(Debug)]
 pub struct HostBuffer {
     region: HostRegion,
 }
@@ -219,17 +250,26 @@ impl HostBuffer {
     /// A buffer with the content of `bytes`.
     pub fn from_bytes(bytes: &[u8]) -> Self {
         let buffer = Self::zeroed(bytes.len());
-        let copied = buffer.region.write_at(0, bytes);
+        // SAFETY: nobody else knows the buffer yet.
+        let copied = unsafe { buffer.region.write_at(0, bytes) };
         debug_assert_eq!(copied, Ok(()));
         buffer
     }
 
-    /// A copy of the whole content.
-    pub fn to_vec(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.region.len];
-        let copied = self.region.read_at(0, &mut bytes);
-        debug_assert_eq!(copied, Ok(()));
-        bytes
+    /// The whole content, for its owner alone: neither another region of this buffer nor work of a
+    /// device that touches it may exist. Work has let go of it when its event is complete.
+    ///
+    /// # Errors
+    /// [`DeviceError::Shared`]: somebody else has a part of it.
+    pub fn exclusive_bytes(&mut self) -> Result<&mut [u8], DeviceError> {
+        if Arc::get_mut(&mut self.region.owner).is_none() {
+            return Err(DeviceError::Shared { memory: self.region.to_string() });
+        }
+        let HostRegion { start, len, .. } = &self.region;
+        // SAFETY: the range is initialised and stays valid while `self` lives. Every other region of
+        // the buffer, and every work on it, would hold the owner, which nobody else does. `self` is
+        // borrowed exclusively while the slice lives, so no further region can be made.
+        Ok(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), *len) })
     }
 
     /// The memory of this buffer.
@@ -301,35 +341,45 @@ mod tests {
 
     #[test]
     fn copies_in_and_out_within_bounds() {
-        let buffer = HostBuffer::from_bytes(&[1, 2, 3, 4, 5, 6, 7, 8]);
+        let mut buffer = HostBuffer::from_bytes(&[1, 2, 3, 4, 5, 6, 7, 8]);
         assert!(buffer.address().is_multiple_of(HostBuffer::ALIGNMENT as u64));
         let part = buffer.slice(2, 4).expect("inside");
-        part.write_at(1, &[9, 9]).expect("inside");
+        // SAFETY: this thread alone has the buffer.
+        unsafe { part.write_at(1, &[9, 9]) }.expect("inside");
         let mut out = [0; 4];
-        part.read_at(0, &mut out).expect("inside");
+        // SAFETY: as above.
+        unsafe { part.read_at(0, &mut out) }.expect("inside");
         assert_eq!(out, [3, 9, 9, 6]);
-        buffer.copy_from(0, &buffer, 1, 7).expect("overlap is allowed");
-        assert_eq!(buffer.to_vec(), [2, 3, 9, 9, 6, 7, 8, 8]);
-        buffer.fill(6, 2, 0).expect("inside");
-        assert_eq!(buffer.to_vec(), [2, 3, 9, 9, 6, 7, 0, 0]);
+        // SAFETY: as above.
+        unsafe { buffer.copy_from(0, &buffer, 1, 7) }.expect("overlap is allowed");
+        drop(part);
+        assert_eq!(buffer.exclusive_bytes().expect("alone"), [2, 3, 9, 9, 6, 7, 8, 8]);
+        // SAFETY: as above.
+        unsafe { buffer.fill(6, 2, 0) }.expect("inside");
+        assert_eq!(buffer.exclusive_bytes().expect("alone"), [2, 3, 9, 9, 6, 7, 0, 0]);
     }
 
     #[test]
     fn every_access_is_checked() {
-        let buffer = HostBuffer::zeroed(8);
+        let mut buffer = HostBuffer::zeroed(8);
         let out_of_range = |result: Result<(), DeviceError>| {
             assert!(matches!(result, Err(DeviceError::OutOfRange { size: 8, .. })), "{result:?}");
         };
         for (offset, len) in [(0, 9), (8, 1), (9, 0), (u64::MAX, 1), (1, u64::MAX)] {
             out_of_range(buffer.slice(offset, len).map(|_| ()));
             out_of_range(buffer.ptr_at(offset, len).map(|_| ()));
-            out_of_range(buffer.fill(offset, len, 1));
-            out_of_range(buffer.copy_from(offset, &buffer, 0, len));
-            out_of_range(buffer.copy_from(0, &buffer, offset, len));
+            // SAFETY: this thread alone has the buffer.
+            out_of_range(unsafe { buffer.fill(offset, len, 1) });
+            // SAFETY: as above.
+            out_of_range(unsafe { buffer.copy_from(offset, &buffer, 0, len) });
+            // SAFETY: as above.
+            out_of_range(unsafe { buffer.copy_from(0, &buffer, offset, len) });
         }
-        out_of_range(buffer.read_at(1, &mut [0; 8]));
-        out_of_range(buffer.write_at(8, &[0]));
-        assert_eq!(buffer.to_vec(), [0; 8]);
+        // SAFETY: as above.
+        out_of_range(unsafe { buffer.read_at(1, &mut [0; 8]) });
+        // SAFETY: as above.
+        out_of_range(unsafe { buffer.write_at(8, &[0]) });
+        assert_eq!(buffer.exclusive_bytes().expect("alone"), [0; 8]);
         assert!(buffer.slice(8, 0).expect("the end is inside").is_empty());
     }
 
@@ -341,8 +391,10 @@ mod tests {
                 let region = buffer.region().clone();
                 scope.spawn(move || {
                     let offset = u64::from(thread) * 64;
-                    region.write_at(offset, &[thread + 1; 64]).expect("inside");
-                    region.write_at(offset, &[0xff]).expect("inside");
+                    // SAFETY: each thread has a range of its own.
+                    unsafe { region.write_at(offset, &[thread + 1; 64]) }.expect("inside");
+                    // SAFETY: as above.
+                    unsafe { region.write_at(offset, &[0xff]) }.expect("inside");
                 });
             }
         });
@@ -363,7 +415,8 @@ mod tests {
         let pinned = PinnedHost::new(buffer.region().clone(), Box::new(Arc::clone(&registration)));
         drop(buffer);
         let mut out = [0; 16];
-        part.read_at(0, &mut out).expect("inside");
+        // SAFETY: this thread alone has the memory.
+        unsafe { part.read_at(0, &mut out) }.expect("inside");
         assert_eq!(out, [7; 16]);
         drop(part);
         assert_eq!(pinned.region().len(), 32);
@@ -374,8 +427,23 @@ mod tests {
 
     #[test]
     fn empty_buffer() {
-        let buffer = HostBuffer::zeroed(0);
-        assert!(buffer.is_empty() && buffer.to_vec().is_empty());
-        assert!(buffer.write_at(0, &[1]).is_err());
+        let mut buffer = HostBuffer::zeroed(0);
+        assert!(buffer.is_empty() && buffer.exclusive_bytes().expect("alone").is_empty());
+        // SAFETY: this thread alone has the buffer.
+        assert!(unsafe { buffer.write_at(0, &[1]) }.is_err());
+    }
+
+    #[test]
+    fn the_bytes_of_a_buffer_are_its_owner_s_while_nobody_else_has_a_part() {
+        let mut buffer = HostBuffer::from_bytes(&[7; 8]);
+        let part = buffer.slice(4, 4).expect("inside");
+        let refused = buffer.exclusive_bytes().expect_err("another thread may have the part");
+        assert!(matches!(refused, DeviceError::Shared { .. }), "{refused}");
+        let weak = Arc::downgrade(part.owner());
+        drop(part);
+        assert!(buffer.exclusive_bytes().is_err(), "a weak owner may become a strong one");
+        drop(weak);
+        buffer.exclusive_bytes().expect("alone")[0] = 1;
+        assert_eq!(buffer.exclusive_bytes().expect("alone"), [1, 7, 7, 7, 7, 7, 7, 7]);
     }
 }

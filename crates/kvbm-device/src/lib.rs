@@ -26,8 +26,8 @@
 //! let device = EmulatedDevice::new(EmulatedConfig::default())?;
 //! let stream = device.create_stream("h2d")?;
 //! let memory = device.allocate(4096, 256)?;
-//! let host = HostBuffer::zeroed(4096);
-//! host.write_at(0, b"keys and values")?;
+//! let mut host = HostBuffer::zeroed(4096);
+//! host.exclusive_bytes()?[..15].copy_from_slice(b"keys and values");
 //!
 //! let mut batch = CopyBatch::new(Direction::HostToDevice);
 //! batch.push_host_to_device(&host, 0, &memory, 1024, 15)?;

@@ -69,10 +69,10 @@ fn nth_operation_fails_and_poisons_its_stream_only() {
 fn failing_halfway_leaves_a_torn_destination() {
     let bench = bench();
     bench.device.faults().inject(FaultRule::next(Fault::FailHalfway));
-    let host = HostBuffer::zeroed(8192);
+    let mut host = HostBuffer::zeroed(8192);
     let torn = bench.stream.copy(bench.out(&host)).expect("queued").wait(soon());
     assert!(matches!(torn, Err(DeviceError::OperationFailed { .. })));
-    assert_eq!(host.to_vec(), [[1; 4096], [0; 4096]].concat());
+    assert_eq!(host.exclusive_bytes().expect("the work is over").to_vec(), [[1; 4096], [0; 4096]].concat());
 }
 
 #[test]
@@ -80,10 +80,16 @@ fn a_flipped_bit_is_reported_as_success() {
     let bench = bench();
     let kind = OpKind::Copy(Direction::DeviceToHost);
     bench.device.faults().inject(FaultRule::next(Fault::FlipBit).of_kind(kind));
-    let host = HostBuffer::zeroed(8192);
+    let mut host = HostBuffer::zeroed(8192);
     bench.stream.fill(&bench.memory, 0, 8192, 2).expect("queued");
     bench.stream.copy(bench.out(&host)).expect("queued").wait(soon()).expect("it says success");
-    let wrong: u32 = host.to_vec().iter().map(|byte| (byte ^ 2).count_ones()).sum();
+    let wrong: u32 = host
+        .exclusive_bytes()
+        .expect("the work is over")
+        .to_vec()
+        .iter()
+        .map(|byte| (byte ^ 2).count_ones())
+        .sum();
     assert_eq!(wrong, 1);
 
     let source = HostBuffer::from_bytes(&[4; 8192]);
@@ -92,7 +98,13 @@ fn a_flipped_bit_is_reported_as_success() {
     bench.device.faults().inject(FaultRule::next(Fault::FlipBit));
     bench.stream.copy(into).expect("queued").wait(soon()).expect("it says success");
     bench.stream.copy(bench.out(&host)).expect("queued").wait(soon()).expect("complete");
-    let wrong: u32 = host.to_vec().iter().map(|byte| (byte ^ 4).count_ones()).sum();
+    let wrong: u32 = host
+        .exclusive_bytes()
+        .expect("the work is over")
+        .to_vec()
+        .iter()
+        .map(|byte| (byte ^ 4).count_ones())
+        .sum();
     assert_eq!(wrong, 1);
 }
 
@@ -112,7 +124,7 @@ fn a_bit_that_cannot_be_flipped_is_a_failure() {
 fn invariant_3_memory_is_held_until_the_hardware_is_done() {
     let bench = bench();
     let ticket = bench.device.faults().inject(FaultRule::next(Fault::Stall));
-    let host = HostBuffer::zeroed(8192);
+    let mut host = HostBuffer::zeroed(8192);
     let owner: Owner = Arc::new(());
     let mut batch = bench.out(&host);
     batch.hold(&owner);
@@ -129,7 +141,7 @@ fn invariant_3_memory_is_held_until_the_hardware_is_done() {
     assert_eq!(done.wait(soon()), Ok(()));
     assert_eq!(Arc::strong_count(&owner), 1, "let go before the event completes");
     assert!(device.info().free_bytes > free, "and so is the memory");
-    assert!(host.to_vec().iter().all(|byte| *byte == 1));
+    assert!(host.exclusive_bytes().expect("the work is over").iter().all(|byte| *byte == 1));
 }
 
 #[test]

@@ -181,13 +181,17 @@ impl BoundLayout {
     ///
     /// # Errors
     /// No such block, wrong length of `into`, device memory, I/O.
-    pub fn read_block(&self, block: u32, into: &mut [u8]) -> Result<(), StorageError> {
+    ///
+    /// # Safety
+    /// Nobody (thread, device or disk) may write the block meanwhile, if it is in host memory.
+    pub unsafe fn read_block(&self, block: u32, into: &mut [u8]) -> Result<(), StorageError> {
         self.check_payload(into.len() as u64)?;
         let mut rest = into;
         for fragment in self.block_fragments(block)? {
             let (part, later) = rest.split_at_mut(fragment.len as usize);
             let binding = &self.inner.bindings[fragment.region as usize];
-            binding.storage.read_at(binding.offset + fragment.offset, part)?;
+            // SAFETY: the bytes are the block's, whose writers the caller excludes.
+            unsafe { binding.storage.read_at(binding.offset + fragment.offset, part) }?;
             rest = later;
         }
         Ok(())
@@ -197,13 +201,18 @@ impl BoundLayout {
     ///
     /// # Errors
     /// As [`BoundLayout::read_block`].
-    pub fn write_block(&self, block: u32, bytes: &[u8]) -> Result<(), StorageError> {
+    ///
+    /// # Safety
+    /// Nobody else (thread, device or disk) may read or write the block meanwhile, if it is in host
+    /// memory. Bytes of a registered block never change.
+    pub unsafe fn write_block(&self, block: u32, bytes: &[u8]) -> Result<(), StorageError> {
         self.check_payload(bytes.len() as u64)?;
         let mut rest = bytes;
         for fragment in self.block_fragments(block)? {
             let (part, later) = rest.split_at(fragment.len as usize);
             let binding = &self.inner.bindings[fragment.region as usize];
-            binding.storage.write_at(binding.offset + fragment.offset, part)?;
+            // SAFETY: the bytes are the block's, from which the caller excludes everybody else.
+            unsafe { binding.storage.write_at(binding.offset + fragment.offset, part) }?;
             rest = later;
         }
         Ok(())

@@ -80,11 +80,11 @@ impl DeviceStorage {
         deadline: Instant,
     ) -> Result<Vec<u8>, StorageError> {
         self.check_range(offset, len)?;
-        let staging = HostBuffer::zeroed(len as usize);
+        let mut staging = HostBuffer::zeroed(len as usize);
         let mut batch = CopyBatch::new(Direction::DeviceToHost);
         batch.push_device_to_host(&self.memory, offset, &staging, 0, len)?;
         run(stream, batch, deadline)?;
-        Ok(staging.to_vec())
+        Ok(staging.exclusive_bytes()?.to_vec())
     }
 }
 

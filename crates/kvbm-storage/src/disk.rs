@@ -341,7 +341,7 @@ mod tests {
         let file =
             OpenOptions::new().read(true).write(true).open(path).expect("the device that is always full");
         let storage = DiskStorage::new(file, path, 8192, Preallocation::Existing);
-        let error = crate::StorageExt::write_at(&storage, 4096, &[0; 4096]).expect_err("full");
+        let error = storage.write_all_at(4096, &[0; 4096]).expect_err("full");
         assert!(matches!(&error, StorageError::NoSpace { asked: 4096, .. }), "{error}");
     }
 }

@@ -94,18 +94,22 @@ pub trait Storage: Send + Sync + fmt::Debug {
 /// Checked access by the host, for every [`Storage`] that the host can reach.
 ///
 /// Storages are shared between threads that work on different blocks at the same time, so these
-/// take `&self`; who may touch which bytes when is decided by the states of blocks (see
-/// [`HostRegion`]).
+/// take `&self`. Who may touch which bytes when is decided by the states of blocks: what reads or
+/// writes host memory is `unsafe` (see [`HostRegion`]).
 pub trait StorageExt: Storage {
     /// Copies bytes out of host memory or a file.
     ///
     /// # Errors
     /// [`StorageError::OutOfRange`], [`StorageError::NotHostAccessible`] for device memory,
     /// [`StorageError::Io`].
-    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), StorageError> {
+    ///
+    /// # Safety
+    /// Nobody (thread, device or disk) may write these bytes meanwhile, if they are host memory.
+    unsafe fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), StorageError> {
         self.check_range(offset, into.len() as u64)?;
         match self.backing() {
-            Backing::Host(region) => Ok(region.read_at(offset, into)?),
+            // SAFETY: the caller excludes writers.
+            Backing::Host(region) => Ok(unsafe { region.read_at(offset, into) }?),
             Backing::Device(_) => {
                 Err(StorageError::NotHostAccessible { kind: self.kind(), operation: "read_at" })
             }
@@ -117,10 +121,15 @@ pub trait StorageExt: Storage {
     ///
     /// # Errors
     /// As [`StorageExt::read_at`], and [`StorageError::NoSpace`].
-    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), StorageError> {
+    ///
+    /// # Safety
+    /// Nobody else (thread, device or disk) may read or write these bytes meanwhile, if they are
+    /// host memory.
+    unsafe fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), StorageError> {
         self.check_range(offset, bytes.len() as u64)?;
         match self.backing() {
-            Backing::Host(region) => Ok(region.write_at(offset, bytes)?),
+            // SAFETY: the caller excludes everybody else.
+            Backing::Host(region) => Ok(unsafe { region.write_at(offset, bytes) }?),
             Backing::Device(_) => {
                 Err(StorageError::NotHostAccessible { kind: self.kind(), operation: "write_at" })
             }

@@ -13,13 +13,15 @@ fn a_file_keeps_its_bytes_over_reopening() {
     assert_eq!((created.kind(), created.len(), created.address()), (StorageKind::Disk, 1 << 20, 0));
     assert_ne!(created.preallocation(), &Preallocation::Existing);
     assert_eq!(std::fs::metadata(&path).expect("it is there").len(), 1 << 20);
-    created.write_at(4096, b"block").expect("inside");
+    // SAFETY: a file is no host memory.
+    unsafe { created.write_at(4096, b"block") }.expect("inside");
     created.sync_data().expect("durable");
     drop(created);
     let opened = DiskStorage::open_or_create(&path, 1 << 20).expect("opened");
     assert_eq!(opened.preallocation(), &Preallocation::Existing);
     let mut bytes = [1; 7];
-    opened.read_at(4095, &mut bytes).expect("inside");
+    // SAFETY: a file is no host memory.
+    unsafe { opened.read_at(4095, &mut bytes) }.expect("inside");
     assert_eq!(&bytes, b"\0block\0");
 }
 
@@ -103,7 +105,8 @@ fn a_file_that_was_cut_off_is_an_error() {
     let directory = tempfile::tempdir().expect("a directory");
     let storage = DiskStorage::create(&directory.path().join("slots"), 8192).expect("created");
     storage.file().set_len(4096).expect("cut");
-    let error = storage.read_at(4000, &mut [0; 200]).expect_err("the end is gone");
+    // SAFETY: a file is no host memory.
+    let error = unsafe { storage.read_at(4000, &mut [0; 200]) }.expect_err("the end is gone");
     assert!(matches!(&error, StorageError::Io { operation: "read", offset: 4000, .. }), "{error}");
 }
 
@@ -115,9 +118,8 @@ fn ranges_of_a_file_are_checked() {
     drop(storage);
     assert_eq!(range.position(4095, 1), Ok(8191));
     assert!(matches!(range.position(4096, 1), Err(StorageError::OutOfRange { size: 4096, .. })));
-    range
-        .file()
-        .write_at(range.position(0, 3).expect("inside"), b"abc")
-        .expect("the range keeps the file open");
+    let at = range.position(0, 3).expect("inside");
+    // SAFETY: a file is no host memory.
+    unsafe { range.file().write_at(at, b"abc") }.expect("the range keeps the file open");
     assert!(matches!(FileRange::new(range.file(), 1, 8192), Err(StorageError::OutOfRange { .. })));
 }

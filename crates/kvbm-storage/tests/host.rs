@@ -15,7 +15,8 @@ fn memory_is_zeroed_and_aligned() {
         let storage = SystemStorage::new(10_000, alignment, HugePages::No).expect("memory");
         assert!(storage.address().is_multiple_of(alignment.max(4096)), "{alignment}");
         let mut bytes = vec![1; 10_000];
-        storage.read_at(0, &mut bytes).expect("inside");
+        // SAFETY: the test alone touches these bytes now.
+        unsafe { storage.read_at(0, &mut bytes) }.expect("inside");
         assert!(bytes.iter().all(|byte| *byte == 0));
         assert_eq!((storage.kind(), storage.pages()), (StorageKind::System, &PageSize::Base));
     }
@@ -34,7 +35,8 @@ fn requests_are_checked() {
 #[cfg_attr(miri, ignore = "madvise and huge pages do not exist there")]
 fn huge_pages_are_given_or_the_fallback_is_told() {
     let storage = SystemStorage::new(5 << 20, 4096, HugePages::Try).expect("memory");
-    storage.write_at((5 << 20) - 1, &[1]).expect("inside");
+    // SAFETY: the test alone touches these bytes now.
+    unsafe { storage.write_at((5 << 20) - 1, &[1]) }.expect("inside");
     assert!(storage.address().is_multiple_of(2 << 20), "both kinds of huge pages need the alignment");
     match (storage.pages(), SystemStorage::new(5 << 20, 4096, HugePages::Require)) {
         (PageSize::Huge, _) => {}
@@ -94,7 +96,8 @@ fn without_enough_lockable_memory_it_fails_or_says_so() {
         PinnedStorage::new(&device, 65_536, 4096, HugePages::No, PinFallback::Unpinned).expect("memory");
     assert_eq!(unpinned.state(), PinState::Unpinned { reason: limit });
     assert_eq!(unpinned.kind(), StorageKind::System, "it is what it is");
-    unpinned.write_at(0, &[1]).expect("usable all the same");
+    // SAFETY: the test alone touches these bytes now.
+    unsafe { unpinned.write_at(0, &[1]) }.expect("usable all the same");
 }
 
 #[test]
@@ -108,13 +111,15 @@ fn threads_write_disjoint_blocks() {
             scope.spawn(move || {
                 let Backing::Host(region) = storage.backing() else { panic!("host memory") };
                 let bytes = [block + 1; BLOCK as usize];
-                region.write_at(u64::from(block) * BLOCK, &bytes).expect("inside");
+                // SAFETY: each thread has a block of its own.
+                unsafe { region.write_at(u64::from(block) * BLOCK, &bytes) }.expect("inside");
             });
         }
     });
     for block in 0..8_u8 {
         let mut bytes = [0; BLOCK as usize];
-        storage.read_at(u64::from(block) * BLOCK, &mut bytes).expect("inside");
+        // SAFETY: the test alone touches these bytes now.
+        unsafe { storage.read_at(u64::from(block) * BLOCK, &mut bytes) }.expect("inside");
         assert!(bytes.iter().all(|byte| *byte == block + 1), "block {block}");
     }
 }

@@ -232,7 +232,14 @@ impl LocalWorker {
         &self.g1
     }
 
-    /// G2, bound to its memory.
+    /// G2, bound to its memory. Transfers use it, and bytes of registered blocks never change: who
+    /// reads or writes a block here has to prove that no transfer does.
+    ///
+    /// ```compile_fail,E0133
+    /// # fn overwrite(worker: &kvbm::LocalWorker) {
+    /// worker.g2().unwrap().write_block(0, &[]).unwrap();
+    /// # }
+    /// ```
     pub fn g2(&self) -> Option<&BoundLayout> {
         self.g2.as_ref()
     }

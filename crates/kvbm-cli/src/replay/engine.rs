@@ -49,6 +49,9 @@ pub(super) struct WrongBytes {
 /// One cell of one block in the staging buffer.
 struct StagedCell {
     at: u64,
+    /// Where it lies in G1.
+    region: u32,
+    offset: u64,
     bytes: u64,
     layer: u32,
     outer: u32,
@@ -97,18 +100,16 @@ impl<'a> RankEngine<'a> {
 
     fn compute(&mut self, blocks: &[BlockId], hashes: &[SequenceHash]) -> Result<()> {
         let rank = self.rank();
-        let mut bytes = Vec::new();
         for (blocks, hashes) in blocks.chunks(self.blocks_at_a_time).zip(hashes.chunks(self.blocks_at_a_time))
         {
-            let mut batch = CopyBatch::new(Direction::HostToDevice);
-            let cells = self.stage(blocks, &mut batch)?;
+            let cells = self.stage(blocks)?;
             for (index, cell) in cells.iter().enumerate() {
                 let hash = hashes[index / (cells.len() / blocks.len())];
-                bytes.resize(cell.bytes as usize, 0);
-                CellPattern::new(*hash.as_bytes(), rank, cell.layer, cell.outer).fill(0, &mut bytes);
-                self.staging.region().write_at(cell.at, &bytes)?;
+                let place = cell.at as usize..(cell.at + cell.bytes) as usize;
+                let bytes = &mut self.staging.exclusive_bytes()?[place];
+                CellPattern::new(*hash.as_bytes(), rank, cell.layer, cell.outer).fill(0, bytes);
             }
-            self.run(batch)?;
+            self.copy(&cells, Direction::HostToDevice)?;
         }
         Ok(())
     }
@@ -120,21 +121,19 @@ impl<'a> RankEngine<'a> {
         wrong: &mut Vec<WrongBytes>,
     ) -> Result<()> {
         let rank = self.rank();
-        let mut bytes = Vec::new();
         for (blocks, hashes) in blocks.chunks(self.blocks_at_a_time).zip(hashes.chunks(self.blocks_at_a_time))
         {
-            let mut batch = CopyBatch::new(Direction::DeviceToHost);
-            let cells = self.stage(blocks, &mut batch)?;
+            let cells = self.stage(blocks)?;
             let used = cells.last().map_or(0, |cell| cell.at + cell.bytes) as usize;
-            self.staging.region().write_at(0, &self.stale[..used])?;
-            self.run(batch)?;
+            self.staging.exclusive_bytes()?[..used].copy_from_slice(&self.stale[..used]);
+            self.copy(&cells, Direction::DeviceToHost)?;
             for (index, cell) in cells.iter().enumerate() {
                 let of = index / (cells.len() / blocks.len());
                 let (block, hash) = (blocks[of], hashes[of]);
-                bytes.resize(cell.bytes as usize, 0);
-                self.staging.region().read_at(cell.at, &mut bytes)?;
+                let place = cell.at as usize..(cell.at + cell.bytes) as usize;
+                let bytes = &self.staging.exclusive_bytes()?[place];
                 let pattern = CellPattern::new(*hash.as_bytes(), rank, cell.layer, cell.outer);
-                if let Err(mismatch) = pattern.verify(0, &bytes) {
+                if let Err(mismatch) = pattern.verify(0, bytes) {
                     wrong.push(WrongBytes { block, hash, place: [rank, cell.layer, cell.outer], mismatch });
                 }
             }
@@ -142,9 +141,8 @@ impl<'a> RankEngine<'a> {
         Ok(())
     }
 
-    /// Lays the cells of `blocks` side by side in the staging buffer and adds the copies between
-    /// there and G1 to `batch`.
-    fn stage(&self, blocks: &[BlockId], batch: &mut CopyBatch) -> Result<Vec<StagedCell>> {
+    /// The cells of `blocks`, side by side in the staging buffer.
+    fn stage(&self, blocks: &[BlockId]) -> Result<Vec<StagedCell>> {
         let g1 = self.worker.g1();
         let layout = g1.layout();
         let config = layout.config();
@@ -160,16 +158,7 @@ impl<'a> RankEngine<'a> {
                     );
                     let bytes = view.bytes();
                     let offset = view.offset + view.block_stride * u64::from(block.0);
-                    let RegionBytes::Device(memory) = g1.region(view.region)? else {
-                        anyhow::bail!("G1 is not device memory");
-                    };
-                    match batch.direction() {
-                        Direction::HostToDevice => {
-                            batch.push_host_to_device(self.staging.region(), at, memory, offset, bytes)?;
-                        }
-                        _ => batch.push_device_to_host(memory, offset, self.staging.region(), at, bytes)?,
-                    }
-                    cells.push(StagedCell { at, bytes, layer, outer });
+                    cells.push(StagedCell { at, region: view.region, offset, bytes, layer, outer });
                     at += bytes;
                 }
             }
@@ -177,7 +166,20 @@ impl<'a> RankEngine<'a> {
         Ok(cells)
     }
 
-    fn run(&self, batch: CopyBatch) -> Result<()> {
+    /// Copies cells between the staging buffer and G1, and waits.
+    fn copy(&self, cells: &[StagedCell], direction: Direction) -> Result<()> {
+        let mut batch = CopyBatch::new(direction);
+        for &StagedCell { at, region, offset, bytes, .. } in cells {
+            let RegionBytes::Device(memory) = self.worker.g1().region(region)? else {
+                anyhow::bail!("G1 is not device memory");
+            };
+            match direction {
+                Direction::HostToDevice => {
+                    batch.push_host_to_device(&self.staging, at, memory, offset, bytes)?;
+                }
+                _ => batch.push_device_to_host(memory, offset, &self.staging, at, bytes)?,
+            }
+        }
         let event = self.stream.copy(batch).map_err(|rejected| rejected.error)?;
         event.wait(Instant::now() + COPY_TIMEOUT).context("the engine's copy failed")
     }

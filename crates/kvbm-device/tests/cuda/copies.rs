@@ -26,7 +26,7 @@ fn scattered(library: &TestDriver, device: &CudaDevice, engine: CopyEngine) -> [
     let stream = CudaStream::of(&*opened).expect("it is one");
     let memory = device.allocate(PIECES * PIECE, 256).expect("memory");
     let bytes: Vec<u8> = (0..PIECES * PIECE).map(|at| ((at * 31) >> 3) as u8).collect();
-    let (source, target) = (HostBuffer::from_bytes(&bytes), HostBuffer::zeroed(bytes.len()));
+    let (source, mut target) = (HostBuffer::from_bytes(&bytes), HostBuffer::zeroed(bytes.len()));
     let (mut into, mut out) =
         (CopyBatch::new(Direction::HostToDevice), CopyBatch::new(Direction::DeviceToHost));
     for piece in 0..PIECES {
@@ -36,7 +36,7 @@ fn scattered(library: &TestDriver, device: &CudaDevice, engine: CopyEngine) -> [
     }
     stream.copy_by(into, engine).expect("queued");
     stream.copy_by(out, engine).expect("queued").wait(soon()).expect("the copies complete");
-    assert!(target.to_vec() == bytes, "{engine:?}");
+    assert!(target.exclusive_bytes().expect("the work is over") == bytes, "{engine:?}");
     let after = calls();
     std::array::from_fn(|at| after[at] - before[at])
 }
@@ -82,7 +82,8 @@ fn host_memory_is_registered_in_parts_and_copied_across_them() {
     const PART: u64 = 64 << 10;
     let Some(library) = TestDriver::new() else { return };
     let device = open_device(&library);
-    let host = HostBuffer::from_bytes(&(0..9 * PART / 2).map(|at| ((at * 7) >> 5) as u8).collect::<Vec<_>>());
+    let bytes: Vec<_> = (0..9 * PART / 2).map(|at| ((at * 7) >> 5) as u8).collect();
+    let host = HostBuffer::from_bytes(&bytes);
     let (calls, most) = (AtomicU64::new(0), AtomicU64::new(0));
     let progress = |done: u64, total: u64| {
         assert!(done <= total && total == 9 * PART / 2, "{done} of {total}");
@@ -105,11 +106,11 @@ fn host_memory_is_registered_in_parts_and_copied_across_them() {
         {
             into.push_host_to_device(pinned.region(), at, &memory, at, len).expect("fits");
         }
-        let back = HostBuffer::zeroed(host.len() as usize);
+        let mut back = HostBuffer::zeroed(host.len() as usize);
         out.push_device_to_host(&memory, 0, &back, 0, host.len()).expect("fits");
         stream.copy_by(into, engine).expect("queued");
         stream.copy_by(out, engine).expect("queued").wait(soon()).expect("the copies complete");
-        assert!(back.to_vec() == host.to_vec(), "{engine:?}");
+        assert!(back.exclusive_bytes().expect("the work is over") == bytes, "{engine:?}");
     }
     drop((pinned, memory));
     // A part that is refused leaves none of the others behind.
@@ -170,11 +171,14 @@ fn an_engine_s_stream_waits_for_ours() {
         // SAFETY: the engine keeps its event until the end of this test.
         let computed = unsafe { device.engine_event(engine.event) }.expect("queued");
         computed.wait(soon()).expect("computed");
-        let host = HostBuffer::zeroed(LEN);
+        let mut host = HostBuffer::zeroed(LEN);
         let mut batch = CopyBatch::new(Direction::DeviceToHost);
         batch.push_device_to_host(&memory, 0, &host, 0, LEN as u64).expect("fits");
         stream.copy(batch).expect("queued").wait(soon()).expect("the copy completes");
-        assert!(host.to_vec().iter().all(|byte| *byte == round), "round {round}: the engine did not wait");
+        assert!(
+            host.exclusive_bytes().expect("the work is over").iter().all(|byte| *byte == round),
+            "round {round}: the engine did not wait"
+        );
     }
     let (foreign, completer) = Event::completable();
     // SAFETY: it is refused before the stream is used.

@@ -151,11 +151,11 @@ fn kernels_are_loaded_and_launched_in_the_order_of_their_stream() {
         let launch = fill(memory.address() + 1000, 1000, u32::from(round));
         // SAFETY: the memory is held by the copy behind the launch.
         unsafe { stream.launch(&function, launch, vec![Arc::clone(&owner)]) }.expect("queued");
-        let host = HostBuffer::zeroed(4096);
+        let mut host = HostBuffer::zeroed(4096);
         let mut batch = CopyBatch::new(Direction::DeviceToHost);
         batch.push_device_to_host(&memory, 0, &host, 0, 4096).expect("fits");
         stream.copy(batch).expect("queued").wait(soon()).expect("the copy completes");
-        let bytes = host.to_vec();
+        let bytes = host.exclusive_bytes().expect("the work is over").to_vec();
         assert!(bytes[1000..2000].iter().all(|byte| *byte == round), "round {round}");
         assert!(
             bytes[..1000].iter().chain(&bytes[2000..]).all(|byte| *byte == 0),
@@ -334,11 +334,14 @@ fn engines_and_streams_are_ordered_by_events() {
             stream.wait(&written).expect("queued");
             Some(written)
         };
-        let host = HostBuffer::zeroed(LEN);
+        let mut host = HostBuffer::zeroed(LEN);
         let mut batch = CopyBatch::new(Direction::DeviceToHost);
         batch.push_device_to_host(&memory, 0, &host, 0, LEN as u64).expect("fits");
         stream.copy(batch).expect("queued").wait(soon()).expect("the copy completes");
-        assert!(host.to_vec().iter().all(|byte| *byte == round), "round {round}: read before it was written");
+        assert!(
+            host.exclusive_bytes().expect("the work is over").iter().all(|byte| *byte == round),
+            "round {round}: read before it was written"
+        );
         if let Some(written) = written {
             written.wait(soon()).expect("what the engine did is done");
         }

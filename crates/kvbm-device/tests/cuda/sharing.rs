@@ -63,9 +63,15 @@ fn the_other_process() {
     // SAFETY: the other process waits for this one.
     let memory = unsafe { device.open_shared(&shared) }.expect("opened");
     assert!(memory.is_external());
-    let host = HostBuffer::zeroed(LEN as usize);
+    let mut host = HostBuffer::zeroed(LEN as usize);
     copy(&device, &memory, &host, Direction::DeviceToHost);
-    let more: Vec<u8> = host.to_vec().iter().map(|byte| byte.wrapping_add(1)).collect();
+    let more: Vec<u8> = host
+        .exclusive_bytes()
+        .expect("the work is over")
+        .to_vec()
+        .iter()
+        .map(|byte| byte.wrapping_add(1))
+        .collect();
     copy(&device, &memory, &HostBuffer::from_bytes(&more), Direction::HostToDevice);
 
     let beyond = SharedMemory { offset: whole - LEN + 1, ..shared };
@@ -107,9 +113,17 @@ fn processes_share_memory_by_the_handle_that_it_has() {
             .output()
             .expect("it starts");
         assert!(output.status.success(), "{kind}: {}", String::from_utf8_lossy(&output.stdout));
-        let back = HostBuffer::zeroed(LEN as usize);
+        let mut back = HostBuffer::zeroed(LEN as usize);
         copy(&device, &part, &back, Direction::DeviceToHost);
-        assert!(back.to_vec().iter().zip(&pattern).all(|(now, was)| *now == was.wrapping_add(1)), "{kind}");
+        assert!(
+            back.exclusive_bytes()
+                .expect("the work is over")
+                .to_vec()
+                .iter()
+                .zip(&pattern)
+                .all(|(now, was)| *now == was.wrapping_add(1)),
+            "{kind}"
+        );
     }
     drop(device);
     library.assert_nothing_is_left();

@@ -106,11 +106,11 @@ impl Blocks {
     }
 
     pub(crate) fn download(&self, stream: &dyn Stream) -> Result<Vec<u8>, Failure> {
-        let host = HostBuffer::zeroed(self.memory.len() as usize);
+        let mut host = HostBuffer::zeroed(self.memory.len() as usize);
         let mut batch = CopyBatch::new(Direction::DeviceToHost);
         batch.push_device_to_host(&self.memory, 0, &host, 0, host.len())?;
         stream.copy(batch).map_err(|refused| refused.error)?.wait(soon())?;
-        Ok(host.to_vec())
+        Ok(host.exclusive_bytes()?.to_vec())
     }
 }
 

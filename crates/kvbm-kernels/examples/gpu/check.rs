@@ -154,7 +154,7 @@ fn fused_copy_roundtrip(gpu: &Gpu, options: &Options) -> Result<u64, Failure> {
             let stack = Blocks::new(gpu, form, dims, count)?;
             let universal = Blocks::new(gpu, BlockForm::Universal, dims, count)?;
             let bytes = random.bytes(stack.memory.len() as usize);
-            let host = HostBuffer::zeroed(bytes.len());
+            let mut host = HostBuffer::zeroed(bytes.len());
             let pinned = gpu.device.register_host(host.region().clone())?;
             stack.upload(stream, &bytes)?;
             let out = Conversion::new(shape, stack.operand(), universal.operand())?;
@@ -163,7 +163,7 @@ fn fused_copy_roundtrip(gpu: &Gpu, options: &Options) -> Result<u64, Failure> {
             move_bytes(stream, &universal, &host, Direction::DeviceToHost)?.wait(soon())?;
             let blank = vec![0; bytes.len()];
             let wanted = expected(&shape, (&stack, heads, &bytes), (&universal, heads, &blank))?;
-            if host.to_vec() != wanted {
+            if host.exclusive_bytes()?.to_vec() != wanted {
                 return Err(format!("round {round}: the universal form is wrong").into());
             }
             stream.fill(&universal.memory, 0, universal.memory.len(), 0)?;
@@ -299,11 +299,11 @@ fn memory_shared_by_descriptor(gpu: &Gpu, _: &Options) -> Result<u64, Failure> {
     let twin = unsafe { gpu.device.open_shared(&shared) }?;
     with_stream(gpu, |stream| {
         stream.fill(&memory, 0, 1 << 20, 0x5A)?;
-        let host = HostBuffer::zeroed(1 << 20);
+        let mut host = HostBuffer::zeroed(1 << 20);
         let mut batch = CopyBatch::new(Direction::DeviceToHost);
         batch.push_device_to_host(&twin, 0, &host, 0, 1 << 20)?;
         stream.copy(batch).map_err(|refused| refused.error)?.wait(soon())?;
-        let same = host.to_vec().iter().all(|byte| *byte == 0x5A);
+        let same = host.exclusive_bytes()?.iter().all(|byte| *byte == 0x5A);
         if same { Ok(1) } else { Err("the two mappings differ".into()) }
     })
 }

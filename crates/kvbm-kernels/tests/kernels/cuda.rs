@@ -55,14 +55,14 @@ impl Chunks {
     }
 
     fn download(&self, stream: &dyn Stream) -> Vec<Vec<u8>> {
-        let hosts: Vec<_> =
+        let mut hosts: Vec<_> =
             self.memory.iter().map(|memory| HostBuffer::zeroed(memory.len() as usize)).collect();
         let mut batch = CopyBatch::new(Direction::DeviceToHost);
         for (memory, host) in self.memory.iter().zip(&hosts) {
             batch.push_device_to_host(memory, 0, host, 0, memory.len()).expect("fits");
         }
         stream.copy(batch).expect("queued").wait(soon()).expect("the work completes");
-        hosts.iter().map(HostBuffer::to_vec).collect()
+        hosts.iter_mut().map(|host| host.exclusive_bytes().expect("the copies are over").to_vec()).collect()
     }
 }
 

@@ -71,7 +71,8 @@ impl Copies {
         }
         for region in from.iter().chain(&to) {
             // Pages that were never written are all the same one.
-            region.fill(0, region.len(), 1)?;
+            // SAFETY: the memory is new, the copies that use it have not begun.
+            unsafe { region.fill(0, region.len(), 1) }?;
         }
         let per_block = copies.len() / bed.shape.slots as usize;
         Ok(Self { list: copies, per_block, bytes: bed.shape.set_bytes(), _memory: memory })

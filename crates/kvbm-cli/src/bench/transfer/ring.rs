@@ -71,7 +71,8 @@ impl BareDisk {
         let shape = disk.shape;
         let (file, direct) = open_slots(disk)?;
         let memory = SystemStorage::new(shape.set_bytes(), 4096, HugePages::Try)?.region().clone();
-        memory.fill(0, memory.len(), 0x5A)?;
+        // SAFETY: the memory is new, nobody else has a part of it yet.
+        unsafe { memory.fill(0, memory.len(), 0x5A) }?;
         let stride = disk.engine.info().slot_stride;
         let slots = order.slots(number, shape.slots).into_iter();
         let offsets = slots.map(|slot| u64::from(slot) * stride).collect();

@@ -172,14 +172,16 @@ impl Gets {
             Failure::new(FailureKind::Unsupported, format!("slot {slot} of the staging ring: {why}"))
         };
         each_fragment(&self.regions, &self.order.fragments, slot, |region, offset, place| {
-            region.write_at(offset, &payload[place])
+            // SAFETY: the lease of the slot keeps everybody else away from it.
+            unsafe { region.write_at(offset, &payload[place]) }
         })
         .map_err(failed)?;
         let mut content = ContentCrc::new();
         let mut bytes = Vec::new();
         each_fragment(&self.regions, &self.on_disk, slot, |region, offset, place| {
             bytes.resize(place.len(), 0);
-            region.read_at(offset, &mut bytes)?;
+            // SAFETY: as above.
+            unsafe { region.read_at(offset, &mut bytes) }?;
             content.update(&bytes);
             Ok(())
         })
