@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import select
 import time
 import weakref
 from pathlib import Path
@@ -85,7 +84,7 @@ def test_tickets_end(engine: FakeEngine, manager: KvBlockManager) -> None:
     assert not manager.abandon("nobody")
     manager.look_up("r", tokens)
     assert manager.abandon("r") and manager.open_tickets == (0, 0)
-    with pytest.raises(InvalidArgument, match='request "r"'):
+    with pytest.raises(InvalidArgument, match="request r has no ticket"):
         manager.commit("r", [1])
     manager.look_up("r", tokens)
     with pytest.raises(InvalidArgument, match="5 ids for 4"):
@@ -141,7 +140,6 @@ def test_the_end_of_a_load_wakes_whoever_waits(engine: FakeEngine, manager: KvBl
         manager.wait_finished(5)
         done = manager.finished()
     assert [load.arrived for load in done] == [4] and time.monotonic() - began < 4
-    assert select.select([manager.finished_fd], [], [], 0)[0] == [], "nothing more is there"
 
 
 def test_blocks_survive_on_disk(engine: FakeEngine, tmp_path: Path) -> None:

@@ -155,5 +155,5 @@ def test_dropping_an_open_manager_ends_its_threads(engine: FakeEngine) -> None:
     deadline = time.monotonic() + 10
     while len(os.listdir("/proc/self/task")) > before and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert len(os.listdir("/proc/self/task")) == before
+    assert len(os.listdir("/proc/self/task")) <= before
     logs.stop()

@@ -276,6 +276,11 @@ def test_a_prompt_comes_back(engine: Engine) -> None:
     engine.step({"b": (again, ids, 1)})
     assert engine.manager.open_tickets == (0, 0)
     assert engine.totals["hit_tokens_g2"] == 16 and engine.totals["errors"] == 0
+    assert min(engine.scheduler._process.step_ns) >= 0, (
+        "waits while nothing can run are no time of a step"
+    )
+    counts = engine.scheduler.get_kv_connector_stats().data
+    assert counts["loads"] == 1 and min(counts.values()) > 0, "Prometheus takes no negative count"
     assert engine.scheduler.get_external_cache_hit_sources(again, 16).popitem()[1] == 16
 
 

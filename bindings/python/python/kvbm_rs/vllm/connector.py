@@ -214,6 +214,7 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return {source: tokens for source, tokens in sources.items() if tokens}
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
+        self._process.step_over()
         plan = StepPlan(loads=self._to_load)
         self._to_load = []
         self._plan(plan, compat.StepView(scheduler_output))
@@ -353,7 +354,6 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             if self._loading and not self._ended and not self._had_tokens:
                 self._wait_idle()
         ended, self._ended = self._ended, set()
-        self._process.step_over()
         return None, ended or None
 
     def _wait_idle(self) -> None:

@@ -169,8 +169,8 @@ class EngineProcess:
         self._spent_ns -= time.perf_counter_ns() - began_ns
 
     def step_over(self) -> None:
-        """A step ended: its time is a sample."""
-        spent, self._spent_ns = self._spent_ns, 0
+        """The step before ended, its last callback included: its time is a sample."""
+        spent, self._spent_ns = max(0, self._spent_ns), 0
         self.step_ns.append(spent)
         self.counters.add("steps")
         self.counters.add("step_seconds", spent / 1e9)

@@ -44,7 +44,7 @@ class Counters:
 
     def add(self, name: str, count: float = 1) -> None:
         """Counts."""
-        if count:
+        if count > 0:
             with self._lock:
                 self._counts[name] = self._counts.get(name, 0) + count
                 self.totals[name] += count
@@ -98,5 +98,6 @@ class KvbmPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, count in transfer_stats_data.items():
             counters = self._counters.get(name)
-            if counters is not None and engine_idx in counters:
+            # A negative count would be an exception, which would end the engine.
+            if counters is not None and engine_idx in counters and count > 0:
                 counters[engine_idx].inc(count)
