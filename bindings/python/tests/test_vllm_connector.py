@@ -279,7 +279,9 @@ def test_a_prompt_comes_back(engine: Engine) -> None:
     assert min(engine.scheduler._process.step_ns) >= 0, (
         "waits while nothing can run are no time of a step"
     )
-    counts = engine.scheduler.get_kv_connector_stats().data
+    stats = engine.scheduler.get_kv_connector_stats()
+    assert stats is not None
+    counts = stats.data
     assert counts["loads"] == 1 and min(counts.values()) > 0, "Prometheus takes no negative count"
     assert engine.scheduler.get_external_cache_hit_sources(again, 16).popitem()[1] == 16
 
