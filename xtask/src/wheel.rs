@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What the tests need beside the package.
-const TEST_PACKAGES: &[&str] = &["pytest==9.2.0", "mypy==2.4.1", "numpy==2.2.6"];
+const TEST_PACKAGES: &[&str] = &["pytest==9.2.0", "mypy==2.4.1", "numpy==2.2.6", "ruff==0.17.6"];
 
 /// What builds wheels. `ziglang` links against an old glibc, so that one wheel runs on all of
 /// manylinux.
@@ -75,9 +75,14 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Types, lints and formatting.
 fn types(workspace: &Workspace, python: &Path) -> Outcome {
-    let mut mypy = Command::new(python);
-    succeed(mypy.args(["-m", "mypy"]).current_dir(workspace.root.join("bindings/python"))).into()
+    let module = |arguments: &[&str]| {
+        let mut command = Command::new(python);
+        command.arg("-m").args(arguments).current_dir(workspace.root.join("bindings/python"));
+        Outcome::from(succeed(&mut command))
+    };
+    module(&["mypy"]).and(module(&["ruff", "check"])).and(module(&["ruff", "format", "--check"]))
 }
 
 fn tests(workspace: &Workspace, python: &Path, package: &Path) -> Outcome {

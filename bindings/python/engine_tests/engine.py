@@ -53,7 +53,9 @@ class Engine:
     def generate(self, prompts: list[list[int]], tokens: int = 16) -> list[Any]:
         """vLLM's output of each prompt."""
         params = self._params(temperature=0, max_tokens=tokens, ignore_eos=True)
-        return self.llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+        return self.llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
+        )
 
     def tokens(self, prompts: list[list[int]], tokens: int = 16) -> list[list[int]]:
         """The output tokens of each prompt."""

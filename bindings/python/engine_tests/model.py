@@ -1,4 +1,6 @@
-"""A small Llama with random weights: its output depends on every block of KV, as that of vLLM's dummy weights does not."""
+"""A small Llama with random weights: its output depends on every block of KV, as that of vLLM's
+dummy weights does not.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,21 @@ VOCABULARY = 1024
 
 SHAPES = {
     # KV of a block of 32 tokens in float32: 128 KiB.
-    "tiny": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "tiny": {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
     # 512 KiB, so that 2,048 tokens are 32 MiB.
-    "small": {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4},
+    "small": {
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    },
 }
 
 
@@ -47,7 +61,14 @@ def write(folder: Path, shape: str, seed: int = 1234) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"})
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": "<s>",
+                "eos_token": "</s>",
+                "unk_token": "<unk>",
+            }
+        )
     )
     generator = torch.Generator().manual_seed(seed)
     hidden, inner = config["hidden_size"], config["intermediate_size"]

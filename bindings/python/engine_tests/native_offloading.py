@@ -1,6 +1,7 @@
 """vLLM's own offloading on the CPU platform, for comparison.
 
-Its manager, policies and tiers are vLLM's. Only the worker that copies between the KV tensors and the CPU tier has no form for the CPU in
+Its manager, policies and tiers are vLLM's. Only the worker that copies between the KV tensors and
+the CPU tier has no form for the CPU in
 vLLM: here it copies with torch, on one thread.
 """
 
@@ -28,7 +29,11 @@ class HostCopies(OffloadingWorker):  # type: ignore[misc]
         self._host = []
         for tensor in caches.tensors:
             chunk = tensor.page_size_bytes * blocks_per_chunk
-            view = torch.zeros((num_chunks, chunk), dtype=torch.int8) if region is None else region.create_next_worker_view(chunk)
+            view = (
+                torch.zeros((num_chunks, chunk), dtype=torch.int8)
+                if region is None
+                else region.create_next_worker_view(chunk)
+            )
             self._host.append(view)
         self._thread = ThreadPoolExecutor(1, "host-copies")
         self._jobs: dict[int, Future[tuple[int, float]]] = {}

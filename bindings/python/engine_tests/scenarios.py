@@ -1,6 +1,7 @@
-"""What is run with a real vLLM; each scenario is a process of its own that prints a JSON object as its last line.
+"""What is run with a real vLLM; each scenario is a process of its own that prints a JSON object as
+its last line.
 
-    python scenarios.py NAME '{"model": FOLDER, ...}'
+python scenarios.py NAME '{"model": FOLDER, ...}'
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def scenario(run: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]
     return run
 
 
-def in_batches(engine: Engine, prompts: list[list[int]], batch: int, tokens: int) -> list[list[int]]:
+def in_batches(
+    engine: Engine, prompts: list[list[int]], batch: int, tokens: int
+) -> list[list[int]]:
     out: list[list[int]] = []
     for at in range(0, len(prompts), batch):
         out += engine.tokens(prompts[at : at + batch], tokens)
@@ -43,7 +46,9 @@ def left_over(engine: Engine, free: int) -> dict[str, int]:
     manager = engine.connector._process.manager
     settle(engine)
     tickets, loads = manager.open_tickets
-    pins = sum(tier["transfer_pins"] + tier["active"] for tier in manager.status()["tiers"].values())
+    pins = sum(
+        tier["transfer_pins"] + tier["active"] for tier in manager.status()["tiers"].values()
+    )
     missing = free - engine.free_blocks()
     return {"tickets": tickets, "loads": loads, "pins": pins, "missing_blocks": missing}
 
@@ -58,11 +63,20 @@ def prompts_of(count: int, longest: int, seed: int) -> list[list[int]]:
 
 @scenario
 def reference(
-    model: str, out: str, count: int, longest: int, seed: int = 1, tokens: int = 8, batch: int = 4, **settings: Any
+    model: str,
+    out: str,
+    count: int,
+    longest: int,
+    seed: int = 1,
+    tokens: int = 8,
+    batch: int = 4,
+    **settings: Any,
 ) -> dict[str, Any]:
     """No connector, no prefix cache: what is right."""
     engine = Engine(model, None, **(settings | {"enable_prefix_caching": False}))
-    Path(out).write_text(json.dumps(in_batches(engine, prompts_of(count, longest, seed), batch, tokens)))
+    Path(out).write_text(
+        json.dumps(in_batches(engine, prompts_of(count, longest, seed), batch, tokens))
+    )
     return {}
 
 
@@ -130,7 +144,15 @@ def flip_loaded_bits(engine: Engine) -> list[int]:
 
 
 @scenario
-def fill_and_wait(model: str, disk: str, count: int, longest: int, options: dict[str, Any], ready: str, **settings: Any) -> dict[str, Any]:
+def fill_and_wait(
+    model: str,
+    disk: str,
+    count: int,
+    longest: int,
+    options: dict[str, Any],
+    ready: str,
+    **settings: Any,
+) -> dict[str, Any]:
     """Fills a disk, says so, and goes on until it is killed."""
     engine = Engine(model, Engine.kvbm(disk=disk, **options), **settings)
     prompts = conversations(count, longest, 5)
@@ -138,7 +160,9 @@ def fill_and_wait(model: str, disk: str, count: int, longest: int, options: dict
     settle(engine)
     manager = engine.connector._process.manager
     durable = manager.flush(60)
-    print("FILLED", durable, engine.connector._process.counters.totals, manager.status(), flush=True)
+    print(
+        "FILLED", durable, engine.connector._process.counters.totals, manager.status(), flush=True
+    )
     Path(ready).write_text(json.dumps({"durable": durable}))
     seed = 100
     while True:
@@ -148,9 +172,17 @@ def fill_and_wait(model: str, disk: str, count: int, longest: int, options: dict
 
 @scenario
 def after_restart(
-    model: str, disk: str, count: int, longest: int, options: dict[str, Any], reference: str | None = None, **settings: Any
+    model: str,
+    disk: str,
+    count: int,
+    longest: int,
+    options: dict[str, Any],
+    reference: str | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
-    """What of the prompts that a killed engine had flushed is found, and whether the tokens are right. Nothing is saved meanwhile."""
+    """What of the prompts that a killed engine had flushed is found, and whether the tokens are
+    right. Nothing is saved meanwhile.
+    """
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     engine = Engine(model, Engine.kvbm(disk=disk, **options), **settings)
@@ -164,19 +196,31 @@ def after_restart(
         found += output.num_cached_tokens
         got.append(list(output.outputs[0].token_ids))
     right = None if reference is None else json.loads(Path(reference).read_text())
-    return {"wanted": wanted, "found": found, "unequal": -1 if right is None else sum(a != b for a, b in zip(got, right, strict=True))}
+    return {
+        "wanted": wanted,
+        "found": found,
+        "unequal": -1 if right is None else sum(a != b for a, b in zip(got, right, strict=True)),
+    }
 
 
 @scenario
-def restart_reference(model: str, out: str, count: int, longest: int, **settings: Any) -> dict[str, Any]:
+def restart_reference(
+    model: str, out: str, count: int, longest: int, **settings: Any
+) -> dict[str, Any]:
     engine = Engine(model, None, **(settings | {"enable_prefix_caching": False}))
-    Path(out).write_text(json.dumps([engine.tokens([prompt], 4)[0] for prompt in conversations(count, longest, 5)]))
+    Path(out).write_text(
+        json.dumps([engine.tokens([prompt], 4)[0] for prompt in conversations(count, longest, 5)])
+    )
     return {}
 
 
 @scenario
-def failures(model: str, disk: str, rounds: int, options: dict[str, Any], **settings: Any) -> dict[str, Any]:
-    """Loads that fail: bytes on disk that changed, files that became shorter, results that come late, requests that are aborted."""
+def failures(
+    model: str, disk: str, rounds: int, options: dict[str, Any], **settings: Any
+) -> dict[str, Any]:
+    """Loads that fail: bytes on disk that changed, files that became shorter, results that come
+    late, requests that are aborted.
+    """
     engine = Engine(model, Engine.kvbm(disk=disk, **options), **settings)
     free = engine.free_blocks()
     rng = random.Random(3)
@@ -219,7 +263,11 @@ def attributes() -> dict[str, Any]:
         ("vllm.v1.dropped", None, ("x",)),
         ("vllm.v1.request", "DroppedClass", ("x",)),
     )
-    return {"version": compat.vllm_version(), "missing": lacks, "named": compat.missing()[len(lacks) :]}
+    return {
+        "version": compat.vllm_version(),
+        "missing": lacks,
+        "named": compat.missing()[len(lacks) :],
+    }
 
 
 @scenario
@@ -261,7 +309,9 @@ def corrupt(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], None
 
 
 def truncated(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], None]:
-    """Cuts the slot files off, so that reads come back short; their length returns afterwards, their bytes do not."""
+    """Cuts the slot files off, so that reads come back short; their length returns afterwards,
+    their bytes do not.
+    """
     lengths = {path: path.stat().st_size for path in slot_files(disk)}
     for path in lengths:
         os.truncate(path, 4096)
@@ -300,7 +350,11 @@ def abort_while_loading(engine: Engine, prompt: list[int]) -> None:
 
     llm_engine = engine.llm.llm_engine
     request = f"aborted-{time.monotonic_ns()}"
-    llm_engine.add_request(request, {"prompt_token_ids": prompt}, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    llm_engine.add_request(
+        request,
+        {"prompt_token_ids": prompt},
+        SamplingParams(temperature=0, max_tokens=4, ignore_eos=True),
+    )
     llm_engine.step()
     llm_engine.abort_request([request])
 
@@ -316,18 +370,39 @@ def first_token(engine: Engine, prompt: list[int]) -> float:
 
 
 def native(model: str, host_bytes: int, files: str | None) -> dict[str, Any]:
-    """vLLM's own offloading, whose copies this project's tests make with torch: it has no form for the CPU."""
-    extra: dict[str, Any] = {"cpu_bytes_to_use": host_bytes, "spec_name": "HostSpec", "spec_module_path": "native_offloading"}
+    """vLLM's own offloading, whose copies this project's tests make with torch: it has no form for
+    the CPU.
+    """
+    extra: dict[str, Any] = {
+        "cpu_bytes_to_use": host_bytes,
+        "spec_name": "HostSpec",
+        "spec_module_path": "native_offloading",
+    }
     if files is not None:
         extra |= {
             "spec_name": "HostTieringSpec",
-            "secondary_tiers": [{"type": "fs", "root_dir": files, "n_read_threads": 4, "n_write_threads": 4}],
+            "secondary_tiers": [
+                {"type": "fs", "root_dir": files, "n_read_threads": 4, "n_write_threads": 4}
+            ],
         }
-    return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }
 
 
 @scenario
-def latency(model: str, kind: str, prompts: int, length: int, rounds: int, options: dict[str, Any], files: str | None = None, **settings: Any) -> dict[str, Any]:
+def latency(
+    model: str,
+    kind: str,
+    prompts: int,
+    length: int,
+    rounds: int,
+    options: dict[str, Any],
+    files: str | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
     """Time to the first token: computed, from vLLM's own cache, and from the connector, by turns."""
     reuse = bool(options.pop("reuse_disk", False))
     transfer = {
@@ -367,7 +442,9 @@ def latency(model: str, kind: str, prompts: int, length: int, rounds: int, optio
         result["loaded_blocks"] = totals["loaded_blocks"]
         result["load_s"] = totals["load_seconds"] / max(1, totals["loads"])
         result["empty_step_s"] = median_of(empty)
-        result["step_p50_us"] = median_of([sample / 1e3 for sample in engine.connector._process.step_ns])
+        result["step_p50_us"] = median_of(
+            [sample / 1e3 for sample in engine.connector._process.step_ns]
+        )
     return result
 
 
@@ -381,7 +458,11 @@ def steps_while_loading(engine: Engine, prompt: list[int]) -> list[float]:
     collect, worker._collect = worker._collect, lambda: None
     wait, connector._IDLE_WAIT = connector._IDLE_WAIT, 0.0
     engine.forget_own_prefixes()
-    llm_engine.add_request("empty", {"prompt_token_ids": prompt}, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
+    llm_engine.add_request(
+        "empty",
+        {"prompt_token_ids": prompt},
+        SamplingParams(temperature=0, max_tokens=1, ignore_eos=True),
+    )
     times = []
     for _ in range(20):
         began = time.perf_counter()
@@ -413,7 +494,15 @@ def copy_time(count: int) -> float:
 
 
 @scenario
-def throughput(model: str, use_kvbm: bool, prompts: int, length: int, rounds: int, options: dict[str, Any], **settings: Any) -> dict[str, Any]:
+def throughput(
+    model: str,
+    use_kvbm: bool,
+    prompts: int,
+    length: int,
+    rounds: int,
+    options: dict[str, Any],
+    **settings: Any,
+) -> dict[str, Any]:
     """Tokens a second of prompts that share nothing."""
     engine = Engine(model, Engine.kvbm(**options) if use_kvbm else None, **settings)
     engine.tokens(unrelated(4, length, 1), 8)

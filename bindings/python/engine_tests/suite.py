@@ -34,7 +34,9 @@ class Suite:
         self.details: dict[str, Any] = {}
         self.tiny, self.small = str(work / "tiny"), str(work / "small")
 
-    def run(self, label: str, name: str, environment: dict[str, str] | None = None, **arguments: Any) -> dict[str, Any]:
+    def run(
+        self, label: str, name: str, environment: dict[str, str] | None = None, **arguments: Any
+    ) -> dict[str, Any]:
         """Runs a scenario; an empty result where it failed, which is a failed check."""
         began = time.monotonic()
         print(f"--- {label}", flush=True)
@@ -43,7 +45,12 @@ class Suite:
         with open(log, "w") as file:
             try:
                 done = subprocess.run(
-                    command, stdout=subprocess.PIPE, stderr=file, text=True, timeout=900, env=os.environ | (environment or {})
+                    command,
+                    stdout=subprocess.PIPE,
+                    stderr=file,
+                    text=True,
+                    timeout=900,
+                    env=os.environ | (environment or {}),
                 )
             except subprocess.TimeoutExpired:
                 self.check(f"{label}: ends", False, "not within 900 s")
@@ -72,9 +79,17 @@ class Suite:
 
     def attributes(self) -> None:
         found = self.run("attributes", "attributes")
-        self.check("vLLM has what the connector uses", found.get("missing") == [], found.get("missing"))
-        names = ["vllm.v1.request.Request.a_dropped_attribute", "vllm.v1.dropped", "vllm.v1.request.DroppedClass"]
-        self.check("what an upgrade drops is named", found.get("named") == names, found.get("named"))
+        self.check(
+            "vLLM has what the connector uses", found.get("missing") == [], found.get("missing")
+        )
+        names = [
+            "vllm.v1.request.Request.a_dropped_attribute",
+            "vllm.v1.dropped",
+            "vllm.v1.request.DroppedClass",
+        ]
+        self.check(
+            "what an upgrade drops is named", found.get("named") == names, found.get("named")
+        )
 
     def equality(self) -> None:
         count, longest, length = (60, 1500, 2048) if self.quick else (500, 8192, 8448)
@@ -86,29 +101,56 @@ class Suite:
         kinds: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "equal async": ({}, small_g1),
             "equal sync": ({"load": "sync"}, small_g1 | {"async_scheduling": False}),
-            "equal chunked": ({}, small_g1 | {"enable_chunked_prefill": True, "max_num_batched_tokens": 256}),
+            "equal chunked": (
+                {},
+                small_g1 | {"enable_chunked_prefill": True, "max_num_batched_tokens": 256},
+            ),
             "equal own hashes": ({"hashes": "own"}, small_g1),
             "equal preempted": ({}, tight),
         }
         if not self.quick:
-            kinds["equal not chunked"] = ({}, small_g1 | {"enable_chunked_prefill": False, "max_num_batched_tokens": length})
+            kinds["equal not chunked"] = (
+                {},
+                small_g1 | {"enable_chunked_prefill": False, "max_num_batched_tokens": length},
+            )
             kinds["equal random root"] = ({}, small_g1 | {"prefix_caching_hash_algo": "xxhash"})
-            kinds["equal on disk"] = ({"host": "24MiB", "disk_capacity": "2GiB", "offload.g2_g3.write_through": True}, small_g1)
+            kinds["equal on disk"] = (
+                {"host": "24MiB", "disk_capacity": "2GiB", "offload.g2_g3.write_through": True},
+                small_g1,
+            )
         unequal, disagree = 0, 0.0
         for label, (options, settings) in kinds.items():
             options = {"host": "1GiB", **options}
             if "disk_capacity" in options:
                 options["disk"] = self.fresh("disk-equality")
-            found = self.run(label, "equality", model=self.tiny, reference=right, options=options, **size, **settings)
+            found = self.run(
+                label,
+                "equality",
+                model=self.tiny,
+                reference=right,
+                options=options,
+                **size,
+                **settings,
+            )
             if not found:
                 unequal += count
                 continue
             unequal += found["unequal"]
-            self.check(f"{label}: blocks were loaded", found["loaded_blocks"] > 0, found["loaded_blocks"])
-            self.check(f"{label}: nothing is left behind", not any(found["left"].values()), found["left"])
-            self.check(f"{label}: no error inside the connector", found["errors"] == 0, found["errors"])
+            self.check(
+                f"{label}: blocks were loaded", found["loaded_blocks"] > 0, found["loaded_blocks"]
+            )
+            self.check(
+                f"{label}: nothing is left behind", not any(found["left"].values()), found["left"]
+            )
+            self.check(
+                f"{label}: no error inside the connector", found["errors"] == 0, found["errors"]
+            )
             if label == "equal preempted":
-                self.check(f"{label}: requests were preempted", found["preemptions"] > 0, found["preemptions"])
+                self.check(
+                    f"{label}: requests were preempted",
+                    found["preemptions"] > 0,
+                    found["preemptions"],
+                )
             else:
                 disagree += abs(found["vllm_hits"] - found["kvbm_hits"])
         self.row("unequal_prompts", unequal)
@@ -116,12 +158,29 @@ class Suite:
         self.row("hits_agree", float(disagree == 0))
         self.check("vLLM's external hits are ours", disagree == 0, disagree)
         control = self.run(
-            "control flipped bit", "equality", model=self.tiny, reference=right, options={"host": "1GiB"}, flip=True, **size, **small_g1
+            "control flipped bit",
+            "equality",
+            model=self.tiny,
+            reference=right,
+            options={"host": "1GiB"},
+            flip=True,
+            **size,
+            **small_g1,
         )
         shadow = self.run("shadow", "shadow", model=self.tiny, reference=right, **size, **small_g1)
-        self.check("shadow mode changes no token", shadow.get("unequal") == 0, shadow.get("unequal"))
-        self.check("shadow mode counts hits", shadow.get("shadow_hit_tokens", 0) > 0, shadow.get("shadow_hit_tokens"))
-        self.check("shadow mode loads nothing", shadow.get("loaded_blocks") == shadow.get("vllm_hits") == 0, shadow)
+        self.check(
+            "shadow mode changes no token", shadow.get("unequal") == 0, shadow.get("unequal")
+        )
+        self.check(
+            "shadow mode counts hits",
+            shadow.get("shadow_hit_tokens", 0) > 0,
+            shadow.get("shadow_hit_tokens"),
+        )
+        self.check(
+            "shadow mode loads nothing",
+            shadow.get("loaded_blocks") == shadow.get("vllm_hits") == 0,
+            shadow,
+        )
         differs = control.get("unequal", 0) > 0 and control.get("flipped", 0) > 0
         self.row("control_differs", float(differs))
         self.check("one wrong bit in a loaded block changes tokens", differs, control)
@@ -131,18 +190,37 @@ class Suite:
         size = {"count": count, "longest": longest, "max_model_len": 8448}
         right = str(self.work / "restart.json")
         self.run("restart reference", "restart_reference", model=self.tiny, out=right, **size)
-        options = {"host": "256MiB", "disk_capacity": "2GiB", "offload.g2_g3.write_through": True, "disk.drive_writes_per_day": 0}
-        seeds: list[tuple[str, dict[str, str]]] = [("hash seed unset", {}), ("hash seed set", {"PYTHONHASHSEED": "7"})]
+        options = {
+            "host": "256MiB",
+            "disk_capacity": "2GiB",
+            "offload.g2_g3.write_through": True,
+            "disk.drive_writes_per_day": 0,
+        }
+        seeds: list[tuple[str, dict[str, str]]] = [
+            ("hash seed unset", {}),
+            ("hash seed set", {"PYTHONHASHSEED": "7"}),
+        ]
         for label, environment in seeds:
             disk = self.fresh("disk-restart")
             self.fill_and_kill(label, disk, size, options, environment)
             found = self.run(
-                f"restart {label}", "after_restart", environment, model=self.tiny, disk=disk, reference=right, options=options, **size
+                f"restart {label}",
+                "after_restart",
+                environment,
+                model=self.tiny,
+                disk=disk,
+                reference=right,
+                options=options,
+                **size,
             )
             share = found.get("found", 0) / max(1, found.get("wanted", 1))
             self.row(f"restart_hits {label}", share)
             self.check(f"restart, {label}: 95 % of what was flushed is found", share >= 0.95, share)
-            self.check(f"restart, {label}: tokens are right", found.get("unequal") == 0, found.get("unequal"))
+            self.check(
+                f"restart, {label}: tokens are right",
+                found.get("unequal") == 0,
+                found.get("unequal"),
+            )
         others: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
             ("other weights", {"weights": "2"}, {}),
             ("other block size", {}, {"block_size": 64}),
@@ -150,20 +228,44 @@ class Suite:
         ]
         for label, more, settings in others if not self.quick else others[:1]:
             found = self.run(
-                f"restart {label}", "after_restart", model=self.tiny, disk=disk, options=options | more, **size, **settings
+                f"restart {label}",
+                "after_restart",
+                model=self.tiny,
+                disk=disk,
+                options=options | more,
+                **size,
+                **settings,
             )
             self.check(f"{label}: no hit", found.get("found") == 0, found.get("found"))
 
     def fill_and_kill(
-        self, label: str, disk: str, size: dict[str, Any], options: dict[str, Any], environment: dict[str, str]
+        self,
+        label: str,
+        disk: str,
+        size: dict[str, Any],
+        options: dict[str, Any],
+        environment: dict[str, str],
     ) -> None:
         """An engine that is killed under load after its disk was flushed."""
         ready = self.work / "ready"
         ready.unlink(missing_ok=True)
-        arguments = {"model": self.tiny, "disk": disk, "options": options, "ready": str(ready), **size}
-        command = [sys.executable, str(HERE / "scenarios.py"), "fill_and_wait", json.dumps(arguments)]
+        arguments = {
+            "model": self.tiny,
+            "disk": disk,
+            "options": options,
+            "ready": str(ready),
+            **size,
+        }
+        command = [
+            sys.executable,
+            str(HERE / "scenarios.py"),
+            "fill_and_wait",
+            json.dumps(arguments),
+        ]
         with open(self.work / "fill.log", "w") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | environment)
+            process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=os.environ | environment
+            )
             try:
                 end = time.monotonic() + 600
                 while not ready.exists() and process.poll() is None and time.monotonic() < end:
@@ -186,16 +288,38 @@ class Suite:
         }
         disk = self.fresh("disk-failures")
         found = self.run(
-            "failures", "failures", model=self.tiny, disk=disk, rounds=rounds, options=options, max_model_len=2048
+            "failures",
+            "failures",
+            model=self.tiny,
+            disk=disk,
+            rounds=rounds,
+            options=options,
+            max_model_len=2048,
         )
         self.row("failure_rounds_unequal", found.get("unequal", rounds))
-        self.check("failed loads: tokens are right", found.get("unequal") == 0, found.get("unequal"))
-        self.check("failed loads: blocks failed", found.get("failed_blocks", 0) > 0, found.get("failed_blocks"))
-        self.check("failed loads: nothing is left behind", not any(found.get("left", {"": 1}).values()), found.get("left"))
+        self.check(
+            "failed loads: tokens are right", found.get("unequal") == 0, found.get("unequal")
+        )
+        self.check(
+            "failed loads: blocks failed",
+            found.get("failed_blocks", 0) > 0,
+            found.get("failed_blocks"),
+        )
+        self.check(
+            "failed loads: nothing is left behind",
+            not any(found.get("left", {"": 1}).values()),
+            found.get("left"),
+        )
 
     def latency(self) -> None:
         prompts, rounds = (4, 12) if self.quick else (6, 24)
-        base = {"prompts": prompts, "rounds": rounds, "length": 2048, "model": self.small, "max_model_len": 4096}
+        base = {
+            "prompts": prompts,
+            "rounds": rounds,
+            "length": 2048,
+            "model": self.small,
+            "max_model_len": 4096,
+        }
         host = {"host": "512MiB"}
         kvbm = self.run("ttft kvbm G2", "latency", kind="kvbm", options=host, **base)
         native = self.run("ttft native", "latency", kind="native", options={}, **base)
@@ -208,11 +332,22 @@ class Suite:
         self.run("ttft kvbm G3 fill", "latency", kind="kvbm", options=disk, **base)
         cold = {**base, "rounds": prompts, "prompts": prompts}
         self.drop_page_cache()
-        from_disk = self.run("ttft kvbm G3", "latency", kind="kvbm", options=disk | {"reuse_disk": True}, **cold)
+        from_disk = self.run(
+            "ttft kvbm G3", "latency", kind="kvbm", options=disk | {"reuse_disk": True}, **cold
+        )
         files = self.fresh("files")
-        self.run("ttft native file fill", "latency", kind="native_file", options={}, files=files, **base)
+        self.run(
+            "ttft native file fill", "latency", kind="native_file", options={}, files=files, **base
+        )
         self.drop_page_cache()
-        native_file = self.run("ttft native file", "latency", kind="native_file", options={"reuse_disk": True}, files=files, **cold)
+        native_file = self.run(
+            "ttft native file",
+            "latency",
+            kind="native_file",
+            options={"reuse_disk": True},
+            files=files,
+            **cold,
+        )
         if kvbm and native:
             floor = kvbm["own_hit_s"] + kvbm["copy_s"] + 2 * kvbm["empty_step_s"]
             self.row("ttft_computed_s", kvbm["computed_s"])
@@ -222,8 +357,14 @@ class Suite:
             self.row("ttft_floor_s", floor)
             self.row("ttft_g2_over_native", kvbm["loaded_s"] / native["loaded_s"])
             self.row("ttft_g2_over_floor", kvbm["loaded_s"] / floor)
-            self.check("G2 is not slower than native offloading", kvbm["loaded_s"] <= native["loaded_s"], self.rows[-2])
-            self.check("G2 within 1.25 of the floor", kvbm["loaded_s"] <= 1.25 * floor, self.rows[-1])
+            self.check(
+                "G2 is not slower than native offloading",
+                kvbm["loaded_s"] <= native["loaded_s"],
+                self.rows[-2],
+            )
+            self.check(
+                "G2 within 1.25 of the floor", kvbm["loaded_s"] <= 1.25 * floor, self.rows[-1]
+            )
         if from_disk and native_file:
             self.row("ttft_g3_s", from_disk["loaded_s"])
             self.row("ttft_native_file_s", native_file["loaded_s"])
@@ -233,14 +374,22 @@ class Suite:
 
     def throughput(self) -> None:
         rounds = 3 if self.quick else 8
-        base = {"model": self.small, "prompts": 8, "length": 512, "rounds": rounds, "max_model_len": 2048}
+        base = {
+            "model": self.small,
+            "prompts": 8,
+            "length": 512,
+            "rounds": rounds,
+            "max_model_len": 2048,
+        }
         rates: dict[bool, list[float]] = {False: [], True: []}
         steps = 0.0
         # By turns, so that a machine that grows slower does so for both.
         for turn in range(1 if self.quick else 3):
             for with_kvbm in (False, True):
                 label = f"throughput {'kvbm' if with_kvbm else 'none'} {turn}"
-                found = self.run(label, "throughput", use_kvbm=with_kvbm, options={"host": "512MiB"}, **base)
+                found = self.run(
+                    label, "throughput", use_kvbm=with_kvbm, options={"host": "512MiB"}, **base
+                )
                 rates[with_kvbm].append(found.get("tokens_per_s", 0.0))
                 steps = max(steps, found.get("step_p50_us", 0.0))
         ratio = max(rates[True]) / max(max(rates[False]), 1e-9)
@@ -295,7 +444,12 @@ def main() -> int:
         if not options.only or name in options.only:
             print(f"=== {name}", flush=True)
             part()
-    report = {"quick": options.quick, "rows": suite.rows, "checks": suite.checks, "details": suite.details}
+    report = {
+        "quick": options.quick,
+        "rows": suite.rows,
+        "checks": suite.checks,
+        "details": suite.details,
+    }
     options.json.write_text(json.dumps(report, indent=1))
     failed = [check for check in suite.checks if not check["holds"]]
     for check in failed:

@@ -1,6 +1,7 @@
 //! From errors of kvbm to exceptions of `kvbm_rs.errors`.
 //!
-//! The classes are declared in Python, where they have documentation and several bases. The message is the Rust text.
+//! The classes are declared in Python, where they have documentation and several bases. The message
+//! is the Rust text.
 
 use kvbm::config::ConfigError;
 use kvbm::tokens::{ExtraKeyError, NamespaceError, NotPersistable};

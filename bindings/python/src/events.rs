@@ -109,7 +109,8 @@ impl Events {
     #[classattr]
     const MOST: usize = 4096;
 
-    /// The events that came, in order, each an `Event` or a `Gap`; at most `timeout` seconds of waiting for the first.
+    /// The events that came, in order, each an `Event` or a `Gap`; at most `timeout` seconds of
+    /// waiting for the first.
     #[pyo3(signature = (timeout = 0.0))]
     fn take<'py>(&self, py: Python<'py>, timeout: f64) -> PyResult<Vec<Bound<'py, PyAny>>> {
         self.made.check("Events")?;
@@ -165,7 +166,8 @@ impl KvIndex {
         Self { index: Arc::new(Mutex::new(plane::KvIndex::new(max_blocks))) }
     }
 
-    /// Applies events in their order. A gap has its source forgotten, so that nothing wrong is answered.
+    /// Applies events in their order. A gap has its source forgotten, so that nothing wrong is
+    /// answered.
     #[expect(clippy::needless_pass_by_value, reason = "what a Python argument becomes")]
     fn apply(&self, py: Python<'_>, events: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
         let mut index = self.index.lock();
@@ -191,7 +193,8 @@ impl KvIndex {
         Ok(())
     }
 
-    /// For each source that has the first block: `(source, blocks, by_tier)`, blocks from the front.
+    /// For each source that has the first block: `(source, blocks, by_tier)`, blocks from the
+    /// front.
     fn find(&self, py: Python<'_>, sequence: AnySequence<'_>) -> PyResult<Vec<(u64, u32, [u32; 4])>> {
         let hashes = sequence.chain().hashes();
         detached(py, || -> Result<_> {

@@ -5,7 +5,8 @@ use pyo3::prelude::*;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The process that made an object. Threads do not survive a fork, so a child must not use what its parent made.
+/// The process that made an object. Threads do not survive a fork, so a child must not use what its
+/// parent made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Process(u32);
 
@@ -44,8 +45,8 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, call: impl FnOnce() -> Result<T>
     Ok(py.detach(|| caught(call))?)
 }
 
-/// Drops `object` without the GIL where this thread holds it. In a process that was forked it is leaked: what it
-/// would join is not there.
+/// Drops `object` without the GIL where this thread holds it. In a process that was forked it is
+/// leaked: what it would join is not there.
 pub(crate) fn drop_detached<T: Send>(made: Process, object: T) {
     if !made.is_this() {
         std::mem::forget(object);

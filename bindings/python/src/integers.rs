@@ -6,9 +6,10 @@ use pyo3::types::{PyBytes, PyList, PyTuple};
 
 /// Non-negative integers below 2^32. `what` names them in errors.
 ///
-/// Lists and tuples are read one by one. Everything else needs the buffer protocol and one dimension: numpy arrays,
-/// `array.array`, `memoryview`, CPU tensors by `.numpy()`. Their bytes are copied once. (The stable ABI of Python 3.10 has no
-/// buffer functions, so a `memoryview` object makes the copy.)
+/// Lists and tuples are read one by one. Everything else needs the buffer protocol and one
+/// dimension: numpy arrays, `array.array`, `memoryview`, CPU tensors by `.numpy()`. Their bytes are
+/// copied once. (The stable ABI of Python 3.10 has no buffer functions, so a `memoryview` object
+/// makes the copy.)
 pub(crate) fn u32s(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<u32>> {
     if let Ok(list) = object.cast::<PyList>() {
         return list.iter().map(|item| one(&item, what)).collect();

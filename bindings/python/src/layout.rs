@@ -9,8 +9,9 @@ use pyo3::prelude::*;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Where the engine's blocks lie in host memory: for each tensor an address, a block stride and a number of bytes. A block is the
-/// bytes at its place in every tensor; kvbm copies them as they are and knows no axes.
+/// Where the engine's blocks lie in host memory: for each tensor an address, a block stride and a
+/// number of bytes. A block is the bytes at its place in every tensor; kvbm copies them as they are
+/// and knows no axes.
 #[pyclass(module = "kvbm_rs")]
 pub(crate) struct Layout {
     num_blocks: u32,
@@ -39,8 +40,9 @@ impl Layout {
         Ok(Self { num_blocks, page_size, tensors: Vec::new() })
     }
 
-    /// Adds a tensor: block `i` is the `block_bytes` bytes at `address + i * block_stride`. The memory is `length` bytes long and stays
-    /// valid while `owner` lives, which the manager keeps alive.
+    /// Adds a tensor: block `i` is the `block_bytes` bytes at `address + i * block_stride`. The
+    /// memory is `length` bytes long and stays valid while `owner` lives, which the manager keeps
+    /// alive.
     ///
     /// Whoever calls this promises that the address is right: kvbm reads and writes there.
     #[pyo3(signature = (address, length, *, block_stride, block_bytes, owner))]
@@ -139,8 +141,9 @@ impl EngineTensor {
         let owner: Owner = Arc::new(self.owner.clone_ref(py));
         let start =
             NonNull::new(std::ptr::with_exposed_provenance_mut(self.address)).unwrap_or(NonNull::dangling());
-        // SAFETY: `add` documents that its caller promises `length` valid bytes there while the owner lives. Python makes no
-        // Rust references into them, and neither does this crate; the manager's protocol says who writes when.
+        // SAFETY: `add` documents that its caller promises `length` valid bytes there while the
+        // owner lives. Python makes no Rust references into them, and neither does this crate; the
+        // manager's protocol says who writes when.
         Ok(unsafe { HostStorage::from_external(start, self.length as u64, owner) }?)
     }
 }

@@ -1,11 +1,12 @@
 //! The extension module `kvbm_rs._core`.
 //!
-//! **Knows:** the facade, and Python's objects.
-//! **Must never know:** any engine. What an engine calls stands in the Python package beside this crate.
+//! **Knows:** the facade, and Python's objects. **Must never know:** any engine. What an engine
+//! calls stands in the Python package beside this crate.
 //!
 //! Rules that every module follows:
 //! - What waits, copies, joins or frees runs without the GIL ([`guard::detached`]).
-//! - No thread of kvbm takes the GIL. Logs wait in a bounded ring ([`logs`]) until Python drains it.
+//! - No thread of kvbm takes the GIL. Logs wait in a bounded ring ([`logs`]) until Python drains
+//!   it.
 //! - No panic reaches Python: [`guard`] turns it into `kvbm_rs.InternalError`.
 //! - An object is used only in the process that made it ([`guard::Process`]).
 //!
@@ -14,8 +15,7 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `manager` | `KvBlockManager` | `tickets`, `loads`, `events`, `sequence`, `layout`, `config`, `logs`, `integers`, `guard`, `errors` |
-//! | `tickets` | promises to requests, and their loads | `loads`, `errors` |
+//! | `manager` | `KvBlockManager` | `loads`, `events`, `sequence`, `layout`, `config`, `logs`, `integers`, `guard`, `errors` |
 //! | `loads` | look-ups, loads and offloads as Python sees them | `errors` |
 //! | `events` | `Events` and `KvIndex` | `sequence`, `guard`, `errors` |
 //! | `sequence` | `Namespace`, `TokenSequence`, `ExternalSequence` | `integers`, `errors` |

@@ -1,6 +1,7 @@
 //! The ring of log records: kvbm's threads write to it, Python drains it.
 //!
-//! A thread of kvbm never takes the GIL: a destructor may hold it while it waits for that very thread.
+//! A thread of kvbm never takes the GIL: a destructor may hold it while it waits for that very
+//! thread.
 
 use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
@@ -120,7 +121,8 @@ pub(crate) fn install() {
     let _ = tracing::subscriber::set_global_default(Ring);
 }
 
-/// Takes the waiting records: `[(level, target, message)]`, and how many were dropped since the last call.
+/// Takes the waiting records: `[(level, target, message)]`, and how many were dropped since the
+/// last call.
 #[pyfunction]
 pub(crate) fn drain_logs() -> (Vec<LogRecord>, u64) {
     let mut waiting = WAITING.lock();
@@ -128,7 +130,8 @@ pub(crate) fn drain_logs() -> (Vec<LogRecord>, u64) {
     (waiting.records.drain(..).collect(), dropped)
 }
 
-/// Waits until a record is there or `timeout` seconds are over; whether one is there. Releases the GIL.
+/// Waits until a record is there or `timeout` seconds are over; whether one is there. Releases the
+/// GIL.
 #[pyfunction]
 pub(crate) fn wait_logs(py: Python<'_>, timeout: f64) -> bool {
     let timeout =

@@ -13,6 +13,7 @@ use kvbm::{BlockId, Engine, KvBlockManager as Manager, Tier};
 use parking_lot::RwLock;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -58,9 +59,10 @@ impl KvBlockManager {
 
 #[pymethods]
 impl KvBlockManager {
-    /// A manager over the engine's blocks as `layout` describes them. `config` says what else there is: host memory, disk, volumes;
-    /// its `[model]` and `[namespace]` are taken from `layout` and `namespace`. With `shadow` it keeps the books and moves no byte: what
-    /// it finds was never stored, so nothing of it may be loaded.
+    /// A manager over the engine's blocks as `layout` describes them. `config` says what else there
+    /// is: host memory, disk, volumes; its `[model]` and `[namespace]` are taken from `layout` and
+    /// `namespace`. With `shadow` it keeps the books and moves no byte: what it finds was never
+    /// stored, so nothing of it may be loaded.
     #[new]
     #[pyo3(signature = (config, layout, namespace, *, shadow = false))]
     fn new(
@@ -110,8 +112,9 @@ impl KvBlockManager {
         self.call(py, |open| Ok(open.manager.status().tiers.iter().map(|tier| tier.capacity).collect()))
     }
 
-    /// What can be loaded of `sequence` from its block `first` on, the first that the engine lacks. The same answer and the same
-    /// pins for the same request until `commit`, `abandon`, or the ticket is too old. `None`: ask again later.
+    /// What can be loaded of `sequence` from its block `first` on, the first that the engine lacks.
+    /// The same answer and the same pins for the same request until `commit`, `abandon`, or the
+    /// ticket is too old. `None`: ask again later.
     #[pyo3(signature = (request, sequence, first = 0))]
     fn look_up(
         &self,
@@ -133,8 +136,8 @@ impl KvBlockManager {
         self.call(py, |open| Ok(open.manager.tickets().commit(request, &ids, None)?))
     }
 
-    /// Drops the request's ticket, or gives up its load, which comes from `finished` when no copy can write to its blocks any more.
-    /// Whether there was one.
+    /// Drops the request's ticket, or gives up its load, which comes from `finished` when no copy
+    /// can write to its blocks any more. Whether there was one.
     fn abandon(&self, py: Python<'_>, request: &str) -> PyResult<bool> {
         self.call(py, |open| Ok(open.manager.tickets().abandon(request)))
     }
@@ -147,14 +150,28 @@ impl KvBlockManager {
         })
     }
 
+    /// A file descriptor that is readable when `finished` may have something: for `select`, `poll`
+    /// and event loops. It is the manager's, and closed with it. `None` where the system has none
+    /// to give.
+    #[getter]
+    fn finished_fd(&self, py: Python<'_>) -> PyResult<Option<i32>> {
+        self.call(py, |open| Ok(open.manager.tickets().finished_fd().map(|fd| fd.as_raw_fd())))
+    }
+
+    /// The ids that a copy may still read or write.
+    fn busy(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+        let ids = block_ids(ids)?;
+        self.call(py, |open| Ok(open.manager.busy(&ids)?.iter().map(|id| id.0).collect()))
+    }
+
     /// Tickets and loads that are open.
     #[getter]
     fn open_tickets(&self, py: Python<'_>) -> PyResult<(usize, usize)> {
         self.call(py, |open| Ok(open.manager.tickets().counts()))
     }
 
-    /// Copies engine blocks to host memory in the background: `ids[i]` holds block `first + i` of `sequence`. The blocks hold their
-    /// final bytes when this is called.
+    /// Copies engine blocks to host memory in the background: `ids[i]` holds block `first + i` of
+    /// `sequence`. The blocks hold their final bytes when this is called.
     #[pyo3(signature = (ids, sequence, first = 0))]
     fn offload(
         &self,
@@ -171,7 +188,8 @@ impl KvBlockManager {
         })
     }
 
-    /// Whether blocks of `sequence` are on a tier: for each block up to the first that is nowhere, the tiers' names.
+    /// Whether blocks of `sequence` are on a tier: for each block up to the first that is nowhere,
+    /// the tiers' names.
     fn places(&self, py: Python<'_>, sequence: AnySequence<'_>) -> PyResult<Vec<Vec<&'static str>>> {
         let chain = sequence.chain();
         self.call(py, |open| {
@@ -189,8 +207,9 @@ impl KvBlockManager {
         self.call(py, |open| Ok(open.manager.released(&ids)?.iter().map(|id| id.0).collect()))
     }
 
-    /// Makes sure that these blocks can be overwritten: discards copies of them and waits until no copy touches them. The ids that are
-    /// still busy after `timeout` seconds; wait again for these.
+    /// Makes sure that these blocks can be overwritten: discards copies of them and waits until no
+    /// copy touches them. The ids that are still busy after `timeout` seconds; wait again for
+    /// these.
     fn before_reuse(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, timeout: f64) -> PyResult<Vec<u32>> {
         let (ids, timeout) = (block_ids(ids)?, seconds(timeout)?);
         self.call(py, |open| {
@@ -213,7 +232,8 @@ impl KvBlockManager {
         })
     }
 
-    /// Waits until no offload is queued or running. Whether that was reached within `timeout` seconds.
+    /// Waits until no offload is queued or running. Whether that was reached within `timeout`
+    /// seconds.
     fn wait_offloads(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let timeout = seconds(timeout)?;
         self.call(py, |open| Ok(open.manager.wait_offloads(Instant::now() + timeout)))
@@ -242,7 +262,8 @@ impl KvBlockManager {
         self.call(py, |open| Ok(Events::new(open.manager.events().subscribe()?)))
     }
 
-    /// Publishes what happened so far rather than at the next tick. Whether that worked within a second.
+    /// Publishes what happened so far rather than at the next tick. Whether that worked within a
+    /// second.
     fn pump_events(&self, py: Python<'_>) -> PyResult<bool> {
         self.call(py, |open| Ok(open.manager.events().pump()))
     }
@@ -275,8 +296,8 @@ impl KvBlockManager {
         Ok(out)
     }
 
-    /// Saves what time allows and stops the threads. What could not be saved, as text; `None` where all was. A second call does
-    /// nothing.
+    /// Saves what time allows and stops the threads. What could not be saved, as text; `None` where
+    /// all was. A second call does nothing.
     #[pyo3(signature = (timeout = 10.0))]
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<String>> {
         self.made.check("KvBlockManager")?;

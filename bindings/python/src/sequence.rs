@@ -7,8 +7,8 @@ use kvbm::{BlockChain, SequenceHash};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// What must be equal, beside the tokens, for two blocks to be the same: model, weights, dtype, page size, adapter, tenant.
-/// Blocks of different namespaces never meet.
+/// What must be equal, beside the tokens, for two blocks to be the same: model, weights, dtype,
+/// page size, adapter, tenant. Blocks of different namespaces never meet.
 #[pyclass(module = "kvbm_rs", frozen, eq)]
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Namespace {
@@ -17,8 +17,8 @@ pub(crate) struct Namespace {
 
 #[pymethods]
 impl Namespace {
-    /// `chain_root`: bytes of an engine that hashes itself. `persistent=False` says that they change with each process; such a
-    /// namespace refuses a disk and volumes.
+    /// `chain_root`: bytes of an engine that hashes itself. `persistent=False` says that they
+    /// change with each process; such a namespace refuses a disk and volumes.
     #[new]
     #[pyo3(signature = (model, *, weights = "", dtype = "", page_size = 16, rope_scaling = None, kv_quantization = None,
         adapter = None, tenant_salt = None, algorithm = "blake3", chain_root = None, persistent = true,
@@ -121,8 +121,8 @@ pub(crate) struct TokenSequence {
 
 #[pymethods]
 impl TokenSequence {
-    /// Blocks are shared only among requests of the same `salt`; an empty one shares with all. `tokens`: a list, or a buffer of
-    /// integers.
+    /// Blocks are shared only among requests of the same `salt`; an empty one shares with all.
+    /// `tokens`: a list, or a buffer of integers.
     #[new]
     #[pyo3(signature = (namespace, tokens = None, salt = None))]
     fn new(namespace: &Namespace, tokens: Option<&Bound<'_, PyAny>>, salt: Option<&[u8]>) -> PyResult<Self> {
@@ -145,7 +145,8 @@ impl TokenSequence {
         Ok(self.inner.num_blocks())
     }
 
-    /// Adds an image (or audio, video) under the tokens `first..first + count`: whoever has another one there has other blocks.
+    /// Adds an image (or audio, video) under the tokens `first..first + count`: whoever has another
+    /// one there has other blocks.
     fn add_image(&mut self, first: usize, count: usize, content_hash: &[u8]) -> Result<()> {
         self.inner.add_image(first..first.saturating_add(count), content_hash).map_err(Error::from)
     }

@@ -18,16 +18,23 @@ class FakeEngine:
     """KV tensors of three layers and 32 blocks, as an engine has them."""
 
     def __init__(self) -> None:
-        self.tensors = [np.zeros((NUM_BLOCKS, 2, PAGE_SIZE, 64), dtype=np.float32) for _ in range(LAYERS)]
+        self.tensors = [
+            np.zeros((NUM_BLOCKS, 2, PAGE_SIZE, 64), dtype=np.float32) for _ in range(LAYERS)
+        ]
 
     def compute(self, block: int, value: float) -> None:
         for layer, tensor in enumerate(self.tensors):
             tensor[block] = value + layer / 8
 
     def holds(self, block: int, value: float) -> bool:
-        return all(bool((tensor[block] == value + layer / 8).all()) for layer, tensor in enumerate(self.tensors))
+        return all(
+            bool((tensor[block] == value + layer / 8).all())
+            for layer, tensor in enumerate(self.tensors)
+        )
 
-    def manager(self, disk: Path | None = None, host: str = "64", weights: str = "1") -> KvBlockManager:
+    def manager(
+        self, disk: Path | None = None, host: str = "64", weights: str = "1"
+    ) -> KvBlockManager:
         config = Config()
         config.set("host.capacity", host)
         config.set("host.pinned", "false")
@@ -38,7 +45,9 @@ class FakeEngine:
             config.set("disk.drive_writes_per_day", "0")
             config.set("offload.g2_g3.write_through", "true")
         layout = layout_of(self.tensors, page_size=PAGE_SIZE)
-        return KvBlockManager(config, layout, Namespace("test", weights=weights, page_size=PAGE_SIZE))
+        return KvBlockManager(
+            config, layout, Namespace("test", weights=weights, page_size=PAGE_SIZE)
+        )
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from kvbm_rs import (
     Config,
     ConfigInvalid,
     ExternalSequence,
+    FinishedLoad,
     InvalidArgument,
     KvBlockManager,
     KvIndex,
@@ -39,7 +40,12 @@ def computed(engine: FakeEngine, manager: KvBlockManager, ids: list[int]) -> Tok
     return tokens
 
 
-def load(manager: KvBlockManager, tokens: TokenSequence | ExternalSequence, ids: list[int], first: int = 0) -> int:
+def load(
+    manager: KvBlockManager,
+    tokens: TokenSequence | ExternalSequence,
+    ids: list[int],
+    first: int = 0,
+) -> int:
     found = manager.look_up("r", tokens, first)
     assert found is not None
     manager.commit("r", ids[: found.blocks])
@@ -52,7 +58,9 @@ def load(manager: KvBlockManager, tokens: TokenSequence | ExternalSequence, ids:
     raise AssertionError("the load did not end")
 
 
-def test_blocks_come_back_where_the_engine_wants_them(engine: FakeEngine, manager: KvBlockManager) -> None:
+def test_blocks_come_back_where_the_engine_wants_them(
+    engine: FakeEngine, manager: KvBlockManager
+) -> None:
     tokens = computed(engine, manager, [7, 3, 11, 0])
     assert load(manager, tokens, [20, 21, 22, 23]) == 4
     assert all(engine.holds(20 + at, at) for at in range(4))
@@ -76,16 +84,20 @@ def test_tickets_end(engine: FakeEngine, manager: KvBlockManager) -> None:
     assert not manager.abandon("nobody")
     manager.look_up("r", tokens)
     assert manager.abandon("r") and manager.open_tickets == (0, 0)
-    with pytest.raises(InvalidArgument, match='request "r"'):
+    with pytest.raises(InvalidArgument, match="request r has no ticket"):
         manager.commit("r", [1])
     manager.look_up("r", tokens)
-    with pytest.raises(InvalidArgument, match="5 ids for 4"):
+    with pytest.raises(
+        InvalidArgument, match="5 engine blocks for request r, which was promised 4"
+    ):
         manager.commit("r", [1, 2, 3, 4, 5])
     found = manager.look_up("miss", TokenSequence(manager.namespace, [9] * 8))
     assert found is not None and found.blocks == 0
 
 
-@pytest.mark.parametrize("ids", [[0, 0, 1, 2], [NUM_BLOCKS, 1, 2, 3], [1, 2], np.array([0, 1, 2, -3])])
+@pytest.mark.parametrize(
+    "ids", [[0, 0, 1, 2], [NUM_BLOCKS, 1, 2, 3], [1, 2], np.array([0, 1, 2, -3])]
+)
 def test_wrong_ids_are_named(manager: KvBlockManager, ids: object) -> None:
     tokens = TokenSequence(manager.namespace, PROMPT[:4] if len(ids) == 2 else PROMPT)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument):
@@ -102,7 +114,9 @@ def test_reuse_of_a_block_discards_its_copy(engine: FakeEngine, manager: KvBlock
     assert found is not None and found.blocks in (0, 1, 2, 3, 4)
 
 
-def test_a_load_is_waited_for_polled_and_awaited(engine: FakeEngine, manager: KvBlockManager) -> None:
+def test_a_load_is_waited_for_polled_and_awaited(
+    engine: FakeEngine, manager: KvBlockManager
+) -> None:
     tokens = computed(engine, manager, [0, 1, 2, 3])
     manager.look_up("a", tokens)
     onboarding = manager.load("a", [10, 11, 12, 13])
@@ -115,6 +129,21 @@ def test_a_load_is_waited_for_polled_and_awaited(engine: FakeEngine, manager: Kv
 
     assert asyncio.run(wait()) == 4 and engine.holds(17, 3)
     assert manager.finished() == []
+
+
+def test_the_end_of_a_load_wakes_whoever_waits(engine: FakeEngine, manager: KvBlockManager) -> None:
+    """Also where the load ends while it is being committed."""
+    tokens = computed(engine, manager, [0, 1, 2, 3])
+    assert manager.finished_fd is not None and manager.busy([0, 1]) == []
+    for turn in range(200):
+        manager.look_up(f"r{turn}", tokens)
+        manager.commit(f"r{turn}", [10, 11, 12, 13])
+        began = time.monotonic()
+        done: list[FinishedLoad] = []
+        while not done and time.monotonic() - began < 10:
+            manager.wait_finished(5)
+            done = manager.finished()
+        assert [load.arrived for load in done] == [4] and time.monotonic() - began < 4, turn
 
 
 def test_blocks_survive_on_disk(engine: FakeEngine, tmp_path: Path) -> None:
@@ -133,7 +162,9 @@ def test_blocks_survive_on_disk(engine: FakeEngine, tmp_path: Path) -> None:
         assert found is not None and found.blocks == 0, "other weights have other blocks"
 
 
-def test_hashes_of_an_engine_that_mean_nothing_elsewhere_refuse_a_disk(engine: FakeEngine, tmp_path: Path) -> None:
+def test_hashes_of_an_engine_that_mean_nothing_elsewhere_refuse_a_disk(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
     config = Config()
     config.set("host.capacity", "8")
     config.set("disk.dir", str(tmp_path))
@@ -202,7 +233,8 @@ def test_tensors_live_as_long_as_the_manager(engine: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "text"), [("host.capcity", "1", "nearest"), ("host.capacity", "much", "much"), ("", "", "unknown key")]
+    ("key", "value", "text"),
+    [("host.capcity", "1", "nearest"), ("host.capacity", "much", "much"), ("", "", "unknown key")],
 )
 def test_settings_that_make_no_sense(key: str, value: str, text: str) -> None:
     with pytest.raises(ConfigInvalid, match=text):
@@ -222,7 +254,11 @@ def test_layouts_that_make_no_sense() -> None:
     with pytest.raises(InvalidArgument, match="0 blocks"):
         Layout(0, 4)
     layout = Layout(4, 4)
-    for length, stride, size, text in [(1024, 64, 128, "stride"), (255, 64, 64, "do not fit"), (0, 64, 64, "do not fit")]:
+    for length, stride, size, text in [
+        (1024, 64, 128, "stride"),
+        (255, 64, 64, "do not fit"),
+        (0, 64, 64, "do not fit"),
+    ]:
         with pytest.raises(InvalidArgument, match=text):
             layout.add(address, length, block_stride=stride, block_bytes=size, owner=owner)
     layout.add(address, 512, block_stride=128, block_bytes=64, owner=owner)

@@ -14,7 +14,15 @@ from pathlib import Path
 import kvbm_rs
 import pytest
 from conftest import FakeEngine
-from kvbm_rs import ForkedError, InternalError, KvBlockManager, KvbmError, TokenSequence, _core, logs
+from kvbm_rs import (
+    ForkedError,
+    InternalError,
+    KvBlockManager,
+    KvbmError,
+    TokenSequence,
+    _core,
+    logs,
+)
 
 
 def test_import_starts_no_thread() -> None:
@@ -24,7 +32,7 @@ def test_import_starts_no_thread() -> None:
 
 
 def test_use_after_fork_is_an_error(manager: KvBlockManager) -> None:
-    def child(sender: "multiprocessing.connection.Connection") -> None:
+    def child(sender: multiprocessing.connection.Connection) -> None:
         try:
             manager.step()
             sender.send("used")
@@ -55,7 +63,9 @@ def test_exceptions_form_a_hierarchy() -> None:
         assert issubclass(getattr(kvbm_rs, name), KvbmError), name
 
 
-def test_logs_go_to_logging(engine: FakeEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_go_to_logging(
+    engine: FakeEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.DEBUG, "kvbm"), engine.manager(tmp_path / "disk"):
         deadline = time.monotonic() + 5
         while not caplog.records and time.monotonic() < deadline:
@@ -116,7 +126,7 @@ def resident() -> int:
 
 
 def test_calls_leave_no_memory_behind(engine: FakeEngine, manager: KvBlockManager) -> None:
-    """KVBM_CALLS=1000000 for the long form."""
+    """The variable PYTEST_CALLS sets how many; 1000000 is the long form."""
     calls = int(os.environ.get("PYTEST_CALLS", "20000"))
     tokens = TokenSequence(manager.namespace, range(16))
     ids = list(range(4))
@@ -124,7 +134,7 @@ def test_calls_leave_no_memory_behind(engine: FakeEngine, manager: KvBlockManage
     assert manager.wait_offloads(10)
 
     def once(count: int) -> None:
-        for at in range(count // 4):
+        for _ in range(count // 4):
             manager.look_up("r", tokens)
             manager.abandon("r")
             TokenSequence(manager.namespace, range(16))
@@ -145,5 +155,5 @@ def test_dropping_an_open_manager_ends_its_threads(engine: FakeEngine) -> None:
     deadline = time.monotonic() + 10
     while len(os.listdir("/proc/self/task")) > before and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert len(os.listdir("/proc/self/task")) == before
+    assert len(os.listdir("/proc/self/task")) <= before
     logs.stop()

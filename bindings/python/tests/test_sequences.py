@@ -30,7 +30,10 @@ def test_tokens_enter_as_lists_tuples_arrays_and_numpy() -> None:
         assert TokenSequence(SPACE, tokens).hashes == wanted, type(tokens)
 
 
-@pytest.mark.parametrize("tokens", [[1, -1], [1 << 32], ["a"], [1.5], np.array([-1]), np.array([0.5]), np.zeros((2, 2), int)])
+@pytest.mark.parametrize(
+    "tokens",
+    [[1, -1], [1 << 32], ["a"], [1.5], np.array([-1]), np.array([0.5]), np.zeros((2, 2), int)],
+)
 def test_what_is_no_token_is_named(tokens: object) -> None:
     with pytest.raises(InvalidArgument, match="tokens"):
         TokenSequence(SPACE, tokens)  # type: ignore[arg-type]
@@ -38,7 +41,12 @@ def test_what_is_no_token_is_named(tokens: object) -> None:
 
 def test_a_sequence_grows_and_shrinks() -> None:
     sequence = TokenSequence(SPACE, [1, 2, 3])
-    assert (len(sequence), sequence.num_blocks, sequence.tail, sequence.page_size) == (3, 0, [1, 2, 3], 4)
+    assert (len(sequence), sequence.num_blocks, sequence.tail, sequence.page_size) == (
+        3,
+        0,
+        [1, 2, 3],
+        4,
+    )
     assert sequence.add_tokens([4, 5]) == 1
     first = sequence.hashes
     sequence.truncate(3)
@@ -86,7 +94,11 @@ def test_hashes_of_an_engine() -> None:
 
 @pytest.mark.parametrize(
     ("keywords", "text"),
-    [({"page_size": 0}, "page_size 0"), ({"algorithm": "md5"}, "md5"), ({"persistent": False}, "chain_root")],
+    [
+        ({"page_size": 0}, "page_size 0"),
+        ({"algorithm": "md5"}, "md5"),
+        ({"persistent": False}, "chain_root"),
+    ],
 )
 def test_a_namespace_that_makes_no_sense(keywords: dict[str, object], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text) as raised:

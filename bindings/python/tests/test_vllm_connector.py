@@ -38,7 +38,9 @@ def tensor() -> Any:
 
 @pytest.fixture(scope="module")
 def vllm() -> Iterator[Any]:
-    """The modules of vLLM that the connector imports. They stay: the connector's own modules keep what they imported."""
+    """The modules of vLLM that the connector imports. They stay: the connector's own modules keep
+    what they imported.
+    """
 
     class Base:
         def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
@@ -60,7 +62,14 @@ def vllm() -> Iterator[Any]:
         sys.modules[name] = made
 
     base = "vllm.distributed.kv_transfer.kv_connector.v1"
-    for name in ("vllm.distributed", "vllm.distributed.kv_transfer", "vllm.distributed.kv_transfer.kv_connector", base, "vllm.v1", "vllm.v1.metrics"):
+    for name in (
+        "vllm.distributed",
+        "vllm.distributed.kv_transfer",
+        "vllm.distributed.kv_transfer.kv_connector",
+        base,
+        "vllm.v1",
+        "vllm.v1.metrics",
+    ):
         module(name)
     module("vllm", __version__="0.0")
     module("vllm.logger", init_logger=lambda name: None)
@@ -72,8 +81,15 @@ def vllm() -> Iterator[Any]:
         KVConnectorRole=KVConnectorRole,
         SupportsHMA=type("SupportsHMA", (), {}),
     )
-    module(f"{base}.metrics", KVConnectorPromMetrics=type("KVConnectorPromMetrics", (), {}), KVConnectorStats=Stats)
-    module("vllm.v1.metrics.cache_hit_source", CacheHitSource=enum.Enum("CacheHitSource", ["HOST", "DISK"]))
+    module(
+        f"{base}.metrics",
+        KVConnectorPromMetrics=type("KVConnectorPromMetrics", (), {}),
+        KVConnectorStats=Stats,
+    )
+    module(
+        "vllm.v1.metrics.cache_hit_source",
+        CacheHitSource=enum.Enum("CacheHitSource", ["HOST", "DISK"]),
+    )
     from kvbm_rs.vllm import _vllm_compat as compat
 
     missing, compat.missing = compat.missing, list
@@ -96,7 +112,10 @@ class Request:
 
     @property
     def block_hashes(self) -> list[bytes]:
-        return [repr(self.all_token_ids[: end * SIZE]).encode() for end in range(1, self.num_tokens // SIZE + 1)]
+        return [
+            repr(self.all_token_ids[: end * SIZE]).encode()
+            for end in range(1, self.num_tokens // SIZE + 1)
+        ]
 
 
 class Engine:
@@ -105,8 +124,14 @@ class Engine:
     def __init__(self, vllm: Any, **changes: Any) -> None:
         from kvbm_rs.vllm import KvbmConnector
 
-        transfer = {"engine_id": "e", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"} | changes.pop("transfer", {})
-        extra = {"host": "64", "host.pinned": False, "policy.admission": "all"} | changes.pop("extra", {})
+        transfer = {
+            "engine_id": "e",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+        } | changes.pop("transfer", {})
+        extra = {"host": "64", "host.pinned": False, "policy.admission": "all"} | changes.pop(
+            "extra", {}
+        )
         world_size = changes.pop("world_size", 1)
         groups = changes.pop("groups", ["FullAttentionSpec"])
         self.config = SimpleNamespace(
@@ -114,11 +139,19 @@ class Engine:
             kv_events_config=None,
             compilation_config=SimpleNamespace(),
             cache_config=SimpleNamespace(
-                block_size=SIZE, cache_dtype="auto", enable_prefix_caching=True, prefix_caching_hash_algo="sha256"
+                block_size=SIZE,
+                cache_dtype="auto",
+                enable_prefix_caching=True,
+                prefix_caching_hash_algo="sha256",
             ),
-            parallel_config=SimpleNamespace(world_size=world_size, data_parallel_index=0, data_parallel_size=1),
+            parallel_config=SimpleNamespace(
+                world_size=world_size, data_parallel_index=0, data_parallel_size=1
+            ),
             model_config=SimpleNamespace(
-                model="m", revision="r", dtype="float32", hf_config=SimpleNamespace(to_json_string=lambda use_diff: "{}")
+                model="m",
+                revision="r",
+                dtype="float32",
+                hf_config=SimpleNamespace(to_json_string=lambda use_diff: "{}"),
             ),
         )
         spec = [SimpleNamespace(kv_cache_spec=type(name, (), {})()) for name in groups]
@@ -134,8 +167,12 @@ class Engine:
         totals: dict[str, float] = self.scheduler._process.counters.totals
         return totals
 
-    def step(self, running: dict[str, tuple[Request, list[int], int]] | None = None) -> tuple[set[str], set[int]]:
-        """Requests with all their blocks and the tokens that are computed now. What was received, and bad blocks."""
+    def step(
+        self, running: dict[str, tuple[Request, list[int], int]] | None = None
+    ) -> tuple[set[str], set[int]]:
+        """Requests with all their blocks and the tokens that are computed now. What was received,
+        and bad blocks.
+        """
         running = running or {}
         new = [
             SimpleNamespace(block_ids=(ids,), num_computed_tokens=request.num_computed_tokens)
@@ -143,11 +180,15 @@ class Engine:
         ]
         output = SimpleNamespace(
             scheduled_new_reqs=new,
-            scheduled_cached_reqs=SimpleNamespace(req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()),
+            scheduled_cached_reqs=SimpleNamespace(
+                req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()
+            ),
             num_scheduled_tokens={name: tokens for name, (_, _, tokens) in running.items()},
             total_num_scheduled_tokens=sum(tokens for _, _, tokens in running.values()),
             finished_req_ids=set(),
-            kv_connector_block_state=SimpleNamespace(get_block_ids=lambda name: (running[name][1],)),
+            kv_connector_block_state=SimpleNamespace(
+                get_block_ids=lambda name: (running[name][1],)
+            ),
         )
         plan = self.scheduler.build_connector_meta(output)
         self.worker.handle_preemptions(plan)
@@ -155,9 +196,13 @@ class Engine:
         if not self.worker._is_async:
             self.worker.start_load_kv(None)
         for request, ids, tokens in running.values():
-            for position in range(request.num_computed_tokens, request.num_computed_tokens + tokens):
+            for position in range(
+                request.num_computed_tokens, request.num_computed_tokens + tokens
+            ):
                 for layer, kv in enumerate(self.kv):
-                    kv[ids[position // SIZE], :, position % SIZE] = request.all_token_ids[position] + layer
+                    kv[ids[position // SIZE], :, position % SIZE] = (
+                        request.all_token_ids[position] + layer
+                    )
             request.num_computed_tokens += tokens
         if self.worker._is_async:
             self.worker.start_load_kv(None)
@@ -174,11 +219,15 @@ class Engine:
         assert self.manager.wait_offloads(10)
 
     def match(self, request: Request, computed: int = 0) -> tuple[int | None, bool]:
-        found: tuple[int | None, bool] = self.scheduler.get_num_new_matched_tokens(request, computed)
+        found: tuple[int | None, bool] = self.scheduler.get_num_new_matched_tokens(
+            request, computed
+        )
         return found
 
     def allocated(self, request: Request, ids: list[int], tokens: int) -> None:
-        self.scheduler.update_state_after_alloc(request, SimpleNamespace(get_block_ids=lambda: (ids,)), tokens)
+        self.scheduler.update_state_after_alloc(
+            request, SimpleNamespace(get_block_ids=lambda: (ids,)), tokens
+        )
 
     def until_received(self, name: str) -> set[int]:
         bad: set[int] = set()
@@ -227,12 +276,21 @@ def test_a_prompt_comes_back(engine: Engine) -> None:
     engine.step({"b": (again, ids, 1)})
     assert engine.manager.open_tickets == (0, 0)
     assert engine.totals["hit_tokens_g2"] == 16 and engine.totals["errors"] == 0
+    assert min(engine.scheduler._process.step_ns) >= 0, (
+        "waits while nothing can run are no time of a step"
+    )
+    stats = engine.scheduler.get_kv_connector_stats()
+    assert stats is not None
+    counts = stats.data
+    assert counts["loads"] == 1 and min(counts.values()) > 0, "Prometheus takes no negative count"
     assert engine.scheduler.get_external_cache_hit_sources(again, 16).popitem()[1] == 16
 
 
 def test_the_last_token_is_never_promised(engine: Engine) -> None:
     engine.compute(Request("a", PROMPT[:16]), [1, 2, 3, 4])
-    assert engine.match(Request("b", PROMPT[:16])) == (12, True), "a prompt of whole blocks computes its last one"
+    assert engine.match(Request("b", PROMPT[:16])) == (12, True), (
+        "a prompt of whole blocks computes its last one"
+    )
     assert engine.match(Request("c", PROMPT[:4])) == (0, False)
 
 
@@ -319,11 +377,22 @@ def test_chunks_and_decoded_blocks_are_saved_when_they_are_final(engine: Engine)
     assert engine.totals["saved_blocks"] == 6
 
 
-def test_an_exception_never_leaves_a_callback(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_never_leaves_a_callback(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("broken")
 
-    for name in ("look_up", "commit", "offload", "finished", "released", "abandon", "forget", "step"):
+    for name in (
+        "look_up",
+        "commit",
+        "offload",
+        "finished",
+        "released",
+        "abandon",
+        "forget",
+        "step",
+    ):
         monkeypatch.setattr(type(engine.manager), name, broken)
     request = Request("a", PROMPT)
     engine.scheduler.on_new_request(request)
@@ -390,7 +459,10 @@ def test_a_streaming_session_that_replaces_its_last_tokens(engine: Engine) -> No
         ({"transfer": {"kv_load_failure_policy": "fail"}}, '"kv_load_failure_policy": "recompute"'),
         ({"transfer": {"kv_role": "kv_producer"}}, "kv_both"),
         ({"world_size": 2}, "2 ranks"),
-        ({"groups": ["FullAttentionSpec", "SlidingWindowSpec"]}, "FullAttentionSpec, SlidingWindowSpec"),
+        (
+            {"groups": ["FullAttentionSpec", "SlidingWindowSpec"]},
+            "FullAttentionSpec, SlidingWindowSpec",
+        ),
         ({"groups": ["MambaSpec"]}, "MambaSpec"),
         ({"extra": {"nonsense": 1}}, "'nonsense'"),
     ],
@@ -410,4 +482,13 @@ def test_a_scheduler_without_its_worker_is_refused(vllm: Any) -> None:
     from kvbm_rs.vllm import KvbmConnector
 
     with pytest.raises(BuildFailed, match="one process"):
-        KvbmConnector(engine.config, vllm.role.SCHEDULER, SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[SimpleNamespace(kv_cache_spec=type("FullAttentionSpec", (), {})())]))
+        KvbmConnector(
+            engine.config,
+            vllm.role.SCHEDULER,
+            SimpleNamespace(
+                num_blocks=BLOCKS,
+                kv_cache_groups=[
+                    SimpleNamespace(kv_cache_spec=type("FullAttentionSpec", (), {})())
+                ],
+            ),
+        )

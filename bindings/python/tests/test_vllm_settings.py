@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 from kvbm_rs import ConfigInvalid
 from kvbm_rs.vllm import _vllm_compat as compat
-from kvbm_rs.vllm.identity import adapter_version, namespace_of, process_root_is_random, weights_version
+from kvbm_rs.vllm.identity import (
+    adapter_version,
+    namespace_of,
+    process_root_is_random,
+    weights_version,
+)
 from kvbm_rs.vllm.options import Options
 
 ALONE = (0, 1)
@@ -18,12 +23,30 @@ ALONE = (0, 1)
 
 def test_short_names_are_settings() -> None:
     options = Options.read(
-        {"host": "64GiB", "disk": "/cache", "disk_capacity": "1TiB", "transfer.deadline": "5s", "host.pinned": False}, ALONE
+        {
+            "host": "64GiB",
+            "disk": "/cache",
+            "disk_capacity": "1TiB",
+            "transfer.deadline": "5s",
+            "host.pinned": False,
+        },
+        ALONE,
     )
     text = options.config.to_toml()
-    for line in ('capacity = "64GiB"', 'dir = "/cache"', 'capacity = "1TiB"', 'deadline = "5s"', "pinned = false"):
+    for line in (
+        'capacity = "64GiB"',
+        'dir = "/cache"',
+        'capacity = "1TiB"',
+        'deadline = "5s"',
+        "pinned = false",
+    ):
         assert line in text, line
-    assert (options.load, options.hashes, options.min_blocks, options.shadow) == ("async", "auto", 1, False)
+    assert (options.load, options.hashes, options.min_blocks, options.shadow) == (
+        "async",
+        "auto",
+        1,
+        False,
+    )
 
 
 def test_each_data_parallel_rank_has_its_own_directory() -> None:
@@ -55,7 +78,9 @@ def test_a_file_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     file.write_text('[host]\ncapacity = "2GiB"\n[transfer]\nthreads = 3\n')
     monkeypatch.setenv("KVBM_TRANSFER_THREADS", "5")
     text = Options.read({"config": str(file), "host": "4GiB"}, ALONE).config.to_toml()
-    assert "threads = 5" in text and 'capacity = "4GiB"' in text, "options beat variables, variables beat the file"
+    assert "threads = 5" in text and 'capacity = "4GiB"' in text, (
+        "options beat variables, variables beat the file"
+    )
 
 
 def test_weights_are_told_apart(tmp_path: Path) -> None:
@@ -76,7 +101,11 @@ def test_weights_are_told_apart(tmp_path: Path) -> None:
 
 
 def view(**changes: Any) -> compat.ConfigView:
-    settings: dict[str, Any] = {"hidden_size": 8, "_commit_hash": None, **changes.pop("settings", {})}
+    settings: dict[str, Any] = {
+        "hidden_size": 8,
+        "_commit_hash": None,
+        **changes.pop("settings", {}),
+    }
     values: dict[str, Any] = {
         "model": "org/model",
         "revision": "r1",
@@ -93,7 +122,9 @@ def view(**changes: Any) -> compat.ConfigView:
             kv_transfer_config=None,
             kv_events_config=None,
             cache_config=SimpleNamespace(
-                block_size=values["block_size"], cache_dtype=values["cache_dtype"], prefix_caching_hash_algo=values["algorithm"]
+                block_size=values["block_size"],
+                cache_dtype=values["cache_dtype"],
+                prefix_caching_hash_algo=values["algorithm"],
             ),
             model_config=SimpleNamespace(
                 model=values["model"],
@@ -117,15 +148,25 @@ def test_what_decides_the_bytes_decides_the_namespace(monkeypatch: pytest.Monkey
     monkeypatch.setattr("kvbm_rs.vllm.identity.vllm_version", lambda: "0.32.0")
     tensor = Tensor(shape=(100, 2, 32, 128), strides=(8192, 4096, 128, 1), dtype="torch.float32")
 
-    def tag(config: compat.ConfigView, weights: str | None = None, kv: Any = tensor, backend: str = "A", own: bool = False) -> bytes:
+    def tag(
+        config: compat.ConfigView,
+        weights: str | None = None,
+        kv: Any = tensor,
+        backend: str = "A",
+        own: bool = False,
+    ) -> bytes:
         return namespace_of(config, weights, {"layer.0": kv}, [backend], own).tag
 
     tags = {tag(view())}
     assert tag(view()) in tags
-    more_blocks = Tensor(shape=(200, 2, 32, 128), strides=(8192, 4096, 128, 1), dtype="torch.float32")
+    more_blocks = Tensor(
+        shape=(200, 2, 32, 128), strides=(8192, 4096, 128, 1), dtype="torch.float32"
+    )
     assert tag(view(), kv=more_blocks) in tags, "how many blocks there are is no matter"
     assert tag(view(settings={"transformers_version": "5", "_name_or_path": "x"})) in tags
-    other_order = Tensor(shape=(100, 32, 2, 128), strides=(8192, 256, 128, 1), dtype="torch.float32")
+    other_order = Tensor(
+        shape=(100, 32, 2, 128), strides=(8192, 256, 128, 1), dtype="torch.float32"
+    )
     others = [
         tag(view(model="other")),
         tag(view(revision="r2")),
@@ -155,7 +196,12 @@ def test_which_roots_are_random(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kv_tensors_of_several_backends() -> None:
     import numpy as np
 
-    assert [part.shape for part in compat.block_views("l", np.zeros((10, 2, 8)), 10)] == [(10, 2, 8)]
-    assert [part.shape for part in compat.block_views("l", np.zeros((2, 10, 8)), 10)] == [(10, 8), (10, 8)]
+    assert [part.shape for part in compat.block_views("l", np.zeros((10, 2, 8)), 10)] == [
+        (10, 2, 8)
+    ]
+    assert [part.shape for part in compat.block_views("l", np.zeros((2, 10, 8)), 10)] == [
+        (10, 8),
+        (10, 8),
+    ]
     with pytest.raises(ValueError, match=r"layer l: a KV tensor of shape \[7, 9\] for 10 blocks"):
         compat.block_views("l", np.zeros((7, 9)), 10)

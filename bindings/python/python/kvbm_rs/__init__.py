@@ -1,6 +1,7 @@
 """kvbm for engines that are written in Python.
 
-A block manager keeps what an engine computed (keys and values of attention, in blocks of some tokens) in host memory, on SSD and in blob
+A block manager keeps what an engine computed (keys and values of attention, in blocks of some
+tokens) in host memory, on SSD and in blob
 stores, and brings it back:
 
     config = Config()
@@ -14,7 +15,8 @@ stores, and brings it back:
         ...
         manager.offload(block_ids, tokens)
 
-The distribution is called `kvbm-rs`. `kvbm` on PyPI is another product; both fit into one environment.
+The distribution is called `kvbm-rs`. `kvbm` on PyPI is another product; both fit into one
+environment.
 """
 
 from ._core import (

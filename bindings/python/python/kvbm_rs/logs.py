@@ -1,6 +1,7 @@
 """kvbm's log records on their way to `logging`.
 
-Threads of kvbm never take the GIL: they write to a bounded ring. `drain` hands its records to the loggers `kvbm.*`. A daemon thread
+Threads of kvbm never take the GIL: they write to a bounded ring. `drain` hands its records to the
+loggers `kvbm.*`. A daemon thread
 drains while a manager is open; no thread starts at import.
 """
 

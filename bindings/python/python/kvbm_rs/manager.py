@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import select
 import threading
+import time
 from collections.abc import Generator
 from typing import Any, cast
 
@@ -42,16 +44,17 @@ class Onboarding:
 
         Raises `TimeoutError` after `timeout` seconds; the load goes on.
         """
-        pause, waited = 0.0001, 0.0
+        deadline = time.monotonic() + timeout
         while True:
             result = self.result()
             if result is not None:
                 return result
-            if waited >= timeout:
-                raise TimeoutError(f"the load of request {self._request!r} is not over after {timeout} s: wait again")
-            threading.Event().wait(pause)
-            waited += pause
-            pause = min(pause * 1.5, 0.005)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(
+                    f"the load of request {self._request!r} is not over after {timeout} s: wait again"
+                )
+            self._manager.wait_finished(min(left, 0.01))
 
     def __await__(self) -> Generator[Any, None, FinishedLoad]:
         return self._poll().__await__()
@@ -69,7 +72,8 @@ class Onboarding:
 
 
 class KvBlockManager(_core.KvBlockManager):
-    """A block manager over blocks that the engine allocates and names; see `_core.KvBlockManager` for its calls.
+    """A block manager over blocks that the engine allocates and names; see `_core.KvBlockManager`
+    for its calls.
 
     Close it, or use it in a `with` statement: what is not on disk by then is lost.
     """
@@ -79,12 +83,22 @@ class KvBlockManager(_core.KvBlockManager):
     _ended: dict[str, FinishedLoad]
     _others: list[FinishedLoad]
     _logging: bool
+    _poller: select.poll | None
 
-    def __new__(cls, config: Config, layout: Layout, namespace: Namespace, *, shadow: bool = False) -> KvBlockManager:
-        manager = cast("KvBlockManager", super().__new__(cls, config, layout, namespace, shadow=shadow))
+    def __new__(
+        cls, config: Config, layout: Layout, namespace: Namespace, *, shadow: bool = False
+    ) -> KvBlockManager:
+        manager = cast(
+            "KvBlockManager", super().__new__(cls, config, layout, namespace, shadow=shadow)
+        )
         manager._lock = threading.Lock()
         manager._awaited, manager._ended, manager._others = set(), {}, []
         manager._logging = True
+        manager._poller = None
+        fd = manager.finished_fd
+        if fd is not None:
+            manager._poller = select.poll()
+            manager._poller.register(fd, select.POLLIN)
         logs.start()
         return manager
 
@@ -94,16 +108,22 @@ class KvBlockManager(_core.KvBlockManager):
         return Metrics(self)
 
     def load(self, request: str, ids: Any) -> Onboarding:
-        """`commit` for whoever waits for one load: its result comes by the object that this returns, not by `finished`."""
+        """`commit` for whoever waits for one load: its result comes by the object that this
+        returns, not by `finished`.
+        """
         with self._lock:
             if request in self._awaited:
-                raise KvbmError(f"request {request!r} has a load that nobody took yet: take its result first")
+                raise KvbmError(
+                    f"request {request!r} has a load that nobody took yet: take its result first"
+                )
             self.commit(request, ids)
             self._awaited.add(request)
         return Onboarding(self, request)
 
     def abandon(self, request: str) -> bool:
-        """Drops the request's ticket, or cancels its load: its blocks may be written until `busy` says no. Whether there was one."""
+        """Drops the request's ticket, or cancels its load: its blocks may be written until `busy`
+        says no. Whether there was one.
+        """
         with self._lock:
             self._awaited.discard(request)
             ended = self._ended.pop(request, None)
@@ -115,6 +135,15 @@ class KvBlockManager(_core.KvBlockManager):
             self._poll()
             others, self._others = self._others, []
             return others
+
+    def wait_finished(self, timeout: float) -> None:
+        """Waits until `finished` may have something, at most `timeout` seconds. Another thread may
+        take it first.
+        """
+        if self._poller is None:
+            time.sleep(min(timeout, 0.0005))
+        else:
+            self._poller.poll(timeout * 1000)
 
     def _poll(self) -> None:
         for done in super().finished():
@@ -132,7 +161,9 @@ class KvBlockManager(_core.KvBlockManager):
             return ended
 
     def close(self, timeout: float = 10.0) -> str | None:
-        """Saves what time allows and stops the threads. What could not be saved, as text; `None` where all was."""
+        """Saves what time allows and stops the threads. What could not be saved, as text; `None`
+        where all was.
+        """
         try:
             return super().close(timeout)
         finally:

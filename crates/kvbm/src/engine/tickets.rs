@@ -258,7 +258,14 @@ impl Tickets<'_> {
         if let Some(notify) = table.notify() {
             onboarding.notify(&Context::from_waker(&Waker::from(Arc::clone(notify))));
         }
-        table.tickets.lock().insert(request.to_owned(), Ticket::Loading(onboarding));
+        let mut tickets = table.tickets.lock();
+        tickets.insert(request.to_owned(), Ticket::Loading(onboarding));
+        // What ended before this point woke nobody, or somebody who found no load yet.
+        let is_over = matches!(tickets.get(request), Some(Ticket::Loading(load)) if load.is_done());
+        drop(tickets);
+        if let (true, Some(notify)) = (is_over, table.notify()) {
+            Arc::clone(notify).wake();
+        }
         Ok(())
     }
 

@@ -36,7 +36,8 @@ CHECKED_VERSIONS = ("0.32",)
 _BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 _METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
 
-#: What the connector uses: module, class (or None), names. Names of objects are read from `__init__`, fields from the class.
+#: What the connector uses: module, class (or None), names. Names of objects are read from
+#: `__init__`, fields from the class.
 _USED: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
     (_BASE, None, ("KVConnectorBase_V1", "KVConnectorMetadata", "KVConnectorRole")),
     (
@@ -71,13 +72,33 @@ _USED: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
     ),
     (_BASE, "KVConnectorRole", ("SCHEDULER", "WORKER")),
     (_METRICS, None, ("KVConnectorPromMetrics", "KVConnectorStats")),
-    (_METRICS, "KVConnectorPromMetrics", ("_counter_cls", "_labelnames", "per_engine_labelvalues", "observe")),
+    (
+        _METRICS,
+        "KVConnectorPromMetrics",
+        ("_counter_cls", "_labelnames", "per_engine_labelvalues", "observe"),
+    ),
     (_METRICS, "KVConnectorStats", ("data", "aggregate", "is_empty", "reduce", "reset")),
-    ("vllm.distributed.kv_transfer.kv_connector.factory", "KVConnectorFactory", ("register_connector", "_registry")),
-    ("vllm.v1.metrics.cache_hit_source", "CacheHitSource", ("HOST", "DISK", "EXTERNAL_UNSPECIFIED")),
+    (
+        "vllm.distributed.kv_transfer.kv_connector.factory",
+        "KVConnectorFactory",
+        ("register_connector", "_registry"),
+    ),
+    (
+        "vllm.v1.metrics.cache_hit_source",
+        "CacheHitSource",
+        ("HOST", "DISK", "EXTERNAL_UNSPECIFIED"),
+    ),
     ("vllm.distributed.kv_events", None, ("BlockRemoved", "BlockStored", "AllBlocksCleared")),
-    ("vllm.distributed.kv_events", "BlockStored", ("block_hashes", "parent_block_hash", "token_ids", "block_size", "medium")),
-    ("vllm.v1.core.kv_cache_utils", None, ("generate_block_hash_extra_keys", "maybe_convert_block_hash")),
+    (
+        "vllm.distributed.kv_events",
+        "BlockStored",
+        ("block_hashes", "parent_block_hash", "token_ids", "block_size", "medium"),
+    ),
+    (
+        "vllm.v1.core.kv_cache_utils",
+        None,
+        ("generate_block_hash_extra_keys", "maybe_convert_block_hash"),
+    ),
     (
         "vllm.v1.request",
         "Request",
@@ -108,21 +129,43 @@ _USED: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
     ),
     ("vllm.v1.core.sched.output", "KVConnectorBlockState", ("get_block_ids",)),
     ("vllm.v1.core.sched.output", "NewRequestData", ("req_id", "block_ids", "num_computed_tokens")),
-    ("vllm.v1.core.sched.output", "CachedRequestData", ("req_ids", "new_block_ids", "num_computed_tokens", "resumed_req_ids")),
+    (
+        "vllm.v1.core.sched.output",
+        "CachedRequestData",
+        ("req_ids", "new_block_ids", "num_computed_tokens", "resumed_req_ids"),
+    ),
     ("vllm.v1.core.kv_cache_manager", "KVCacheBlocks", ("get_block_ids",)),
-    ("vllm.config", "VllmConfig", ("model_config", "cache_config", "parallel_config", "kv_transfer_config", "kv_events_config")),
+    (
+        "vllm.config",
+        "VllmConfig",
+        (
+            "model_config",
+            "cache_config",
+            "parallel_config",
+            "kv_transfer_config",
+            "kv_events_config",
+        ),
+    ),
     (
         "vllm.config.kv_transfer",
         "KVTransferConfig",
         ("engine_id", "kv_role", "kv_connector_extra_config", "kv_load_failure_policy"),
     ),
-    ("vllm.config.cache", "CacheConfig", ("block_size", "cache_dtype", "enable_prefix_caching", "prefix_caching_hash_algo")),
+    (
+        "vllm.config.cache",
+        "CacheConfig",
+        ("block_size", "cache_dtype", "enable_prefix_caching", "prefix_caching_hash_algo"),
+    ),
     (
         "vllm.config.parallel",
         "ParallelConfig",
         ("world_size", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_index"),
     ),
-    ("vllm.config.model", "ModelConfig", ("model", "revision", "dtype", "hf_config", "served_model_name")),
+    (
+        "vllm.config.model",
+        "ModelConfig",
+        ("model", "revision", "dtype", "hf_config", "served_model_name"),
+    ),
     ("vllm.v1.kv_cache_interface", "KVCacheConfig", ("num_blocks", "kv_cache_groups")),
 )
 
@@ -182,13 +225,16 @@ def cache_groups(kv_cache_config: Any) -> list[str]:
 
 
 def attention_backends(vllm_config: Any) -> list[str]:
-    """Names of the attention backends, which decide what the bytes of a block mean; empty where vLLM does not say."""
+    """Names of the attention backends, which decide what the bytes of a block mean; empty where
+    vLLM does not say.
+    """
     context = getattr(vllm_config.compilation_config, "static_forward_context", {})
     names = set()
     for layer in context.values():
         backend = getattr(layer, "attn_backend", None)
         if backend is not None:
-            names.add(str(getattr(backend, "get_name", lambda: backend.__name__)()))
+            name = getattr(backend, "get_name", None)
+            names.add(str(backend.__name__ if name is None else name()))
     return sorted(names)
 
 
@@ -268,7 +314,9 @@ class ConfigView:
     def data_parallel(self) -> tuple[int, int]:
         """Rank and size."""
         parallel = self._config.parallel_config
-        return int(parallel.data_parallel_index or 0), int(getattr(parallel, "data_parallel_size", 1))
+        return int(parallel.data_parallel_index or 0), int(
+            getattr(parallel, "data_parallel_size", 1)
+        )
 
     @property
     def publishes_events(self) -> bool:
@@ -316,7 +364,9 @@ class RequestView:
         return None if lora is None else (str(lora.lora_name), str(lora.lora_path))
 
     def extra_keys(self, first: int, end: int, image: int) -> tuple[bytes | None, int]:
-        """What else goes into the hash of the block of these tokens (images, salt, adapter), and the next image."""
+        """What else goes into the hash of the block of these tokens (images, salt, adapter), and
+        the next image.
+        """
         from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
         keys, image = generate_block_hash_extra_keys(self._request, first, end, image)
@@ -364,11 +414,15 @@ class StepView:
         return None if ids is None else ids[0]
 
     def new_blocks(self) -> Iterable[tuple[list[int], int]]:
-        """Blocks that requests got since the last step, and how many tokens from their front are computed already."""
+        """Blocks that requests got since the last step, and how many tokens from their front are
+        computed already.
+        """
         for new in self._output.scheduled_new_reqs:
             yield new.block_ids[0], int(new.num_computed_tokens)
         cached = self._output.scheduled_cached_reqs
-        for request_id, blocks, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens):
+        for request_id, blocks, computed in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens
+        ):
             if blocks is not None:
                 # A resumed request gets all its blocks anew; a running one only what follows.
                 yield blocks[0], int(computed) if request_id in cached.resumed_req_ids else 0
@@ -385,7 +439,13 @@ class EventFactory:
         self._external: Callable[[Any], Any] = maybe_convert_block_hash
 
     def stored(
-        self, block: bytes, parent: bytes | None, tokens: list[int], block_size: int, adapter: str | None, medium: str
+        self,
+        block: bytes,
+        parent: bytes | None,
+        tokens: list[int],
+        block_size: int,
+        adapter: str | None,
+        medium: str,
     ) -> Any:
         return self._events.BlockStored(
             block_hashes=[self._external(block)],
@@ -429,7 +489,8 @@ def log_level(name: str) -> int:
 def block_views(name: str, tensor: Any, num_blocks: int) -> list[Any]:
     """A layer's tensor as tensors whose first axis counts vLLM's blocks.
 
-    Backends lay keys and values side by side in a block, or as two halves of the tensor; some split a block into several of the kernel's.
+    Backends lay keys and values side by side in a block, or as two halves of the tensor; some split
+    a block into several of the kernel's.
     """
     shape = list(tensor.shape)
     if shape and shape[0] % num_blocks == 0:

@@ -35,7 +35,9 @@ _IDLE_WAIT = 0.001
 _REUSE_WAIT = 1.0
 
 
-def _guarded(otherwise: Any) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+def _guarded(
+    otherwise: Any,
+) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
     """A callback whose error costs a hit or a copy: it is logged, and the result is `otherwise()`.
 
     An exception that leaves a callback of the scheduler ends the engine.
@@ -71,7 +73,9 @@ class Save:
 
 @dataclass
 class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
-    """What the worker does in a step. Scheduler and worker are in one process, so requests go as they are."""
+    """What the worker does in a step. Scheduler and worker are in one process, so requests go as
+    they are.
+    """
 
     #: Requests and the blocks to load into.
     loads: list[tuple[str, list[int]]] = field(default_factory=list)
@@ -89,7 +93,9 @@ class _Loading:
 
 
 class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """Keeps vLLM's KV blocks in host memory, on disk and in blob stores. docs/vllm.md has the options."""
+    """Keeps vLLM's KV blocks in host memory, on disk and in blob stores. docs/vllm.md has the
+    options.
+    """
 
     _cache_hit_source = CacheHitSource.HOST
 
@@ -148,11 +154,15 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         tracked = self._requests.get(view.id)
         if tracked is None:
             namespace = self._process.namespace_for(view.adapter)
-            tracked = self._requests[view.id] = TrackedRequest(view, namespace, self._process.own_hashes)
+            tracked = self._requests[view.id] = TrackedRequest(
+                view, namespace, self._process.own_hashes
+            )
         return tracked
 
     @_guarded(lambda: (0, False))
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
         tracked = self._track(request)
         process, size = self._process, self._block_size
         # The last token is computed in any case: it gives the first output.
@@ -193,7 +203,9 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._process.counters.add(name, tracked.by_tier[tier] * self._block_size)
 
     @_guarded(dict)
-    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[CacheHitSource, int]:
+    def get_external_cache_hit_sources(
+        self, request: Any, num_external_tokens: int
+    ) -> dict[CacheHitSource, int]:
         if num_external_tokens == 0:
             return {}
         by_tier = self._track(request).by_tier
@@ -202,6 +214,7 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return {source: tokens for source, tokens in sources.items() if tokens}
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
+        self._process.step_over()
         plan = StepPlan(loads=self._to_load)
         self._to_load = []
         self._plan(plan, compat.StepView(scheduler_output))
@@ -244,7 +257,9 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         # Finished blocks keep their bytes until vLLM reuses them, and it says so then.
         return False, None
 
-    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished_all_groups(
+        self, request: Any, block_ids: Any
+    ) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished(request, block_ids)
 
     @_guarded(tuple)
@@ -291,18 +306,21 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_guarded(lambda: None)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        # Loads began in `handle_preemptions`, before the forward pass. A synchronous one ends before it, too.
+        # Loads began in `handle_preemptions`, before the forward pass. A synchronous one ends
+        # before it, too.
         if not self._is_async:
             while self._loading:
                 self._collect()
                 if self._loading:
-                    time.sleep(0.0001)
+                    self._process.manager.wait_finished(0.01)
             self._ended.clear()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads are whole when their request runs."""
 
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
         """Blocks are copied when the step is over."""
 
     @_guarded(lambda: None)
@@ -316,7 +334,8 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         try:
             begun = manager.offload(save.ids, save.request.sequence, save.first)
         except KvbmError as error:
-            # No room, or a load writes one of them: offered again with the next block of the request.
+            # No room, or a load writes one of them: offered again with the next block of the
+            # request.
             save.request.offered = min(save.request.offered, save.first)
             counters.add("no_room_blocks", len(save.ids))
             logger.debug("kvbm: %d blocks were not saved: %s", len(save.ids), error)
@@ -335,15 +354,13 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             if self._loading and not self._ended and not self._had_tokens:
                 self._wait_idle()
         ended, self._ended = self._ended, set()
-        self._process.step_over()
         return None, ended or None
 
     def _wait_idle(self) -> None:
         """While no request can run, the end of a load is waited for here, without the GIL."""
         began = time.perf_counter_ns()
-        end = time.monotonic() + _IDLE_WAIT
-        while self._loading and not self._ended and time.monotonic() < end:
-            time.sleep(0.00005)
+        if _IDLE_WAIT > 0:
+            self._process.manager.wait_finished(_IDLE_WAIT)
             self._collect()
         self._process.waited(began)
 
@@ -361,7 +378,10 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             if done.arrived < done.wanted:
                 why = done.failures[0] if done.failures else "no reason was given"
                 logger.warning(
-                    "kvbm: %d of %d blocks did not arrive and are computed: %s", done.wanted - done.arrived, done.wanted, why
+                    "kvbm: %d of %d blocks did not arrive and are computed: %s",
+                    done.wanted - done.arrived,
+                    done.wanted,
+                    why,
                 )
                 self._bad.update(loading.ids[done.arrived :])
 
@@ -408,7 +428,9 @@ def _check(vllm_config: Any, kv_cache_config: Any) -> None:
             'add "kv_load_failure_policy": "recompute" to --kv-transfer-config'
         )
     if view.role != "kv_both":
-        raise ConfigInvalid(f"kv_role is {view.role!r}: kvbm is a cache that is read and written; set \"kv_role\": \"kv_both\"")
+        raise ConfigInvalid(
+            f'kv_role is {view.role!r}: kvbm is a cache that is read and written; set "kv_role": "kv_both"'
+        )
     if view.world_size > 1:
         raise ConfigInvalid(
             f"{view.world_size} ranks (tensor or pipeline parallel): KvbmConnector supports one rank until workers in other "

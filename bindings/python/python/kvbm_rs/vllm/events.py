@@ -24,17 +24,26 @@ class CacheEvents:
         self._events = manager.events()
         self._block_size = block_size
         self._factory = compat.EventFactory()
-        self._known: OrderedDict[bytes, tuple[bytes, bytes | None, list[int], str | None]] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[bytes, bytes | None, list[int], str | None]] = (
+            OrderedDict()
+        )
 
     def note(self, request: TrackedRequest, first: int, end: int) -> None:
-        """Remembers what events say of blocks that are about to be stored: vLLM's hashes, the tokens."""
+        """Remembers what events say of blocks that are about to be stored: vLLM's hashes, the
+        tokens.
+        """
         engine, size = request.view.block_hashes, self._block_size
         ours = request.sequence.hashes
         adapter = request.view.adapter
         for block in range(first, min(end, len(engine), len(ours))):
             parent = bytes(engine[block - 1]) if block else None
             tokens = request.view.tokens(block * size, (block + 1) * size)
-            self._known[ours[block]] = (bytes(engine[block]), parent, tokens, adapter[0] if adapter else None)
+            self._known[ours[block]] = (
+                bytes(engine[block]),
+                parent,
+                tokens,
+                adapter[0] if adapter else None,
+            )
             self._known.move_to_end(ours[block])
         while len(self._known) > _MOST:
             self._known.popitem(last=False)

@@ -18,14 +18,22 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
 
 
 def namespace_of(
-    view: ConfigView, weights: str | None, tensors: Mapping[str, Any], backends: Iterable[str], own_hashes: bool
+    view: ConfigView,
+    weights: str | None,
+    tensors: Mapping[str, Any],
+    backends: Iterable[str],
+    own_hashes: bool,
 ) -> Namespace:
     """The namespace of a model as vLLM serves it.
 
-    The bytes of a block are copied as they are, so what decides their order belongs to the identity: the version of vLLM, the attention
+    The bytes of a block are copied as they are, so what decides their order belongs to the
+    identity: the version of vLLM, the attention
     backend, the shapes and strides of its tensors.
     """
-    shapes = [(list(tensor.shape[1:]), list(tensor.stride()), str(tensor.dtype)) for tensor in tensors.values()]
+    shapes = [
+        (list(tensor.shape[1:]), list(tensor.stride()), str(tensor.dtype))
+        for tensor in tensors.values()
+    ]
     meaning = {
         "vllm": vllm_version(),
         "backends": list(backends),
@@ -59,7 +67,8 @@ def _settings(text: str) -> str:
 def weights_version(model: str, revision: str | None) -> str:
     """The revision of a model of a hub, or a digest of the files of a local one.
 
-    Of each local file the size and 64 samples of 4 KiB count: an update of the weights changes them all over.
+    Of each local file the size and 64 samples of 4 KiB count: an update of the weights changes them
+    all over.
     """
     folder = Path(model)
     if not folder.is_dir():

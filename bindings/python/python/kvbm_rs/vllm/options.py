@@ -32,7 +32,8 @@ class Options:
     config: Config
     #: `"async"`: a request waits for its load while others run. `"sync"`: the step waits.
     load: str = "async"
-    #: `"engine"`: vLLM's block hashes. `"own"`: kvbm hashes tokens. `"auto"`: vLLM's where they mean the same in each process.
+    #: `"engine"`: vLLM's block hashes. `"own"`: kvbm hashes tokens. `"auto"`: vLLM's where they
+    #: mean the same in each process.
     hashes: str = "auto"
     #: A hit of fewer blocks is not loaded.
     min_blocks: int = 1
@@ -45,7 +46,9 @@ class Options:
 
     @classmethod
     def read(cls, extra: dict[str, Any], data_parallel: tuple[int, int]) -> Options:
-        """From `kv_connector_extra_config`; a name that there is not is an error that lists those that there are."""
+        """From `kv_connector_extra_config`; a name that there is not is an error that lists those
+        that there are.
+        """
         path = extra.get("config")
         config = _from_file(None if path is None else str(path))
         own: dict[str, Any] = {}
@@ -55,7 +58,8 @@ class Options:
                 key = _SHORT.get(name, name)
                 has_disk |= key == "disk.dir"
                 if key == "disk.dir" and data_parallel[1] > 1:
-                    # A directory has one writer, and each data parallel rank is an engine of its own.
+                    # A directory has one writer, and each data parallel rank is an engine of its
+                    # own.
                     value = f"{value}/dp{data_parallel[0]}"
                 config.set(key, _text(value))
             elif name in _OWN:
@@ -66,10 +70,18 @@ class Options:
                     f"kv_connector_extra_config has {name!r}, which is no option: known are {known}, and every setting of "
                     "docs/config.md by its full name, such as 'transfer.deadline'"
                 )
-        if has_disk and not any(name in extra for name in ("disk_capacity", "disk.capacity")) and path is None:
-            raise ConfigInvalid("option 'disk' without 'disk_capacity': say how much of it kvbm may use, such as '100GiB'")
+        if (
+            has_disk
+            and not any(name in extra for name in ("disk_capacity", "disk.capacity"))
+            and path is None
+        ):
+            raise ConfigInvalid(
+                "option 'disk' without 'disk_capacity': say how much of it kvbm may use, such as '100GiB'"
+            )
         if not any(name in extra for name in ("host", "host.capacity")) and path is None:
-            raise ConfigInvalid("option 'host' is missing: say how much host memory kvbm may use, such as '16GiB'")
+            raise ConfigInvalid(
+                "option 'host' is missing: say how much host memory kvbm may use, such as '16GiB'"
+            )
         if has_disk and path is None and "offload.g2_g3.write_through" not in extra:
             # A cache that survives `kill -9` has its blocks on disk before they leave host memory.
             config.set("offload.g2_g3.write_through", "true")
@@ -85,7 +97,9 @@ class Options:
             ("log_level", self.log_level, ("DEBUG", "INFO", "WARNING", "ERROR")),
         ):
             if value not in choices:
-                raise ConfigInvalid(f"option {name!r} is {value!r}: give one of {', '.join(choices)}")
+                raise ConfigInvalid(
+                    f"option {name!r} is {value!r}: give one of {', '.join(choices)}"
+                )
         if not isinstance(self.min_blocks, int) or self.min_blocks < 1:
             raise ConfigInvalid(f"option 'min_blocks' is {self.min_blocks!r}: give 1 or more")
         if not isinstance(self.shadow, bool):

@@ -1,11 +1,12 @@
-"""What the scheduler's and the worker's connector share: with one rank they are two objects of one process."""
+"""What the scheduler's and the worker's connector share: with one rank they are two objects of one
+process.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-
 from typing import Any
 
 from .. import KvBlockManager, Layout, Namespace, layout_of, logs
@@ -60,9 +61,13 @@ class EngineProcess:
         elif self.view.hash_block_size != self.view.block_size:
             cannot = f"vLLM hashes blocks of {self.view.hash_block_size} tokens and caches blocks of {self.view.block_size}"
         elif process_root_is_random(self.view.hash_algorithm):
-            cannot = f"the root of vLLM's {self.view.hash_algorithm} hashes is random in each process"
+            cannot = (
+                f"the root of vLLM's {self.view.hash_algorithm} hashes is random in each process"
+            )
         if cannot is not None and self.options.hashes == "engine":
-            raise KvbmError(f"option 'hashes' is 'engine', but {cannot}: leave the option out, or set it to 'own'")
+            raise KvbmError(
+                f"option 'hashes' is 'engine', but {cannot}: leave the option out, or set it to 'own'"
+            )
         return cannot is not None
 
     def register(self, kv_caches: dict[str, Any], num_blocks: int) -> None:
@@ -88,8 +93,12 @@ class EngineProcess:
             )
         started = time.monotonic()
         logs.set_level(compat.log_level(self.options.log_level))
-        namespace = namespace_of(self.view, self.options.weights, self._tensors, backends, self.own_hashes)
-        self._manager = KvBlockManager(self.options.config, self.layout, namespace, shadow=self.options.shadow)
+        namespace = namespace_of(
+            self.view, self.options.weights, self._tensors, backends, self.own_hashes
+        )
+        self._manager = KvBlockManager(
+            self.options.config, self.layout, namespace, shadow=self.options.shadow
+        )
         logger.info("%s", self.describe(time.monotonic() - started))
 
     def describe(self, seconds: float) -> str:
@@ -102,13 +111,19 @@ class EngineProcess:
         parts = [f"{host * size / 2**30:.2f} GiB of host memory = {host * tokens:,} tokens"]
         if disk:
             there = on_disk["inactive"] + on_disk["active"]
-            parts.append(f"disk for {disk * tokens:,} tokens, {there * tokens:,} of them from before")
+            parts.append(
+                f"disk for {disk * tokens:,} tokens, {there * tokens:,} of them from before"
+            )
         parts.append(f"blocks of {tokens} tokens, {size / 1024:.0f} KiB")
         if self.options.shadow:
             parts.append("shadow mode: hits are counted, nothing is moved")
         else:
-            parts.append(f"loads are {'asynchronous' if self.options.load == 'async' else 'synchronous'}, failed ones are computed")
-        parts.append("kvbm hashes tokens" if self.own_hashes else f"vLLM's {self.view.hash_algorithm} hashes")
+            parts.append(
+                f"loads are {'asynchronous' if self.options.load == 'async' else 'synchronous'}, failed ones are computed"
+            )
+        parts.append(
+            "kvbm hashes tokens" if self.own_hashes else f"vLLM's {self.view.hash_algorithm} hashes"
+        )
         return f"kvbm: {'; '.join(parts)} (ready in {seconds:.2f} s)"
 
     @property
@@ -129,7 +144,9 @@ class EngineProcess:
         if namespace is None:
             if len(self._namespaces) >= 1024:
                 self._namespaces.clear()
-            namespace = self._namespaces[adapter] = self.manager.namespace.with_adapter(adapter_version(*adapter))
+            namespace = self._namespaces[adapter] = self.manager.namespace.with_adapter(
+                adapter_version(*adapter)
+            )
         return namespace
 
     def close(self) -> None:
@@ -152,16 +169,24 @@ class EngineProcess:
         self._spent_ns -= time.perf_counter_ns() - began_ns
 
     def step_over(self) -> None:
-        """A step ended: its time is a sample."""
-        spent, self._spent_ns = self._spent_ns, 0
+        """The step before ended, its last callback included: its time is a sample."""
+        spent, self._spent_ns = max(0, self._spent_ns), 0
         self.step_ns.append(spent)
         self.counters.add("steps")
         self.counters.add("step_seconds", spent / 1e9)
 
     def failed(self, where: str, error: BaseException) -> None:
-        """An error that costs a hit or a copy and nothing else; logged once in ten seconds for each place."""
+        """An error that costs a hit or a copy and nothing else; logged once in ten seconds for each
+        place.
+        """
         self.counters.add("errors")
         now = time.monotonic()
         if now - self._logged.get(where, -1e9) >= 10:
             self._logged[where] = now
-            logger.error("kvbm: %s: %s: %s", where, type(error).__name__, error, exc_info=not isinstance(error, KvbmError))
+            logger.error(
+                "kvbm: %s: %s: %s",
+                where,
+                type(error).__name__,
+                error,
+                exc_info=not isinstance(error, KvbmError),
+            )

@@ -13,7 +13,19 @@ __all__ = ["TrackedRequest"]
 class TrackedRequest:
     """The blocks of a request, hashed as far as its tokens are known."""
 
-    __slots__ = ("by_tier", "first", "offered", "promised", "sequence", "view", "_hashed", "_image", "_last", "_namespace", "_own")
+    __slots__ = (
+        "by_tier",
+        "first",
+        "offered",
+        "promised",
+        "sequence",
+        "view",
+        "_hashed",
+        "_image",
+        "_last",
+        "_namespace",
+        "_own",
+    )
 
     def __init__(self, view: RequestView, namespace: Namespace, own_hashes: bool) -> None:
         self.view = view
@@ -30,7 +42,9 @@ class TrackedRequest:
 
     def _begin(self) -> None:
         self.sequence: TokenSequence | ExternalSequence
-        self.sequence = TokenSequence(self._namespace) if self._own else ExternalSequence(self._namespace)
+        self.sequence = (
+            TokenSequence(self._namespace) if self._own else ExternalSequence(self._namespace)
+        )
         self._hashed = 0
         self._image = 0
         #: What the last hashed block was made of: vLLM's hash, or tokens.
@@ -69,10 +83,14 @@ class TrackedRequest:
             return
         if self.view.has_extra_keys:
             for block in range(self._hashed, blocks):
-                keys, self._image = self.view.extra_keys(block * size, (block + 1) * size, self._image)
+                keys, self._image = self.view.extra_keys(
+                    block * size, (block + 1) * size, self._image
+                )
                 if keys is not None:
                     # Of bounded length, whatever the images are called.
-                    sequence.add_extra_key(block * size, hashlib.blake2b(keys, digest_size=32).digest())
+                    sequence.add_extra_key(
+                        block * size, hashlib.blake2b(keys, digest_size=32).digest()
+                    )
         sequence.add_tokens(self.view.tokens(self._hashed * size, blocks * size))
         self._hashed = blocks
         self._last = self.view.tokens((blocks - 1) * size, blocks * size)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
 
 __all__ = ["COUNTERS", "Counters", "KvbmPromMetrics", "KvbmStats"]
 
@@ -41,7 +44,7 @@ class Counters:
 
     def add(self, name: str, count: float = 1) -> None:
         """Counts."""
-        if count:
+        if count > 0:
             with self._lock:
                 self._counts[name] = self._counts.get(name, 0) + count
                 self.totals[name] += count
@@ -74,17 +77,27 @@ class KvbmStats(KVConnectorStats):  # type: ignore[misc]
 class KvbmPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
     """A counter of Prometheus for each of `COUNTERS`."""
 
-    def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: Any) -> None:
+    def __init__(
+        self,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: Any,
+    ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._counters = {}
         for name, about in COUNTERS.items():
-            counter = self._counter_cls(name=f"vllm:kvbm_{name}", documentation=about, labelnames=labelnames)
+            counter = self._counter_cls(
+                name=f"vllm:kvbm_{name}", documentation=about, labelnames=labelnames
+            )
             self._counters[name] = {
-                engine: counter.labels(*values) for engine, values in self.per_engine_labelvalues.items()
+                engine: counter.labels(*values)
+                for engine, values in self.per_engine_labelvalues.items()
             }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, count in transfer_stats_data.items():
             counters = self._counters.get(name)
-            if counters is not None and engine_idx in counters:
+            # A negative count would be an exception, which would end the engine.
+            if counters is not None and engine_idx in counters and count > 0:
                 counters[engine_idx].inc(count)
