@@ -151,8 +151,8 @@ impl VolumeTier {
         found.len()
     }
 
-    /// How many of `identities`, from the first on, the volume has: none of them says anything about
-    /// another, so it is asked for each.
+    /// How many of `identities`, from the first on, the volume has: none of them says anything
+    /// about another, so it is asked for each.
     fn probe_flat(&self, recheck: Duration, identities: &[BlockIdentity]) -> usize {
         let now = Instant::now();
         let (staying, since) = {
