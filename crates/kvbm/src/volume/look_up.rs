@@ -176,7 +176,9 @@ impl VolumeTier {
         }
         let mut index = self.index.lock();
         let found = &asked[..index.staying(&asked[..found], since)];
-        found.iter().for_each(|identity| index.learn(identity, true, since));
+        for identity in found {
+            index.learn(identity, true, since);
+        }
         found.len()
     }
 
