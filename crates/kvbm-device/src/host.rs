@@ -124,7 +124,8 @@ impl HostRegion {
     /// [`DeviceError::OutOfRange`].
     ///
     /// # Safety
-    /// Meanwhile nobody else (thread or device) may write the source, nor read or write the destination.
+    /// Meanwhile nobody else (thread or device) may write the source, nor read or write the
+    /// destination.
     pub unsafe fn copy_from(
         &self,
         offset: u64,
@@ -266,9 +267,9 @@ impl HostBuffer {
             return Err(DeviceError::Shared { memory: self.region.to_string() });
         }
         let HostRegion { start, len, .. } = &self.region;
-        // SAFETY: the range is initialised and stays valid while `self` lives. Every other region of
-        // the buffer, and every work on it, would hold the owner, which nobody else does. `self` is
-        // borrowed exclusively while the slice lives, so no further region can be made.
+        // SAFETY: the range is initialised and stays valid while `self` lives. Every other region
+        // of the buffer, and every work on it, would hold the owner, which nobody else does. `self`
+        // is borrowed exclusively while the slice lives, so no further region can be made.
         Ok(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), *len) })
     }
 

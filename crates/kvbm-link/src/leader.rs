@@ -185,7 +185,7 @@ impl Shared {
             match self.try_connect() {
                 Ok(line) => {
                     pause = FIRST_PAUSE;
-                    if !self.serve(line, std::mem::replace(&mut is_first, false)) {
+                    if !self.serve(&line, std::mem::replace(&mut is_first, false)) {
                         return;
                     }
                 }
@@ -220,13 +220,13 @@ impl Shared {
     }
 
     /// Reads messages until the connection ends. `false` when the line ends.
-    fn serve(&self, line: Arc<Connection>, is_first: bool) -> bool {
+    fn serve(&self, line: &Arc<Connection>, is_first: bool) -> bool {
         {
             let mut state = self.state.lock();
             if state.ending {
                 return false;
             }
-            state.connection = Some(Arc::clone(&line));
+            state.connection = Some(Arc::clone(line));
             state.is_open = is_first;
         }
         tracing::info!(path = %self.path.display(), pid = line.peer.pid, "connected to the worker of rank {}", self.terms.rank.0);

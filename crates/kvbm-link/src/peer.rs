@@ -51,7 +51,8 @@ impl Peer {
     pub(crate) fn wait(&self, socket: impl AsFd, time: Duration) -> io::Result<Ready> {
         let mut fds = vec![PollFd::new(&socket, PollFlags::IN)];
         fds.extend(self.pidfd.as_ref().map(|pidfd| PollFd::new(pidfd, PollFlags::IN)));
-        let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+        let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+        let time = Timespec { tv_sec: seconds, tv_nsec: i64::from(time.subsec_nanos()) };
         match poll(&mut fds, Some(&time)) {
             Ok(0) | Err(rustix::io::Errno::INTR) => Ok(Ready::Nothing),
             Ok(_) if !fds[0].revents().is_empty() => Ok(Ready::Socket),

@@ -1,7 +1,7 @@
 //! What a block is, wherever its bytes are.
 
 use crate::{GroupId, NamespaceId};
-use kvbm_tokens::SequenceHash;
+use kvbm_tokens::{ChainLink, ChainOrigin, SequenceHash};
 use serde::{Deserialize, Serialize};
 
 /// The name of a block's content. `hash` chains all tokens before the block, so equal hashes mean
@@ -34,6 +34,19 @@ impl BlockIdentity {
             hash,
             parent: index.checked_sub(1).map(|before| hashes[before]),
             position: index as u32,
+        })
+    }
+
+    /// Identities of a run of blocks that begins as `origin` says.
+    pub fn run(
+        namespace: NamespaceId,
+        group: GroupId,
+        origin: ChainOrigin,
+        hashes: &[SequenceHash],
+    ) -> impl Iterator<Item = Self> + '_ {
+        (0..hashes.len()).filter_map(move |at| {
+            let ChainLink { hash, parent, position } = origin.link(hashes, at)?;
+            Some(Self { namespace, group, hash, parent, position })
         })
     }
 

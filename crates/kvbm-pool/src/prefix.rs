@@ -8,6 +8,7 @@ use crate::shared::Shared;
 use crate::sync::Arc;
 use crate::tier::{G1, G2, G3, TierTag};
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier, VolumeId};
+use kvbm_tokens::{ChainLink, ChainOrigin};
 use std::fmt;
 
 /// The longest prefix that is on some tier, each block pinned on its nearest one.
@@ -19,8 +20,10 @@ pub struct Prefix {
     pub(crate) shared: Arc<Shared>,
     pub(crate) namespace: NamespaceId,
     pub(crate) group: GroupId,
-    /// Hashes of the sequence from its first block, at least up to the end of the prefix.
+    /// Hashes of the chain from its first block, at least up to the end of the prefix.
     pub(crate) hashes: Vec<SequenceHash>,
+    /// What comes before them.
+    pub(crate) origin: ChainOrigin,
     /// Index of the first listed block: positions are 32 bits wide.
     pub(crate) start: u32,
     /// When it was matched.
@@ -33,7 +36,7 @@ pub struct Prefix {
 
 /// The time fits beside the namespace.
 #[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<Prefix>() == 104);
+const _: () = assert!(size_of::<Prefix>() == 128);
 
 /// A prefix taken apart by tier.
 #[derive(Debug)]
@@ -95,22 +98,38 @@ impl Prefix {
 
     /// What listed block `index` holds.
     pub fn identity(&self, index: usize) -> Option<BlockIdentity> {
-        (index < self.blocks.len()).then(|| self.identity_at(self.start() + index))
+        if index < self.blocks.len() { self.identity_at(self.start() + index) } else { None }
     }
 
-    fn identity_at(&self, position: usize) -> BlockIdentity {
-        BlockIdentity {
-            namespace: self.namespace,
-            group: self.group,
-            hash: self.hashes[position],
-            parent: position.checked_sub(1).map(|before| self.hashes[before]),
-            position: position as u32,
+    fn identity_at(&self, at: usize) -> Option<BlockIdentity> {
+        let ChainLink { hash, parent, position } = self.origin.link(&self.hashes, at)?;
+        Some(BlockIdentity { namespace: self.namespace, group: self.group, hash, parent, position })
+    }
+
+    /// Says what comes before the chain, and lets go of blocks from the first one on that is
+    /// registered with another parent or position. Whether there is none.
+    pub(crate) fn begin_at(&mut self, origin: ChainOrigin) -> bool {
+        self.origin = origin;
+        let hold = self.shared.store.lock();
+        let same = |(at, block): (usize, &PrefixBlock)| {
+            let entry = hold.entry_of(block.tier.index(), block.block.0);
+            let found = hold.identity(entry);
+            let wanted = self.identity_at(self.start() + at);
+            wanted.is_some_and(|wanted| (wanted.parent, wanted.position) == (found.parent, found.position))
+        };
+        let right = self.blocks.iter().enumerate().take_while(|&place| same(place)).count();
+        drop(hold);
+        let agrees = right == self.blocks.len();
+        if !agrees {
+            self.truncate(self.start() + right);
+            self.arriving.clear();
         }
+        agrees
     }
 
     /// What the listed blocks hold.
     pub fn identities(&self) -> Vec<BlockIdentity> {
-        (0..self.blocks.len()).map(|index| self.identity_at(self.start() + index)).collect()
+        (0..self.blocks.len()).filter_map(|index| self.identity_at(self.start() + index)).collect()
     }
 
     /// For each listed block that is not on [`Tier::G4`] whether its slot still is one of the
@@ -170,6 +189,7 @@ impl Prefix {
             namespace: self.namespace,
             group: self.group,
             hashes: self.hashes.clone(),
+            origin: self.origin,
             start: self.start + keep as u32,
             losses: self.losses,
             blocks,

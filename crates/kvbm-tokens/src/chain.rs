@@ -15,6 +15,44 @@ pub struct ChainLink {
     pub position: u32,
 }
 
+/// What comes before the first block of a run, and whether its blocks follow one another at all.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ChainOrigin {
+    /// The run begins with the first block of a sequence.
+    #[default]
+    Root,
+    /// The run begins behind a known block.
+    After {
+        /// The block before the run.
+        parent: SequenceHash,
+        /// Position of the run's first block; never 0.
+        position: u32,
+    },
+    /// Blocks have no parents: each is a key of its own.
+    Flat,
+}
+
+impl ChainOrigin {
+    /// Block `at` of a run with these hashes.
+    pub fn link(self, hashes: &[SequenceHash], at: usize) -> Option<ChainLink> {
+        (at < hashes.len()).then(|| self.link_in(hashes, at))
+    }
+
+    /// Block `at`, which is below the number of hashes.
+    fn link_in(self, hashes: &[SequenceHash], at: usize) -> ChainLink {
+        let hash = hashes[at];
+        let before = at.checked_sub(1).map(|before| hashes[before]);
+        match self {
+            Self::Root => ChainLink { hash, parent: before, position: position(at) },
+            Self::After { parent, position: first } => {
+                let position = first.saturating_add(position(at));
+                ChainLink { hash, parent: Some(before.unwrap_or(parent)), position }
+            }
+            Self::Flat => ChainLink { hash, parent: None, position: 0 },
+        }
+    }
+}
+
 /// A run of consecutive complete blocks of one sequence: what kvbm matches, registers and moves.
 ///
 /// A borrowed view of a [`TokenSequence`] or of an [`ExternalSequence`], so that both are treated
@@ -23,8 +61,9 @@ pub struct ChainLink {
 pub struct BlockChain<'a> {
     /// What the hashes are chained in.
     namespace: NamespaceTag,
-    /// Hashes of the whole sequence from its first block up to the end of the run.
+    /// Hashes from the origin up to the end of the run.
     hashes: &'a [SequenceHash],
+    origin: ChainOrigin,
     /// Index of the run's first block in `hashes`.
     start: usize,
     /// The whole sequence, when its tokens are known.
@@ -35,7 +74,30 @@ impl<'a> BlockChain<'a> {
     /// The blocks from the first of a sequence, of which only the hashes are known. Their namespace
     /// is the tag of zeros until [`in_namespace`](Self::in_namespace) names one.
     pub fn of_hashes(hashes: &'a [SequenceHash]) -> Self {
-        Self { namespace: NamespaceTag::from_bytes([0; 16]), hashes, start: 0, sequence: None }
+        let (namespace, origin) = (NamespaceTag::from_bytes([0; 16]), ChainOrigin::Root);
+        Self { namespace, hashes, origin, start: 0, sequence: None }
+    }
+
+    /// The blocks behind block `parent`, whose position in its sequence is `position`: for hosts
+    /// that know a part of a sequence only. `tag` is the namespace that the hashes are chained in.
+    ///
+    /// Parent and position must be the ones that the blocks were stored with: a chain that
+    /// contradicts what is registered is not found.
+    pub fn after(tag: NamespaceTag, parent: SequenceHash, position: u32, hashes: &'a [SequenceHash]) -> Self {
+        let origin = ChainOrigin::After { parent, position: position.saturating_add(1) };
+        Self::of_run(tag, origin, hashes)
+    }
+
+    /// Blocks behind `origin`.
+    pub fn of_run(tag: NamespaceTag, origin: ChainOrigin, hashes: &'a [SequenceHash]) -> Self {
+        Self { namespace: tag, hashes, origin, start: 0, sequence: None }
+    }
+
+    /// Blocks without parents, each a key of its own: for key-value hosts. `tag` is that of a
+    /// namespace of such blocks ([`Namespace::flat`](crate::Namespace::flat)). A run of them is
+    /// matched up to the first that is missing.
+    pub fn flat(tag: NamespaceTag, hashes: &'a [SequenceHash]) -> Self {
+        Self::of_run(tag, ChainOrigin::Flat, hashes)
     }
 
     /// The same blocks, labelled as of namespace `tag`.
@@ -64,16 +126,28 @@ impl<'a> BlockChain<'a> {
         &self.hashes[self.start..]
     }
 
-    /// Position in the sequence of the run's first block.
+    /// Position in the sequence of the run's first block; 0 where blocks have no parents.
     pub fn first_position(&self) -> u32 {
-        position(self.start)
+        match self.origin {
+            ChainOrigin::Root => position(self.start),
+            ChainOrigin::After { position: first, .. } => first.saturating_add(position(self.start)),
+            ChainOrigin::Flat => 0,
+        }
+    }
+
+    /// What comes before the run: with the run's [`hashes`](Self::hashes) it makes the same links.
+    pub fn origin(&self) -> ChainOrigin {
+        match self.start.checked_sub(1) {
+            Some(before) if self.origin != ChainOrigin::Flat => {
+                ChainOrigin::After { parent: self.hashes[before], position: self.first_position() }
+            }
+            _ => self.origin,
+        }
     }
 
     /// Block `index` of the run.
     pub fn get(&self, index: usize) -> Option<ChainLink> {
-        let at = self.start.checked_add(index)?;
-        let hash = *self.hashes.get(at)?;
-        Some(ChainLink { hash, parent: self.hash_before(at), position: position(at) })
+        self.origin.link(self.hashes, self.start.checked_add(index)?)
     }
 
     /// The hash before block `index` of the run; `None` at the start of the sequence and beyond the
@@ -97,12 +171,8 @@ impl<'a> BlockChain<'a> {
 
     /// The run's blocks in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = ChainLink> + DoubleEndedIterator + 'a {
-        let chain = *self;
-        (self.start..self.hashes.len()).map(move |at| ChainLink {
-            hash: chain.hashes[at],
-            parent: chain.hash_before(at),
-            position: position(at),
-        })
+        let Self { hashes, origin, .. } = *self;
+        (self.start..hashes.len()).map(move |at| origin.link_in(hashes, at))
     }
 
     /// A part of the run; positions and parents stay those of the sequence. A range beyond the end
@@ -113,17 +183,14 @@ impl<'a> BlockChain<'a> {
         let start = range.start.min(end);
         Self { hashes: &self.hashes[..self.start + end], start: self.start + start, ..*self }
     }
-
-    fn hash_before(&self, at: usize) -> Option<SequenceHash> {
-        at.checked_sub(1).map(|parent| self.hashes[parent])
-    }
 }
 
 impl TokenSequence {
     /// The complete blocks as kvbm takes them.
     pub fn chain(&self) -> BlockChain<'_> {
-        let (namespace, hashes) = (self.hasher().tag(), self.hashes());
-        BlockChain { namespace, hashes, start: 0, sequence: Some(self) }
+        let (hasher, hashes) = (self.hasher(), self.hashes());
+        let origin = hasher.origin();
+        BlockChain { namespace: hasher.tag(), hashes, origin, start: 0, sequence: Some(self) }
     }
 }
 
@@ -193,11 +260,63 @@ impl ExternalSequence {
 
     /// The blocks as kvbm takes them.
     pub fn chain(&self) -> BlockChain<'_> {
-        BlockChain::of_hashes(&self.hashes).in_namespace(self.hasher.tag())
+        let (namespace, origin) = (self.hasher.tag(), self.hasher.origin());
+        BlockChain { namespace, hashes: &self.hashes, origin, start: 0, sequence: None }
+    }
+
+    /// The same behind a block that is not in this sequence: see [`BlockChain::after`].
+    /// `engine_parent` is the engine's hash of that block.
+    pub fn chain_after(&self, engine_parent: &[u8], position: u32) -> BlockChain<'_> {
+        let parent = self.hasher.external(engine_parent);
+        BlockChain::after(self.hasher.tag(), parent, position, &self.hashes)
     }
 }
 
 /// A block index as it is stored. A sequence of 2^32 blocks does not fit a machine's memory.
 fn position(index: usize) -> u32 {
     index as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hashes() -> Vec<SequenceHash> {
+        (1..=6).map(|byte| SequenceHash::from_bytes([byte; 16])).collect()
+    }
+
+    #[test]
+    fn a_run_and_its_origin_make_the_links_of_the_whole() {
+        let (hashes, tag) = (hashes(), NamespaceTag::from_bytes([9; 16]));
+        let parent = SequenceHash::from_bytes([8; 16]);
+        let chains = [
+            BlockChain::of_hashes(&hashes).in_namespace(tag),
+            BlockChain::after(tag, parent, 4, &hashes),
+            BlockChain::flat(tag, &hashes),
+        ];
+        for chain in chains {
+            for (start, end) in [(0, 6), (0, 0), (2, 5), (5, 6), (3, 9)] {
+                let run = chain.slice(start..end);
+                let again = BlockChain::of_run(tag, run.origin(), run.hashes());
+                let links: Vec<_> = run.iter().collect();
+                assert_eq!(again.iter().collect::<Vec<_>>(), links);
+                assert_eq!((0..run.len()).filter_map(|at| run.get(at)).collect::<Vec<_>>(), links);
+                assert_eq!(links, chain.iter().skip(start).take(end - start).collect::<Vec<_>>());
+                assert!(links.first().is_none_or(|first| first.position == run.first_position()));
+                assert_eq!(run.get(run.len()), None);
+            }
+        }
+    }
+
+    #[test]
+    fn links_behind_a_block_continue_it_and_flat_ones_have_nothing() {
+        let (hashes, tag) = (hashes(), NamespaceTag::from_bytes([9; 16]));
+        let parent = SequenceHash::from_bytes([8; 16]);
+        let first = BlockChain::after(tag, parent, 0, &hashes).get(0);
+        assert_eq!(first, Some(ChainLink { hash: hashes[0], parent: Some(parent), position: 1 }));
+        let last = BlockChain::after(tag, parent, u32::MAX, &hashes).get(5).map(|link| link.position);
+        assert_eq!(last, Some(u32::MAX), "nothing wraps around");
+        let flat = BlockChain::flat(tag, &hashes).get(4);
+        assert_eq!(flat, Some(ChainLink { hash: hashes[4], parent: None, position: 0 }));
+    }
 }

@@ -3,7 +3,7 @@
 use xxhash_rust::xxh3;
 
 use crate::chunk;
-use crate::{ExtraKey, LocalHash, NamespaceTag, SequenceHash, Token};
+use crate::{ChainOrigin, ExtraKey, LocalHash, NamespaceTag, SequenceHash, Token};
 
 /// How sequence hashes are computed. Part of the namespace, so blocks of different algorithms never
 /// meet.
@@ -46,6 +46,7 @@ pub struct BlockHasher {
     page_size: u32,
     algorithm: HashAlgorithm,
     persistable: bool,
+    flat: bool,
 }
 
 impl BlockHasher {
@@ -55,8 +56,19 @@ impl BlockHasher {
         page_size: u32,
         algorithm: HashAlgorithm,
         persistable: bool,
+        flat: bool,
     ) -> Self {
-        Self { tag, page_size, algorithm, persistable }
+        Self { tag, page_size, algorithm, persistable, flat }
+    }
+
+    /// What the chains of the namespace begin with.
+    pub(crate) fn origin(&self) -> ChainOrigin {
+        if self.flat { ChainOrigin::Flat } else { ChainOrigin::Root }
+    }
+
+    /// Whether blocks have no parents: see [`Namespace::flat`](crate::Namespace::flat).
+    pub fn is_flat(&self) -> bool {
+        self.flat
     }
 
     /// The namespace's tag.

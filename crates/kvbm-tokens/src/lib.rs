@@ -52,7 +52,7 @@ mod namespace;
 mod opaque;
 mod sequence;
 
-pub use chain::{BlockChain, ChainLink, ExternalSequence};
+pub use chain::{BlockChain, ChainLink, ChainOrigin, ExternalSequence};
 pub use extra::{ExtraKey, ExtraKeyError, MAX_EXTRA_KEY_BYTES};
 pub use hasher::{BlockHasher, HashAlgorithm};
 pub use namespace::{ChainRoot, Namespace, NamespaceError, NotPersistable};

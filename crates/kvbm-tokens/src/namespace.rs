@@ -48,6 +48,7 @@ pub struct Namespace {
     algorithm: HashAlgorithm,
     chain_root: ChainRoot,
     deployment_secret: Option<Vec<u8>>,
+    flat: bool,
 }
 
 /// A namespace that cannot be used for hashing.
@@ -101,6 +102,7 @@ impl Namespace {
             algorithm: HashAlgorithm::default(),
             chain_root: ChainRoot::default(),
             deployment_secret: None,
+            flat: false,
         }
     }
 
@@ -188,6 +190,22 @@ impl Namespace {
         self
     }
 
+    /// Blocks have no parents: each is a key of its own. For key-value hosts, which store and ask
+    /// for any part of a sequence. Eviction may then take any block, and no block needs another.
+    ///
+    /// A part of the identity: such blocks never meet those of a namespace with parents. In the
+    /// encoding of the tag it is a last field `flat`, which is left out otherwise.
+    #[must_use]
+    pub fn flat(mut self) -> Self {
+        self.flat = true;
+        self
+    }
+
+    /// Whether blocks have no parents.
+    pub fn is_flat(&self) -> bool {
+        self.flat
+    }
+
     /// The model id.
     pub fn model_id(&self) -> &str {
         &self.model
@@ -219,7 +237,7 @@ impl Namespace {
         if !(1..=MAX_PAGE_SIZE).contains(&page_size) {
             return Err(NamespaceError::PageSize { model: self.model.clone(), value: page_size });
         }
-        Ok(BlockHasher::new(self.tag(), page_size, self.algorithm, self.is_persistable()))
+        Ok(BlockHasher::new(self.tag(), page_size, self.algorithm, self.is_persistable(), self.flat))
     }
 
     /// The namespace's 16 bytes in every block identity; see the type's documentation for the
@@ -246,6 +264,9 @@ impl Namespace {
         encoder.field(Some(kind));
         encoder.field(root);
         encoder.field(self.deployment_secret.as_deref());
+        if self.flat {
+            encoder.field(Some(b"flat"));
+        }
         encoder.finish()
     }
 }
@@ -278,6 +299,7 @@ impl fmt::Debug for Namespace {
             .field("kv_quantization", &self.kv_quantization)
             .field("adapter", &self.adapter)
             .field("algorithm", &self.algorithm)
+            .field("flat", &self.flat)
             .field("tag", &self.tag())
             .finish_non_exhaustive()
     }

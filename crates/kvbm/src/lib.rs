@@ -167,4 +167,6 @@ pub use kvbm_pool::{
     AllocError, BlockBatch, BlockMetadata, Cached, Complete, Duplicates, G1, G2, G3, Lost, Partial, PinError,
     Prefix, Reset, Share, TierMask, TtlError,
 };
-pub use kvbm_tokens::{BlockChain, ExternalSequence, Namespace, SequenceHash, Token, TokenSequence};
+pub use kvbm_tokens::{
+    BlockChain, ChainOrigin, ExternalSequence, Namespace, SequenceHash, Token, TokenSequence,
+};

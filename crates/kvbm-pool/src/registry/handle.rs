@@ -19,6 +19,7 @@ use crate::sync::Arc;
 use crate::tier::{TIERS, TierMask, TierTag};
 use crate::vectors::VectorPool;
 use kvbm_plan::{BlockId, BlockIdentity, Epoch, GroupId, NamespaceId, SequenceHash, Tier};
+use kvbm_tokens::{BlockChain, ChainOrigin};
 use std::fmt;
 use std::hash::BuildHasher;
 
@@ -124,12 +125,22 @@ impl Registry {
             namespace: found.namespace,
             group,
             hashes: hashes_kept,
+            origin: ChainOrigin::Root,
             start: found.start as u32,
             losses,
             blocks,
             arriving,
             volume: None,
         }
+    }
+
+    /// The same for a chain that need not begin with the first block of a sequence. A block that is
+    /// registered with another parent or position ends the prefix: `false` then.
+    pub fn match_chain(&self, group: GroupId, chain: BlockChain<'_>) -> (Prefix, bool) {
+        let mut prefix = self.match_prefix(group, chain.hashes());
+        // The position of a block of a whole sequence is implied by its hash.
+        let agrees = chain.origin() == ChainOrigin::Root || prefix.begin_at(chain.origin());
+        (prefix, agrees)
     }
 
     /// On which tiers the blocks are, up to the first that is on none. Neither pins nor touches.

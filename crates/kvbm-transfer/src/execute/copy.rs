@@ -360,8 +360,9 @@ fn copy_on_host(route: &Route, plan: &CopyPlan, from: u32, to: u32) -> Result<()
         let Some((RegionBytes::Host(src), RegionBytes::Host(dst))) = regions(route, &run) else {
             return Err(no_copy("a CPU copy of memory that is not host memory"));
         };
-        // SAFETY: the claims of the plan on a slot of host memory, the leader's states of the blocks
-        // of G1 and the lease of a slot of the staging ring keep everybody else away from both.
+        // SAFETY: the claims of the plan on a slot of host memory, the leader's states of the
+        // blocks of G1 and the lease of a slot of the staging ring keep everybody else away from
+        // both.
         unsafe { dst.copy_from(run.dst_offset, src, run.src_offset, run.len) }?;
     }
     Ok(())

@@ -188,6 +188,9 @@ impl Config {
                 ChainRootKind::External => ChainRoot::External(seed()),
                 ChainRootKind::PerProcess => ChainRoot::PerProcess(seed()),
             });
+        if ours.flat {
+            namespace = namespace.flat();
+        }
         if let Some(scaling) = &ours.rope_scaling {
             namespace = namespace.rope_scaling(scaling);
         }

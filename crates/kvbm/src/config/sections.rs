@@ -84,6 +84,9 @@ section! {
         /// Where chains of hashes begin: `external` and `per-process` are roots of an engine that
         /// hashes itself.
         chain_root: ChainRootKind = ChainRootKind::Fixed, [""];
+        /// Blocks have no parents, each is a key of its own: for hosts that store and ask for any part
+        /// of a sequence by the keys of its blocks.
+        flat: bool = false, [""];
         /// The root itself, unless `chain_root` is `fixed`.
         chain_root_seed: Option<String> = None, [""];
     }

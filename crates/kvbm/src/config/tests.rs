@@ -424,6 +424,7 @@ fn the_namespace_follows_every_setting_that_is_identity() {
         ("namespace.deployment_secret", "s"),
         ("namespace.algorithm", "xxh3-128"),
         ("namespace.chain_root", "external"),
+        ("namespace.flat", "true"),
         ("model.page_size", "32"),
         ("model.dtype", "f16"),
     ] {

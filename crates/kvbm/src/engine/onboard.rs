@@ -9,6 +9,7 @@ use crate::signal::Signal;
 use crate::transfers::{Destination, Purpose};
 use kvbm_plan::{BlockId, Failure, FailureKind, Tier, deadline_after};
 use kvbm_pool::{Losses, Prefix};
+use std::collections::HashSet;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -141,7 +142,7 @@ impl EngineOnboarding {
     }
 
     fn resolve(&mut self) -> Result<usize, EngineOnboardError> {
-        let (wanted, start) = (self.len(), self.transfer.prefix.start());
+        let wanted = self.len();
         let mut failures = Vec::new();
         for handle in self.transfer.handles.drain(..) {
             handle.with_outcome(|outcome| failures.extend_from_slice(&outcome.failures));
@@ -149,8 +150,10 @@ impl EngineOnboarding {
         if self.cancelled {
             return Err(EngineOnboardError { arrived: 0, wanted, failures, busy: self.still_busy() });
         }
-        let first_bad = failures.iter().map(|failure| failure.identity.position as usize).min();
-        let arrived = first_bad.map_or(wanted, |position| position.saturating_sub(start));
+        // Not by positions: a chain may begin anywhere, and its blocks may have none.
+        let bad: HashSet<_> = failures.iter().map(|failure: &BlockFailure| failure.identity.hash).collect();
+        let mut identities = self.transfer.identities.iter();
+        let arrived = identities.position(|identity| bad.contains(&identity.hash)).unwrap_or(wanted);
         self.transfer.leader.count_hits(&self.transfer.prefix, arrived);
         self.promote(arrived);
         if failures.is_empty() {

@@ -12,7 +12,7 @@ use crate::manager::KvBlockManager;
 use crate::volume::Probe;
 use kvbm_plan::{BlockId, SequenceHash, Tier};
 use kvbm_pool::Prefix;
-use kvbm_tokens::{BlockChain, NamespaceTag};
+use kvbm_tokens::{BlockChain, ChainOrigin, NamespaceTag};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::HashMap;
@@ -114,6 +114,7 @@ struct Question {
     request: String,
     key: Key,
     hashes: Vec<SequenceHash>,
+    origin: ChainOrigin,
     namespace: NamespaceTag,
     leader: Weak<Leader>,
 }
@@ -205,6 +206,7 @@ impl Tickets<'_> {
             request: request.to_owned(),
             key,
             hashes: chain.hashes().to_vec(),
+            origin: chain.origin(),
             namespace: chain.namespace(),
             leader: Arc::downgrade(&self.0.leader),
         };
@@ -408,13 +410,13 @@ fn make_room(
 
 /// Asks volumes, one question after the other, until the manager is gone.
 fn answer(questions: &Receiver<Question>, tickets: &Mutex<HashMap<String, Ticket>>) {
-    for Question { request, key, hashes, namespace, leader } in questions {
+    for Question { request, key, hashes, origin, namespace, leader } in questions {
         let Some(leader) = leader.upgrade() else { return };
         let is_wanted = |tickets: &HashMap<String, Ticket>| matches!(tickets.get(&request), Some(Ticket::Probing(known)) if *known == key);
         if !is_wanted(&tickets.lock()) {
             continue;
         }
-        let chain = BlockChain::of_hashes(&hashes).in_namespace(namespace);
+        let chain = BlockChain::of_run(namespace, origin, &hashes);
         let (mut prefix, _) = leader.match_prefix(chain, Probe::Wait);
         let prefix = prefix.split_off(key.first);
         let mut tickets = tickets.lock();

@@ -131,13 +131,14 @@ impl Leader {
     /// The longest prefix of `chain` that is on some tier, pinned, and whether volumes were asked,
     /// or would be. Counts as one use of every block in it.
     pub(crate) fn match_prefix(&self, chain: BlockChain<'_>, probe: Probe) -> (Prefix, bool) {
-        let mut prefix = self.registry.match_prefix(ONLY_GROUP, chain.hashes());
+        let (mut prefix, agrees) = self.registry.match_chain(ONLY_GROUP, chain);
         self.transfers.leave_out_disk(&mut prefix);
         // On every tier that holds them: a block that is hot in G1 does not grow cold below. The
         // whole chain, since the eviction policy asks how far a block is from the end of its
         // request.
         self.registry.touch(ONLY_GROUP, chain.hashes());
-        let asks = self.volumes.extend(&mut prefix, chain, probe);
+        // A chain that contradicts what is known is none of ours: volumes have nothing to add.
+        let asks = agrees && self.volumes.extend(&mut prefix, chain, probe);
         (prefix, asks)
     }
 

@@ -5,7 +5,7 @@ use super::{VolumeTier, Volumes};
 use crate::circuit_breaker::RequestResults;
 use kvbm_plan::{BlockIdentity, Failure, NamespaceId, SequenceHash, VolumeAnswer, VolumeId, VolumeRequest};
 use kvbm_pool::Prefix;
-use kvbm_tokens::BlockChain;
+use kvbm_tokens::{BlockChain, ChainOrigin};
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 const FAN_OUT: usize = 16;
 /// Rounds at most: 16 to the power of four is more than any chain has.
 const ROUNDS: usize = 5;
+/// Blocks without parents that one look-up asks for.
+const MAX_FLAT: usize = 256;
 /// Blocks that are remembered as missing.
 const MAX_ABSENCES: usize = 65_536;
 
@@ -73,8 +75,12 @@ impl Volumes {
         for (volume, mut found) in volumes.iter().zip(known) {
             let most = best.map_or(0, |(most, _)| most);
             if ask && probe == Probe::Wait && most < rest {
-                let unknown = BlockIdentity::chain(namespace, group, hashes).skip(from + found);
-                found += volume.probe_chain(recheck, &unknown.collect::<Vec<_>>());
+                let unknown = BlockIdentity::run(namespace, group, chain.origin(), hashes);
+                let unknown: Vec<_> = unknown.skip(from + found).collect();
+                found += match chain.origin() {
+                    ChainOrigin::Flat => volume.probe_flat(recheck, &unknown),
+                    ChainOrigin::Root | ChainOrigin::After { .. } => volume.probe_chain(recheck, &unknown),
+                };
             }
             if found > most {
                 best = Some((found, volume.descriptor.id));
@@ -142,6 +148,35 @@ impl VolumeTier {
         for (at, identity) in found.iter().enumerate() {
             index.learn(identity, seen.contains(&at), since);
         }
+        found.len()
+    }
+
+    /// How many of `identities`, from the first on, the volume has: none of them says anything about
+    /// another, so it is asked for each.
+    fn probe_flat(&self, recheck: Duration, identities: &[BlockIdentity]) -> usize {
+        let now = Instant::now();
+        let (staying, since) = {
+            let index = self.index.lock();
+            let since = index.now();
+            (index.staying(identities, since), since)
+        };
+        let asked = &identities[..staying.min(MAX_FLAT)];
+        let Some(first) = asked.first() else { return 0 };
+        if self.absences.lock().is_recent(first.hash, now, recheck) {
+            return 0;
+        }
+        let deadline = kvbm_plan::deadline_after(now, self.descriptor.deadline);
+        let there = self.probe(asked, deadline).unwrap_or_else(|failure| {
+            tracing::debug!(target: "kvbm", %failure, "the volume could not be asked");
+            Vec::new()
+        });
+        let found = there.iter().take_while(|there| **there).count();
+        if let (Some(missing), false) = (asked.get(found), there.is_empty()) {
+            self.absences.lock().note(missing.hash, now);
+        }
+        let mut index = self.index.lock();
+        let found = &asked[..index.staying(&asked[..found], since)];
+        found.iter().for_each(|identity| index.learn(identity, true, since));
         found.len()
     }
 

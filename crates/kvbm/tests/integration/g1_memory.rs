@@ -2,7 +2,7 @@
 //! memory.
 #![cfg(feature = "worker")]
 
-use crate::support::{compute, holds, model, namespace, slot_file, soon, unlimited};
+use crate::support::{compute, holds, host, model, namespace, slot_file, soon, unlimited};
 use kvbm::config::Blocks;
 use kvbm::device::{Device, EmulatedConfig, EmulatedDevice, Event, HostBuffer};
 use kvbm::layout::{AxisOrder, BlockLayout, LayerSeparate, LayoutConfig, OuterPlacement};
@@ -60,16 +60,7 @@ fn engine_layout() -> Arc<dyn BlockLayout> {
 
 fn host_tensors() -> BoundLayout {
     let layout = engine_layout();
-    let bind = |bytes: u64| {
-        let tensor = HostBuffer::zeroed(bytes as usize);
-        let start = NonNull::new(tensor.as_ptr()).unwrap();
-        // SAFETY: the buffer is its own owner; the test touches a block only while no transfer
-        // does.
-        let storage = unsafe { HostStorage::from_external(start, bytes, Arc::new(tensor)) }.unwrap();
-        RegionBinding::new(Arc::new(storage))
-    };
-    let bindings = layout.regions().iter().map(|region| bind(region.bytes)).collect();
-    BoundLayout::bind(layout, bindings).unwrap()
+    host::host_tensors(layout)
 }
 
 fn device_tensors() -> (Vec<Owner>, Arc<dyn Device>, BoundLayout) {

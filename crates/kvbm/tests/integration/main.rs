@@ -3,6 +3,7 @@
 
 mod admission;
 mod bytes;
+mod chains;
 mod checksums;
 mod disk_faults;
 mod disk_shapes;

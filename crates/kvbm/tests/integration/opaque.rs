@@ -1,14 +1,12 @@
 //! Blocks without axes: they take every path, and blocks of another shape are never served.
 #![cfg(feature = "worker")]
 
-use crate::support::{compute, holds, namespace, soon, unlimited};
+use crate::support::{compute, holds, host, namespace, soon, unlimited};
 use kvbm::config::{Blocks, Config, ModelConfig};
-use kvbm::device::HostBuffer;
-use kvbm::layout::{BlockLayout, OpaqueLayout, OpaqueTensor};
-use kvbm::storage::{BoundLayout, HostStorage, RegionBinding};
+use kvbm::layout::{OpaqueLayout, OpaqueTensor};
+use kvbm::storage::BoundLayout;
 use kvbm::{BlockId, BuildError, Engine, KvBlockManager, Owned, Path, Tier, TokenSequence};
 use std::path::Path as FilePath;
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,16 +21,7 @@ const TENSORS: [OpaqueTensor; 3] = [
 
 fn engine_memory(tensors: &[OpaqueTensor]) -> BoundLayout {
     let layout = Arc::new(OpaqueLayout::new(G1, tensors.to_vec()).unwrap());
-    let bind = |bytes: u64| {
-        let tensor = HostBuffer::zeroed(bytes as usize);
-        let start = NonNull::new(tensor.as_ptr()).unwrap();
-        // SAFETY: the buffer is its own owner; the test touches a block only while no transfer
-        // does.
-        let storage = unsafe { HostStorage::from_external(start, bytes, Arc::new(tensor)) }.unwrap();
-        RegionBinding::new(Arc::new(storage))
-    };
-    let bindings = layout.regions().iter().map(|region| bind(region.bytes)).collect();
-    BoundLayout::bind(layout, bindings).unwrap()
+    host::host_tensors(layout)
 }
 
 fn model(tensors: &[OpaqueTensor]) -> ModelConfig {

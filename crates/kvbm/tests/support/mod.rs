@@ -7,6 +7,8 @@
 mod bytes;
 #[cfg(feature = "worker")]
 pub mod heads;
+#[cfg(feature = "worker")]
+pub mod host;
 pub mod script;
 #[cfg(feature = "worker")]
 pub mod store;
