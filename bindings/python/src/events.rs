@@ -1,5 +1,7 @@
 //! `Events` and `KvIndex`: what a manager stores and removes, and who holds which prefix.
 
+#![expect(clippy::needless_pass_by_value, reason = "what Python arguments become")]
+
 use crate::errors::{Error, Result};
 use crate::guard::{Process, detached};
 use crate::sequence::AnySequence;
@@ -168,7 +170,6 @@ impl KvIndex {
 
     /// Applies events in their order. A gap has its source forgotten, so that nothing wrong is
     /// answered.
-    #[expect(clippy::needless_pass_by_value, reason = "what a Python argument becomes")]
     fn apply(&self, py: Python<'_>, events: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
         let mut index = self.index.lock();
         for event in &events {

@@ -18,9 +18,8 @@ pub(crate) fn u32s(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<u32>> 
         return tuple.iter().map(|item| one(&item, what)).collect();
     }
     let py = object.py();
-    let view = match py.import("builtins")?.getattr("memoryview")?.call1((object,)) {
-        Ok(view) => view,
-        Err(_) => return object.try_iter()?.map(|item| one(&item?, what)).collect(),
+    let Ok(view) = py.import("builtins")?.getattr("memoryview")?.call1((object,)) else {
+        return object.try_iter()?.map(|item| one(&item?, what)).collect();
     };
     let dimensions: usize = view.getattr("ndim")?.extract()?;
     if dimensions != 1 {

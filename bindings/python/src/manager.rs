@@ -1,5 +1,7 @@
 //! `KvBlockManager`: a manager over the engine's own blocks.
 
+#![expect(clippy::needless_pass_by_value, reason = "what Python arguments become")]
+
 use crate::config::Config;
 use crate::errors::{Error, Kind, Result};
 use crate::events::Events;

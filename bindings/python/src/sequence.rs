@@ -5,7 +5,7 @@ use crate::integers::u32s;
 use kvbm::tokens::{self, ChainRoot, ExtraKey, HashAlgorithm};
 use kvbm::{BlockChain, SequenceHash};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyBytesMethods};
 
 /// What must be equal, beside the tokens, for two blocks to be the same: model, weights, dtype,
 /// page size, adapter, tenant. Blocks of different namespaces never meet.
@@ -207,7 +207,7 @@ impl ExternalSequence {
     #[expect(clippy::needless_pass_by_value, reason = "what a Python argument becomes")]
     fn new(namespace: &Namespace, engine_hashes: Vec<Bound<'_, PyBytes>>) -> Result<Self> {
         let hasher = namespace.inner.hasher()?;
-        let hashes = engine_hashes.iter().map(|hash| hash.as_bytes());
+        let hashes = engine_hashes.iter().map(PyBytesMethods::as_bytes);
         Ok(Self { inner: kvbm::ExternalSequence::from_hashes(hasher, hashes) })
     }
 
