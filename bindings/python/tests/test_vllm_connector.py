@@ -19,7 +19,7 @@ import pytest
 BLOCKS, SIZE = 64, 4
 
 
-class Tensor(np.ndarray):
+class Tensor(np.ndarray[Any, Any]):
     """A numpy array with what the connector reads of a torch tensor."""
 
     def data_ptr(self) -> int:
