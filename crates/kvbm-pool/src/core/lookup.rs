@@ -144,6 +144,13 @@ impl Core {
         }
     }
 
+    /// Whether a copy of the block is on its way to `tier`.
+    pub(crate) fn is_arriving(&self, tier: Tier, group: GroupId, hash: SequenceHash) -> bool {
+        let slotted = Tier::SLOTTED.iter().position(|&slotted| slotted == tier);
+        let found = slotted.zip(self.find(group, hash));
+        found.is_some_and(|(tier, index)| self.entry(index).presence(tier) == Presence::Arriving)
+    }
+
     /// The tiers of each block, up to the first block that is on none.
     pub(crate) fn tiers_of_each(&self, group: GroupId, hashes: &[SequenceHash], out: &mut Vec<TierMask>) {
         // Most often not even the first block is there.

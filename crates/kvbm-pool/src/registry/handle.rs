@@ -143,6 +143,11 @@ impl Registry {
         (prefix, agrees)
     }
 
+    /// Whether a copy of the block is on its way to `tier`.
+    pub fn is_arriving(&self, tier: Tier, group: GroupId, hash: SequenceHash) -> bool {
+        self.shared.store.lock().is_arriving(tier, group, hash)
+    }
+
     /// On which tiers the blocks are, up to the first that is on none. Neither pins nor touches.
     pub fn peek_prefix(&self, group: GroupId, hashes: &[SequenceHash]) -> Vec<TierMask> {
         let mut tiers = Vec::with_capacity(hashes.len());

@@ -3,7 +3,7 @@
 use super::accounts::Interval;
 use super::wear::WearBudget;
 use crate::config::EdgeConfig;
-use kvbm_plan::Path;
+use kvbm_plan::{GroupId, Path, SequenceHash};
 use kvbm_pool::Pinned;
 use parking_lot::Mutex;
 use std::cmp::Reverse;
@@ -51,6 +51,13 @@ impl Batch {
     }
 }
 
+/// Blocks that cannot go before an ancestor that is on its way to their tier.
+pub(super) struct Waiting {
+    pub(super) batch: Batch,
+    pub(super) group: GroupId,
+    pub(super) ancestor: SequenceHash,
+}
+
 /// What the blocks of a batch are worth, each: bits of a number that is not negative, which have
 /// its order.
 type Worth = u32;
@@ -91,14 +98,20 @@ struct EdgeState {
     deciding_blocks: usize,
     /// Without the undecided ones.
     queued_blocks: usize,
+    waiting: Vec<Waiting>,
+    waiting_blocks: usize,
     running_blocks: usize,
     running: usize,
 }
 
 impl EdgeState {
+    fn waits_for_turn(&self) -> usize {
+        self.queued_blocks + self.undecided_blocks + self.deciding_blocks + self.waiting_blocks
+    }
+
     /// Blocks beyond `limit` if `more` were queued.
     fn over(&self, more: usize, limit: usize) -> usize {
-        let held = self.queued_blocks + self.undecided_blocks + self.deciding_blocks + self.running_blocks;
+        let held = self.waits_for_turn() + self.running_blocks;
         (held + more).saturating_sub(limit)
     }
 
@@ -164,10 +177,7 @@ impl Edge {
 
     pub(crate) fn backlog(&self) -> OffloadBacklog {
         let state = self.state.lock();
-        OffloadBacklog {
-            queued_blocks: state.queued_blocks + state.undecided_blocks + state.deciding_blocks,
-            running_blocks: state.running_blocks,
-        }
+        OffloadBacklog { queued_blocks: state.waits_for_turn(), running_blocks: state.running_blocks }
     }
 
     /// Queues `batch` for a decision. What no longer fits comes back, as with [`push`](Self::push).
@@ -221,6 +231,33 @@ impl Edge {
             state.queue.insert(place, std::mem::replace(&mut batch, rest));
         }
         dropped
+    }
+
+    /// Keeps a batch until its ancestor has arrived. The batch comes back where it has no room.
+    pub(super) fn wait(&self, waiting: Waiting) -> Option<Batch> {
+        let mut state = self.state.lock();
+        if state.over(waiting.batch.len(), self.limit) > 0 {
+            return Some(waiting.batch);
+        }
+        state.waiting_blocks += waiting.batch.len();
+        state.waiting.push(waiting);
+        None
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.state.lock().waiting.is_empty()
+    }
+
+    /// Takes the batches whose ancestor is not on its way any more.
+    pub(super) fn take_ready(&self, is_arriving: impl Fn(GroupId, SequenceHash) -> bool) -> Vec<Batch> {
+        let mut state = self.state.lock();
+        if state.waiting.is_empty() {
+            return Vec::new();
+        }
+        let is_ready = |waiting: &mut Waiting| !is_arriving(waiting.group, waiting.ancestor);
+        let ready: Vec<_> = state.waiting.extract_if(.., is_ready).map(|waiting| waiting.batch).collect();
+        state.waiting_blocks -= ready.iter().map(Batch::len).sum::<usize>();
+        ready
     }
 
     /// Notes that offloads were dropped. Whether it is the first time since the queue was empty.
@@ -281,10 +318,11 @@ impl Edge {
     /// Empties the queue.
     pub(crate) fn take_queued(&self) -> Vec<Batch> {
         let mut state = self.state.lock();
-        (state.queued_blocks, state.undecided_blocks) = (0, 0);
+        (state.queued_blocks, state.undecided_blocks, state.waiting_blocks) = (0, 0, 0);
         state.turns.clear();
         state.undecided.clear();
-        std::mem::take(&mut state.queue).into_values().collect()
+        let waiting = std::mem::take(&mut state.waiting).into_iter().map(|waiting| waiting.batch);
+        std::mem::take(&mut state.queue).into_values().chain(waiting).collect()
     }
 
     /// Blocks that the watermark asks for: `int((occupancy - watermark) * capacity) + 1` above it,

@@ -45,8 +45,12 @@ use parking_lot::{Condvar, Mutex};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 pub(crate) use wear::WearBudget;
+
+/// How often blocks that wait for an ancestor are looked at: the end of an arrival that failed
+/// wakes nobody.
+const RECHECK: Duration = Duration::from_millis(50);
 
 /// See the module.
 pub(crate) struct Offload {
@@ -109,11 +113,15 @@ impl Wake {
         self.changed.notify_one();
     }
 
-    /// Waits for work. `false` at the end.
-    fn wait(&self) -> bool {
+    /// Waits for work, for [`RECHECK`] at most where `recheck` says so. `false` at the end.
+    fn wait(&self, recheck: bool) -> bool {
         let mut state = self.state.lock();
         while !state.is_due && !state.is_over {
-            self.changed.wait(&mut state);
+            if !recheck {
+                self.changed.wait(&mut state);
+            } else if self.changed.wait_for(&mut state, RECHECK).timed_out() {
+                break;
+            }
         }
         state.is_due = false;
         !state.is_over
@@ -202,10 +210,12 @@ impl Offload {
     pub(crate) fn start_thread(self: &Arc<Self>, name: &str) -> std::io::Result<()> {
         let (weak, wake) = (Arc::downgrade(self), Arc::clone(&self.wake));
         let decide = move || {
-            while wake.wait()
+            let mut recheck = false;
+            while wake.wait(recheck)
                 && let Some(offload) = weak.upgrade()
             {
                 offload.run_guarded();
+                recheck = offload.edges.iter().any(Edge::is_waiting);
             }
         };
         std::thread::Builder::new().name(name.into()).spawn(decide).map(drop)

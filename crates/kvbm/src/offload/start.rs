@@ -34,7 +34,7 @@ impl Offload {
         if orphans.is_empty() {
             return;
         }
-        let family = self.with_ancestors(edge, &orphans);
+        let family = self.with_ancestors(edge, interval, &orphans);
         if !family.is_empty() {
             edge.start(family.len());
             self.accounts.add(interval, family.len());

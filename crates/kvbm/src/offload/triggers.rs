@@ -51,6 +51,9 @@ impl Offload {
             open.decided();
             self.enqueue(edge, open.interval, admitted);
         }
+        for edge in &self.edges {
+            self.requeue_waiting(edge);
+        }
         for (tier, open) in Tier::ALL.into_iter().zip(&tiers) {
             let Some(open) = open else { continue };
             for edge in self.edges_from(tier) {

@@ -5,7 +5,8 @@ use crate::support::script::{Mode, Ranks};
 use crate::support::{books, fill, soon, tokens};
 use kvbm::config::{Bytes, EvictionPolicy};
 use kvbm::metrics::DropReason;
-use kvbm::{KvBlockManager, OffloadError, Owned, Path, Tier, TokenSequence};
+use kvbm::{FailureKind, KvBlockManager, OffloadError, Owned, Path, Tier, TokenSequence};
+use std::time::{Duration, Instant};
 
 fn on(manager: &KvBlockManager<Owned>, sequence: &TokenSequence, tier: Tier) -> usize {
     manager.look_up(sequence).iter().filter(|tiers| tiers.contains(tier)).count()
@@ -121,6 +122,37 @@ fn ancestors_that_were_left_behind_go_first() {
     assert_eq!(on(&manager, &sequence, Tier::G2), 8, "the tail alone could never be found");
     assert_eq!(dropped_in_all(&manager), 0);
     assert_eq!(manager.status().tiers[0].transfer_pins, 0);
+}
+
+#[test]
+fn a_block_that_arrives_before_its_parent_waits_for_it() {
+    for parent_arrives in [true, false] {
+        let ranks = Ranks::new(1);
+        let manager = ranks.manager([16, 64, 64], |config| config.offload.g2_g3.write_through = true);
+        let sequence = tokens(&manager, 1, 6);
+        let mut head = fill(&manager, &sequence, 0);
+        let tail = head.split_off(2);
+        ranks.set_all(Mode::Hold);
+        manager.offload(&head, Tier::G2).unwrap();
+        let first = ranks.next_plan(0);
+        manager.offload(&tail, Tier::G2).unwrap();
+        let second = ranks.next_plan(0);
+        ranks.done(0, &second);
+        assert!(!manager.wait_offloads(Instant::now() + Duration::from_millis(200)), "the tail waits");
+        assert_eq!((ranks.held(0), dropped_in_all(&manager)), (0, 0));
+        ranks.set_all(Mode::Answer);
+        if parent_arrives {
+            ranks.done(0, &first);
+        } else {
+            ranks.fail_all(0, &first, FailureKind::Io);
+        }
+        assert!(manager.wait_offloads(soon()));
+        // The tail leaves G2 again where its parent never came.
+        assert_eq!(on(&manager, &sequence, Tier::G3), if parent_arrives { 6 } else { 0 });
+        assert_eq!(dropped(&manager, Path::G2_G3, DropReason::MissingParent), 0);
+        let status = manager.status();
+        assert_eq!(status.tiers.iter().map(|tier| tier.transfer_pins).sum::<u64>(), 0);
+    }
 }
 
 #[test]
