@@ -144,7 +144,7 @@ pub use status::{PathStatus, Status};
 pub use tenants::{TenantError, TenantOnTier, TenantStatus};
 pub use volume::{VolumeSetError, VolumeStatus};
 #[cfg(feature = "worker")]
-pub use workers::{DiskStatus, G1Memory, LocalWorker, TookOver, WorkerError, Workers};
+pub use workers::{DiskStatus, G1Memory, TookOver, Worker, WorkerError, Workers};
 
 #[cfg(feature = "worker")]
 pub use kvbm_device as device;

@@ -3,6 +3,7 @@
 //! The worker of this process and one at the other end of a socket are the same thing to the
 //! leader.
 
+pub use kvbm_link::Lane;
 use kvbm_plan::{
     BlockOutcome, Command, Epoch, FlushOutcome, Message, Rank, Tier, TransferPlan, TransferReport,
     VolumeAnswer, VolumeRequest, wire,
@@ -23,7 +24,10 @@ pub type MessageSink = Arc<dyn Fn(Vec<u8>) + Send + Sync>;
 pub trait WorkerLink: Send + Sync {
     /// Hands over a command in wire form ([`kvbm_plan::wire::encode_command`]). Must not block: a
     /// worker that is overloaded answers with a report, or refuses here.
-    fn send(&self, command: &[u8]) -> Result<(), LinkError>;
+    ///
+    /// `lane` says which commands that still wait it may overtake. A link that keeps the order of
+    /// all commands may ignore it.
+    fn send(&self, lane: Lane, command: &[u8]) -> Result<(), LinkError>;
 }
 
 /// A command that did not reach its worker.
@@ -78,7 +82,7 @@ impl MetadataWorker {
 }
 
 impl WorkerLink for MetadataWorker {
-    fn send(&self, command: &[u8]) -> Result<(), LinkError> {
+    fn send(&self, _lane: Lane, command: &[u8]) -> Result<(), LinkError> {
         let command = wire::decode_command(command).map_err(|error| LinkError::Refused(error.to_string()))?;
         match command {
             Command::Transfer(plan) => self.answer(&Message::Transfer(self.report(&plan))),

@@ -14,7 +14,7 @@ use kvbm::plan::{Epoch, Message, wire};
 use kvbm::pool::RegisterError;
 use kvbm::storage::{BoundLayout, DeviceAllocator, SystemAllocator};
 use kvbm::volumes::{BlobScope, BlobSlice, DirectoryVolume, Volume, VolumeRegistry};
-use kvbm::worker::{LinkError, MessageSink, WorkerLink};
+use kvbm::worker::{Lane, LinkError, MessageSink, WorkerLink};
 use kvbm::{
     KvBlockManager, Lost, Owned, ParkError, Rank, Tier, TokenSequence, VolumeDescriptor, VolumeId,
     VolumeSetError,
@@ -159,7 +159,7 @@ impl Line {
 }
 
 impl WorkerLink for Line {
-    fn send(&self, command: &[u8]) -> Result<(), LinkError> {
+    fn send(&self, _lane: Lane, command: &[u8]) -> Result<(), LinkError> {
         let mut now = self.now.lock().unwrap();
         let is_open = |serving: &&mut Serving| serving.open.load(Ordering::Acquire);
         let serving = now.as_mut().filter(is_open).ok_or(LinkError::Closed)?;

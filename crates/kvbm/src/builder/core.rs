@@ -87,9 +87,7 @@ impl Core {
         if !config.disk.capacity.is_none() || !config.volume.is_empty() {
             namespace.check_persistable()?;
         }
-        // Validated above: they fit.
-        let blocks =
-            config.capacity_blocks().map(|blocks| blocks.min(u64::from(RegistryConfig::MAX_CAPACITY)) as u32);
+        let blocks = config.tier_blocks();
         let (tenants, names) = tenants::of_shares(config.tenants.shares.as_slice(), &namespace);
         let Policies { admission, eviction } = policies;
         let registry = registry(&config, blocks, tenants, eviction)?;
