@@ -4,7 +4,7 @@
 use crate::connection::{Connection, LineTimes};
 use crate::frame::{FrameKind, MAX_BODY, frame};
 use crate::handshake::{self, HandshakeError, LeaderTerms, Timed};
-use crate::peer::Peer;
+use crate::peer::{Peer, ProcessState};
 use crate::queue::{Lane, PushError};
 use kvbm_plan::{Message, wire};
 use parking_lot::{Condvar, Mutex};
@@ -57,6 +57,12 @@ pub enum LineStatus {
         /// What the last try came to.
         reason: String,
     },
+    /// The worker refuses this leader, and is asked again: settings differ, or a newer leader has
+    /// been there.
+    Refused {
+        /// What differs.
+        reason: String,
+    },
     /// A worker is connected.
     Connected {
         /// Its process.
@@ -80,11 +86,15 @@ pub struct LeaderLine {
 /// Where messages of the worker go, in wire form. Called on the line's thread.
 type Sink = Box<dyn Fn(Vec<u8>) + Send + Sync>;
 
+/// What is called when the line to a process has ended, on the line's thread.
+type OnEnd = Box<dyn Fn(ProcessState) + Send + Sync>;
+
 struct Shared {
     path: PathBuf,
     terms: LeaderTerms,
     times: LineTimes,
     sink: Sink,
+    on_end: OnEnd,
     state: Mutex<LineState>,
     /// The line is to end.
     ended: Condvar,
@@ -96,12 +106,15 @@ struct LineState {
     /// Whether commands go to the worker that is connected.
     is_open: bool,
     reason: String,
+    /// The last try was refused, for a reason that time does not change.
+    is_refused: bool,
     ending: bool,
 }
 
 impl LeaderLine {
     /// A line to the worker that listens, or will listen, at `path`. Returns at once; messages go
-    /// to `sink`.
+    /// to `sink`. `on_end` is called each time when a connection has ended, before the next one is
+    /// tried.
     ///
     /// # Errors
     /// The system refuses a thread.
@@ -110,10 +123,12 @@ impl LeaderLine {
         terms: LeaderTerms,
         times: LineTimes,
         sink: impl Fn(Vec<u8>) + Send + Sync + 'static,
+        on_end: impl Fn(ProcessState) + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let state = LineState { reason: "not tried yet".into(), ..LineState::default() };
-        let (path, sink, state) = (path.to_owned(), Box::new(sink), Mutex::new(state));
-        let shared = Arc::new(Shared { path, terms, times, sink, state, ended: Condvar::new() });
+        let (path, state, ended) = (path.to_owned(), Mutex::new(state), Condvar::new());
+        let (sink, on_end) = (Box::new(sink), Box::new(on_end));
+        let shared = Arc::new(Shared { path, terms, times, sink, on_end, state, ended });
         let own = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("kvbm-link-lead".into()).spawn(move || own.run())?;
         Ok(Self { shared, thread: Some(thread) })
@@ -146,6 +161,7 @@ impl LeaderLine {
     pub fn status(&self) -> LineStatus {
         let state = self.shared.state.lock();
         match &state.connection {
+            None if state.is_refused => LineStatus::Refused { reason: state.reason.clone() },
             None => LineStatus::Connecting { reason: state.reason.clone() },
             Some(line) => {
                 LineStatus::Connected { pid: line.peer.pid, is_open: state.is_open, silence: line.silence() }
@@ -189,7 +205,7 @@ impl Shared {
                         return;
                     }
                 }
-                Err(error) => self.note(error.to_string()),
+                Err(error) => self.note(&error),
             }
             let mut state = self.state.lock();
             if !state.ending {
@@ -211,8 +227,12 @@ impl Shared {
     }
 
     /// The reason is logged when it changes, not at every try.
-    fn note(&self, reason: String) {
+    fn note(&self, error: &HandshakeError) {
+        let reason = error.to_string();
         let mut state = self.state.lock();
+        // A leader that is still being served goes some time.
+        state.is_refused =
+            matches!(error, HandshakeError::Refused { field, .. } if field != handshake::SERVED);
         if state.reason != reason {
             tracing::warn!(path = %self.path.display(), rank = self.terms.rank.0, "no line to the worker: {reason}");
             state.reason = reason;
@@ -227,7 +247,7 @@ impl Shared {
                 return false;
             }
             state.connection = Some(Arc::clone(line));
-            state.is_open = is_first;
+            (state.is_open, state.is_refused) = (is_first, false);
         }
         tracing::info!(path = %self.path.display(), pid = line.peer.pid, "connected to the worker of rank {}", self.terms.rank.0);
         let mut is_ready = is_first;
@@ -246,10 +266,16 @@ impl Shared {
                 (self.sink)(message);
             })
         });
+        let process = line.process_state();
         let mut state = self.state.lock();
         state.connection = None;
         state.is_open = false;
         state.reason = format!("the line to process {} ended: {error}", line.peer.pid);
-        !state.ending
+        let goes_on = !state.ending;
+        drop(state);
+        if goes_on {
+            (self.on_end)(process);
+        }
+        goes_on
     }
 }

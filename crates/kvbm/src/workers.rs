@@ -4,12 +4,14 @@ mod disk;
 mod memory;
 mod paths;
 mod predecessor;
+mod server;
 mod volumes;
 mod worker;
 
 pub use memory::G1Memory;
 use memory::RankMemory;
 pub use predecessor::TookOver;
+pub use server::WorkerServer;
 pub(crate) use volumes::open_volumes;
 pub use worker::Worker;
 use worker::WorkerStart;
@@ -121,6 +123,9 @@ pub enum WorkerError {
     /// The volume cannot be opened.
     #[error(transparent)]
     Volume(#[from] kvbm_volume::RegistryError),
+    /// The socket of a worker in a process of its own.
+    #[error(transparent)]
+    Bind(#[from] kvbm_link::BindError),
     /// The transfer engine does not start.
     #[error(transparent)]
     Start(#[from] kvbm_transfer::StartError),

@@ -201,6 +201,13 @@ impl Ranks {
         self.all().find_map(|rank| self.usable(rank).err())
     }
 
+    /// The worker of a rank has ended.
+    pub(crate) fn closed(&self, rank: Rank) {
+        if let Some(state) = self.get(rank) {
+            state.contact.lock().closed.get_or_insert_with(Instant::now);
+        }
+    }
+
     /// The link of a rank was closed when something was to be sent after so many starts.
     fn found_closed(&self, rank: Rank, starts: u32) {
         if let Some(state) = self.get(rank) {

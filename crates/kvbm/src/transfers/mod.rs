@@ -303,6 +303,11 @@ impl Transfers {
         self.inflight.owed_by(rank, |_, _| true)
     }
 
+    /// Of those, plans that were sent to all ranks.
+    pub(crate) fn sent_to(&self, rank: Rank) -> Vec<(PlanId, Path)> {
+        self.inflight.owed_by(rank, |_, sent| sent.is_some())
+    }
+
     /// Of those, plans that went to an earlier worker of the rank, before start number `announced`,
     /// and whose time is over since `started`.
     pub(crate) fn owed_by_earlier(
