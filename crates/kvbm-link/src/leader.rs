@@ -76,8 +76,9 @@ pub enum LineStatus {
 
 /// A line to the worker of one rank, which outlives the worker's process.
 ///
-/// What was sent to one process never reaches the next one. Commands to a worker that takes
-/// another's place are refused until its [`Message::Ready`] is about to be given to the sink.
+/// What was sent to one process never reaches the next one. Commands to a worker are refused until
+/// its [`Message::Ready`] is about to be given to the sink: so the leader counts the starts of all
+/// workers that it has sent anything to.
 pub struct LeaderLine {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -146,7 +147,7 @@ impl LeaderLine {
         };
         let Some(line) = &state.connection else { return Err(closed(&state.reason)) };
         if !state.is_open {
-            return Err(closed("its worker was started again and is not ready yet"));
+            return Err(closed("its worker is not ready yet"));
         }
         if line.is_silent() {
             return Err(LineSendError::Silent { pid: line.peer.pid, silence: line.silence() });
@@ -196,12 +197,12 @@ impl fmt::Debug for LeaderLine {
 impl Shared {
     /// Connects, serves the connection, and connects again, until the line ends.
     fn run(&self) {
-        let (mut pause, mut is_first) = (FIRST_PAUSE, true);
+        let mut pause = FIRST_PAUSE;
         loop {
             match self.try_connect() {
                 Ok(line) => {
                     pause = FIRST_PAUSE;
-                    if !self.serve(&line, std::mem::replace(&mut is_first, false)) {
+                    if !self.serve(&line) {
                         return;
                     }
                 }
@@ -240,17 +241,17 @@ impl Shared {
     }
 
     /// Reads messages until the connection ends. `false` when the line ends.
-    fn serve(&self, line: &Arc<Connection>, is_first: bool) -> bool {
+    fn serve(&self, line: &Arc<Connection>) -> bool {
         {
             let mut state = self.state.lock();
             if state.ending {
                 return false;
             }
             state.connection = Some(Arc::clone(line));
-            (state.is_open, state.is_refused) = (is_first, false);
+            (state.is_open, state.is_refused) = (false, false);
         }
         tracing::info!(path = %self.path.display(), pid = line.peer.pid, "connected to the worker of rank {}", self.terms.rank.0);
-        let mut is_ready = is_first;
+        let mut is_ready = false;
         let error = std::thread::scope(|scope| {
             let writer = std::thread::Builder::new().name("kvbm-link-send".into());
             if let Err(error) = writer.spawn_scoped(scope, || line.write()) {

@@ -22,6 +22,7 @@ mod hints;
 mod joins;
 mod late_reads;
 mod lifetime;
+mod links;
 mod losses;
 mod offload;
 mod opaque;
