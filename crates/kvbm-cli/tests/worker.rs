@@ -1,5 +1,5 @@
-//! `kvbm worker` as an operator meets it: its first line, its errors, its end, and a leader over two
-//! of them.
+//! `kvbm worker` as an operator meets it: its first line, its errors, its end, and a leader over
+//! two of them.
 
 // A helper that fails is a test that fails.
 #![allow(clippy::unwrap_used)]

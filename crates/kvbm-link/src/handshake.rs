@@ -211,16 +211,22 @@ pub(crate) fn offer(line: &mut Timed<'_>, terms: &LeaderTerms) -> Result<(), Han
         )));
     }
     line.write_all(&frame(FrameKind::Handshake, &offer))?;
-    match read_frame(line)? {
-        (FrameKind::Handshake, body) => {
-            let answer: Answer = decode(&body)?;
+    let (kind, body) = read_frame(line)?;
+    read_answer(kind, &body)
+}
+
+/// What a worker answered to an offer.
+pub(crate) fn read_answer(kind: FrameKind, body: &[u8]) -> Result<(), HandshakeError> {
+    match kind {
+        FrameKind::Handshake => {
+            let answer: Answer = decode(body)?;
             if answer.magic != MAGIC {
                 return Err(HandshakeError::Malformed("the answer does not begin as ours".into()));
             }
             Ok(())
         }
-        (FrameKind::Refusal, body) => Err(refused(decode(&body)?)),
-        (kind, _) => Err(HandshakeError::Malformed(format!("a frame of kind {kind:?} came as the answer"))),
+        FrameKind::Refusal => Err(refused(decode(body)?)),
+        other => Err(HandshakeError::Malformed(format!("a frame of kind {other:?} came as the answer"))),
     }
 }
 
@@ -241,7 +247,12 @@ pub(crate) fn read_offer(line: &mut Timed<'_>) -> Result<(LeaderTerms, Result<()
     let (FrameKind::Handshake, body) = read_frame(line)? else {
         return Err(HandshakeError::Malformed("no offer came first".into()));
     };
-    let offer: Offer = decode(&body)?;
+    decode_offer(&body)
+}
+
+/// The same of the body of its frame.
+pub(crate) fn decode_offer(body: &[u8]) -> Result<(LeaderTerms, Result<(), Refusal>), HandshakeError> {
+    let offer: Offer = decode(body)?;
     if offer.magic != MAGIC {
         return Err(HandshakeError::Malformed("the offer does not begin as ours".into()));
     }

@@ -33,6 +33,7 @@
 //! | `leader` | the leader's end: connects, and connects again | `connection`, `handshake`, `peer`, `queue`, `frame` |
 //! | `worker` | the worker's end: listens, serves one leader at a time | `connection`, `handshake`, `peer`, `queue`, `socket_file`, `frame` |
 //! | `connection` | reader and writer of an established line | `handshake`, `frame`, `peer`, `queue` |
+//! | `fuzz` | what must hold of any bytes that the other end sends | `handshake`, `frame` |
 //! | `handshake` | what both ends must agree on | `frame` |
 //! | `queue` | frames that wait to be sent, in two lanes | - |
 //! | `peer` | the process at the other end | - |
@@ -42,6 +43,9 @@
 
 mod connection;
 mod frame;
+#[cfg(any(test, feature = "fuzz"))]
+#[doc(hidden)]
+pub mod fuzz;
 mod handshake;
 mod leader;
 mod peer;

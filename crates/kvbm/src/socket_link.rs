@@ -1,8 +1,8 @@
 //! Links to workers in other processes, over Unix sockets.
 //!
 //! The worker listens ([`WorkerServer`](crate::WorkerServer), `kvbm worker`). The leader connects
-//! in [`Builder::build`](crate::Builder::build), in either order of birth, and connects again when a
-//! worker was started again.
+//! in [`Builder::build`](crate::Builder::build), in either order of birth, and connects again when
+//! a worker was started again.
 
 use crate::config::Config;
 use crate::worker::{Lane, LinkError, MessageSink, WorkerLink};

@@ -94,8 +94,9 @@ impl Past {
     }
 }
 
-/// Moves in, for all our ranks, what a deployment with another number of ranks left; `blocks`: those
-/// of G2 and G3. Of workers in several processes the first one does so, and the others wait for it.
+/// Moves in, for all our ranks, what a deployment with another number of ranks left. Of workers in
+/// several processes the first one does so, and the others wait for it. `host` and `disk` are the
+/// blocks of G2 and G3.
 pub(super) fn take_over(config: &Config, [host, disk]: [u32; 2], tag: NamespaceTag) -> Vec<TookOver> {
     if host == 0 || disk == 0 || config.disk.take_over.is_zero() {
         return Vec::new();

@@ -273,8 +273,8 @@ fn an_empty_deployment_hides_no_older_one() {
 }
 
 /// Workers that are started one by one, as in processes of their own: the first one moves the
-/// blocks in for all of them. Mutation that makes it fail: `take_over` moves in the blocks of rank 0
-/// alone.
+/// blocks in for all of them. Mutation that makes it fail: `take_over` moves in the blocks of rank
+/// 0 alone.
 #[test]
 fn workers_that_start_by_themselves_take_over_what_another_number_of_ranks_left() {
     let left = left_by(4, |_| {});

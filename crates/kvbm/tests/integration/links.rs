@@ -1,5 +1,5 @@
-//! One table of faults over every kind of link between a leader and a worker: no call hangs, no byte
-//! is wrong, no slot stays taken, and everything is found again.
+//! One table of faults over every kind of link between a leader and a worker: no call hangs, no
+//! byte is wrong, no slot stays taken, and everything is found again.
 #![cfg(feature = "worker")]
 
 mod fault;
