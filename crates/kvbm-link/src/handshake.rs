@@ -200,7 +200,7 @@ pub(crate) fn offer(line: &mut Timed<'_>, terms: &LeaderTerms) -> Result<(), Han
             terms.deployment.len()
         )));
     }
-    let (protocols, wire) = (PROTOCOLS, wire::VERSION);
+    let (protocols, wire) = (PROTOCOLS, wire::NEWEST);
     let offer = Offer { magic: MAGIC, protocols, wire, build: build(), terms: terms.clone() };
     let offer = encode(&offer)?;
     if offer.len() > MAX_HANDSHAKE {
@@ -263,11 +263,11 @@ pub(crate) fn decode_offer(body: &[u8]) -> Result<(LeaderTerms, Result<(), Refus
             format!("{first} to {last} (kvbm {})", offer.build),
             format!("{} to {} (kvbm {})", PROTOCOLS[0], PROTOCOLS[1], build()),
         ))
-    } else if offer.wire != wire::VERSION {
+    } else if offer.wire != wire::NEWEST {
         Err(Refusal::new(
             "version of plans",
             format!("{} (kvbm {})", offer.wire, offer.build),
-            format!("{} (kvbm {})", wire::VERSION, build()),
+            format!("{} (kvbm {})", wire::NEWEST, build()),
         ))
     } else {
         Ok(())

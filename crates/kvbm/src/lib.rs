@@ -135,6 +135,8 @@ pub use engine::{
 };
 pub use error::BlockFailure;
 pub use events::{EventPump, EventsError, EventsStatus};
+#[cfg(feature = "worker")]
+pub use kvbm_transfer::{BlocksBusy, FinishedPlan};
 pub use leader::{ClearError, FlushError, FlushReport, ShutdownReport};
 pub use manager::{Committed, FenceError, KvBlockManager, OffloadError, Owned, RankLostError, SequenceError};
 pub use offload::OffloadBacklog;

@@ -9,11 +9,12 @@ use crate::worker::Lane;
 use kvbm_device::Event;
 use kvbm_link::{LeaderInfo, LineTimes, MessageSender, Service, Session, WorkerListener, WorkerTerms};
 use kvbm_plan::{
-    BlockOutcome, Command, Failure, FailureKind, FlushOutcome, Message, Rank, TransferReport, VolumeAnswer,
-    wire,
+    BlockId, BlockOutcome, Command, Epoch, Failure, FailureKind, FlushOutcome, Message, Rank, TransferReport,
+    VolumeAnswer, wire,
 };
 use kvbm_storage::BoundLayout;
 use kvbm_tokens::NamespaceTag;
+use kvbm_transfer::{BlocksBusy, FinishedPlan};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::path::Path;
@@ -46,7 +47,9 @@ struct ServedRank {
 struct Now {
     /// That of the leader that is served.
     worker: Weak<Worker>,
-    /// The last device events, oldest first.
+    /// Of the leader that is served, or was served last.
+    epoch: Option<Epoch>,
+    /// Its last device events, oldest first.
     events: VecDeque<(u64, Event)>,
 }
 
@@ -102,8 +105,8 @@ impl WorkerServer {
     }
 
     /// Makes an event of the rank's device known under `number`: the leader's plans wait for it
-    /// ([`KvBlockManager::fence_at`](crate::KvBlockManager::fence_at)). Also for a leader that
-    /// connects later; the last 1024 events are remembered for that.
+    /// ([`KvBlockManager::fence_at`](crate::KvBlockManager::fence_at)). The last 1024 events are
+    /// remembered while the leader connects again; each leader has numbers of its own.
     pub fn register_event(&self, number: u64, event: &Event) {
         let mut now = self.rank.now.lock();
         if now.events.len() == MAX_EVENTS {
@@ -118,9 +121,35 @@ impl WorkerServer {
     }
 }
 
+impl WorkerServer {
+    /// As [`Worker::wait_idle`], for the leader that is served; also while there is none.
+    ///
+    /// # Errors
+    /// [`BlocksBusy`] names the blocks that are not free at `deadline`.
+    pub fn wait_idle(&self, blocks: &[BlockId], deadline: Instant) -> Result<(), BlocksBusy> {
+        // A session that ends keeps its worker until nothing writes any more.
+        let worker = self.rank.now.lock().worker.upgrade();
+        worker.map_or(Ok(()), |worker| worker.wait_idle(blocks, deadline))
+    }
+
+    /// As [`Worker::drain_finished`], of the leader that is served.
+    pub fn drain_finished(&self) -> Vec<FinishedPlan> {
+        let worker = self.rank.now.lock().worker.upgrade();
+        worker.map_or_else(Vec::new, |worker| worker.drain_finished())
+    }
+}
+
 impl Service for ServedRank {
     fn start(&self, leader: &LeaderInfo, out: MessageSender) -> Result<Box<dyn Session>, String> {
         let (tag, epoch) = (NamespaceTag::from_bytes(leader.terms.namespace), leader.terms.epoch);
+        {
+            // Before the leader learns that the worker is ready, hence before events of its own.
+            let mut now = self.now.lock();
+            if now.epoch.replace(epoch) != Some(epoch) {
+                // Another leader's: they would open the gates of this one.
+                now.events.clear();
+            }
+        }
         predecessor::take_over(&self.config, self.blocks, tag);
         let sender = out.clone();
         let start = WorkerStart {

@@ -9,10 +9,10 @@ use crate::config::{Config, CopyWay, VerifyHost};
 use crate::worker::{Lane, LinkError, MessageSink, WorkerLink};
 use kvbm_device::{Device, Event};
 use kvbm_disk::DiskEngine;
-use kvbm_plan::{Epoch, Rank};
+use kvbm_plan::{BlockId, Epoch, Rank};
 use kvbm_storage::BoundLayout;
 use kvbm_tokens::NamespaceTag;
-use kvbm_transfer::{Backend, ShutdownError, TransferManager, WorkerConfig};
+use kvbm_transfer::{Backend, BlocksBusy, FinishedPlan, ShutdownError, TransferManager, WorkerConfig};
 use kvbm_volume::VolumeRegistry;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -145,6 +145,21 @@ impl Worker {
         if let Some(manager) = &self.manager {
             manager.register_event(number, event);
         }
+    }
+
+    /// Waits until no plan that this worker has accepted touches these blocks of G1. The worker's
+    /// own side asks that before it writes there; the leader may not know yet that a plan is over.
+    ///
+    /// # Errors
+    /// [`BlocksBusy`] names the blocks that are not free at `deadline`.
+    pub fn wait_idle(&self, blocks: &[BlockId], deadline: Instant) -> Result<(), BlocksBusy> {
+        self.manager.as_ref().map_or(Ok(()), |manager| manager.wait_idle(blocks, deadline))
+    }
+
+    /// Plans with a tag ([`EngineOnboarding::tag`](crate::EngineOnboarding::tag)) that have finished
+    /// on this rank since the last call, oldest first: one entry for each plan, 65,536 at most.
+    pub fn drain_finished(&self) -> Vec<FinishedPlan> {
+        self.manager.as_ref().map_or_else(Vec::new, |manager| manager.drain_finished())
     }
 
     /// Takes no more commands and waits until nothing writes to the worker's memory any more.

@@ -246,6 +246,29 @@ fn a_link_may_delay_repeat_and_reorder() {
     run_all(&rows);
 }
 
+/// A worker's own side learns from it which loads are over, and which blocks nobody writes to.
+#[test]
+fn a_worker_knows_the_loads_of_its_leader_by_their_tags() {
+    for kind in KINDS {
+        let folder = tempfile::tempdir().unwrap();
+        let bench = Bench::new(kind, Fault::None, folder.path());
+        let sequence = bench.sequence(1);
+        bench.put(&sequence, 0);
+        let ids: Vec<_> = (8..).take(BLOCKS).map(BlockId).collect();
+        let onboarding = bench.manager.onboard(bench.manager.match_prefix(&sequence), &ids, None).unwrap();
+        let tag = onboarding.tag().expect("it has plans");
+        assert_eq!(onboarding.wait(), Ok(BLOCKS), "{}", bench.name);
+        for line in &bench.lines {
+            line.wait_idle(&ids);
+            let finished = line.drain_finished();
+            let arrived: usize = finished.iter().map(|plan| plan.arrived).sum();
+            assert!(finished.iter().all(|plan| plan.tag == tag && plan.failed == 0), "{finished:?}");
+            assert_eq!(arrived, BLOCKS, "offloads have no tag");
+        }
+        bench.end();
+    }
+}
+
 /// Mutation that makes it fail: a line takes commands before its worker's first `Ready`.
 #[test]
 fn a_link_may_be_cut_at_every_message() {

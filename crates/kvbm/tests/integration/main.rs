@@ -44,3 +44,4 @@ mod volume_races;
 mod volume_shapes;
 mod volume_verdicts;
 mod volumes;
+mod worker_server;

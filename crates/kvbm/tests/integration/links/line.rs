@@ -10,7 +10,7 @@ use kvbm::plan::{Epoch, Message, wire};
 use kvbm::socket_link::{LineStatus, SocketLink, leader_terms};
 use kvbm::storage::BoundLayout;
 use kvbm::worker::{Lane, LinkError, MessageSink, WorkerLink};
-use kvbm::{G1Memory, Rank, Worker, WorkerError, WorkerServer};
+use kvbm::{BlockId, FinishedPlan, G1Memory, Rank, Worker, WorkerError, WorkerServer};
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -56,6 +56,7 @@ struct LocalEnd {
 struct SocketEnd {
     link: SocketLink,
     relay: Arc<Relay>,
+    server: Arc<WorkerServer>,
     stop: Box<dyn Fn() + Send + Sync>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -102,7 +103,7 @@ impl Line {
                 let (stop, serving) = (Box::new(server.stopper()), Arc::clone(&server));
                 let threads = Mutex::new(vec![std::thread::spawn(move || serving.serve()), relay.1]);
                 let link = SocketLink::connect(&folder.join("leader"), terms, sink, || {}).unwrap();
-                End::Socket(SocketEnd { link, relay: relay.0, stop, threads })
+                End::Socket(SocketEnd { link, relay: relay.0, server, stop, threads })
             }
         };
         let waiting = Mutex::default();
@@ -170,6 +171,22 @@ impl Line {
         while self.cuts.load(Ordering::Acquire) < self.faults.cuts_asked() || !self.is_open() {
             assert!(Instant::now() < until, "the line is cut, and open again");
             std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// No plan of the worker touches these blocks of G1.
+    pub(super) fn wait_idle(&self, blocks: &[BlockId]) {
+        match &self.end {
+            End::InProcess(end) => end.now.lock().unwrap().as_ref().unwrap().0.wait_idle(blocks, soon()),
+            End::Socket(end) => end.server.wait_idle(blocks, soon()),
+        }
+        .unwrap();
+    }
+
+    pub(super) fn drain_finished(&self) -> Vec<FinishedPlan> {
+        match &self.end {
+            End::InProcess(end) => end.now.lock().unwrap().as_ref().unwrap().0.drain_finished(),
+            End::Socket(end) => end.server.drain_finished(),
         }
     }
 
