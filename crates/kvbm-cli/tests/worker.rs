@@ -49,7 +49,7 @@ impl WorkerProcess {
     /// Asks it to end; its exit status.
     fn terminate(&mut self) -> Option<i32> {
         // SAFETY: a signal to a child that was not waited for yet.
-        assert_eq!(unsafe { libc::kill(self.child.id() as i32, libc::SIGTERM) }, 0);
+        assert_eq!(unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGTERM) }, 0);
         self.child.wait().unwrap().code()
     }
 }

@@ -287,7 +287,8 @@ pub(crate) fn refuse(line: &mut Timed<'_>, refusal: &Refusal) -> Result<(), Hand
 }
 
 fn hex(bytes: [u8; 16]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    // The first byte is the highest digits.
+    format!("{:032x}", u128::from_be_bytes(bytes))
 }
 
 impl WorkerTerms {

@@ -112,7 +112,7 @@ mod tests {
     fn the_longest_names_and_values_fit_into_an_offer() {
         let mut config = Config::default();
         config.namespace.model = "\u{10348}".repeat(5000);
-        config.host.capacity = crate::config::Blocks(u32::MAX.into()).into();
+        config.host.capacity = crate::config::Blocks(u32::MAX).into();
         config.parallelism.tensor_parallel = 1024;
         let terms =
             leader_terms(&config, u32::MAX, NamespaceTag::from_bytes([9; 16]), Rank(1023), Epoch(u64::MAX));

@@ -52,11 +52,11 @@ fn config(folder: &Path) -> Config {
     config.namespace.weights = "1".into();
     config.parallelism.tensor_parallel = RANKS;
     config.parallelism.workers = (0..RANKS as u16).map(|rank| socket(folder, rank)).collect();
-    config.device.capacity = Blocks(G1.into()).into();
-    config.host.capacity = Blocks(G2.into()).into();
+    config.device.capacity = Blocks(G1).into();
+    config.host.capacity = Blocks(G2).into();
     if folder.join("disk").exists() {
         config.disk.dir = Some(folder.join("disk"));
-        config.disk.capacity = Blocks(G3.into()).into();
+        config.disk.capacity = Blocks(G3).into();
         config.offload.g2_g3.write_through = true;
     }
     config.volumes.queue_share = 1.0;
@@ -180,7 +180,7 @@ impl Process {
 
     fn signal(&self, signal: i32) {
         // SAFETY: a signal to a child that was not waited for yet.
-        assert_eq!(unsafe { libc::kill(self.0.id() as i32, signal) }, 0);
+        assert_eq!(unsafe { libc::kill(self.0.id().cast_signed(), signal) }, 0);
     }
 }
 
@@ -455,7 +455,9 @@ impl Bench {
         let prefix = self.manager.match_prefix(sequence);
         let ids: Vec<_> = (0..prefix.len() as u32).map(|at| BlockId(G1 - 1 - at)).collect();
         self.manager.before_reuse(&ids, soon()).unwrap();
-        ids.iter().for_each(|&id| self.write(id, None));
+        for &id in &ids {
+            self.write(id, None);
+        }
         let Ok(onboarding) = self.manager.onboard(prefix, &ids, None) else { return 0 };
         let arrived = onboarding.wait().unwrap_or_else(|error| error.arrived);
         let mut blocks = ids[..arrived].iter().zip(sequence.hashes());

@@ -166,7 +166,9 @@ impl Service for ServedRank {
         now.worker = Arc::downgrade(&worker);
         let events: Vec<_> = now.events.iter().cloned().collect();
         drop(now);
-        events.iter().for_each(|(number, event)| worker.register_event(*number, event));
+        for (number, event) in &events {
+            worker.register_event(*number, event);
+        }
         tracing::info!(target: "kvbm", rank = %self.rank, pid = leader.pid, epoch = epoch.0, "a leader is served");
         Ok(Box::new(LeaderSession { worker, leader: leader.clone(), out }))
     }
@@ -178,9 +180,11 @@ impl Session for LeaderSession {
         let command = wire::decode_command(bytes).map_err(|error| error.to_string())?;
         let Err(error) = self.worker.link().send(Lane::Bulk, bytes) else { return Ok(()) };
         let failure = Failure::new(FailureKind::Io, error.to_string());
-        match self.refused(command, failure).map(|message| wire::encode_message(&message)) {
-            Some(Ok(message)) => self.out.send(&message),
-            _ => tracing::warn!(target: "kvbm", %error, "a command of the leader was refused"),
+        let answer = self.refused(command, failure).and_then(|message| wire::encode_message(&message).ok());
+        if let Some(message) = answer {
+            self.out.send(&message);
+        } else {
+            tracing::warn!(target: "kvbm", %error, "a command of the leader was refused");
         }
         Ok(())
     }

@@ -72,7 +72,7 @@ struct Bench {
 impl Bench {
     fn new(kind: Kind, fault: Fault, folder: &Path) -> Self {
         let tensors: Vec<_> = (0..RANKS).map(|_| tensors()).collect();
-        let (config, mut lines) = (config(folder), Vec::new());
+        let (config, mut lines) = (config(folder), Vec::<Arc<Line>>::new());
         let given = config.clone();
         let manager = KvBlockManager::<Owned>::builder()
             .model(model())
@@ -91,7 +91,9 @@ impl Bench {
                 line::link(&line)
             })
             .unwrap();
-        lines.iter().for_each(|line: &Arc<Line>| line.started());
+        for line in &lines {
+            line.started();
+        }
         Self { name: format!("{kind:?}, {fault:?}"), manager, tensors, lines }
     }
 
@@ -136,7 +138,9 @@ impl Bench {
         if self.manager.before_reuse(&ids, Instant::now() + PATIENCE).is_err() {
             return 0;
         }
-        ids.iter().for_each(|&id| self.write(id, None));
+        for &id in &ids {
+            self.write(id, None);
+        }
         let Ok(onboarding) = self.manager.onboard(prefix, &ids, None) else { return 0 };
         let start = Instant::now();
         let arrived = onboarding.wait().unwrap_or_else(|error| error.arrived);

@@ -36,7 +36,7 @@ pub(super) struct Line {
 
 /// The other end.
 enum End {
-    InProcess(LocalEnd),
+    InProcess(Box<LocalEnd>),
     Socket(SocketEnd),
 }
 
@@ -92,7 +92,7 @@ impl Line {
         let (cut, cuts) = channel();
         let sink = faulty_sink(Arc::clone(&faults), sink, cut.clone());
         let end = match kind {
-            Kind::InProcess => End::InProcess(LocalEnd::new(config, memory, (rank, epoch), sink)),
+            Kind::InProcess => End::InProcess(Box::new(LocalEnd::new(config, memory, (rank, epoch), sink))),
             Kind::Socket => {
                 let terms = leader_terms(config, memory.num_blocks(), namespace_tag(), rank, epoch);
                 let folder = folder.join(format!("run-{rank}-{}", epoch.0));
