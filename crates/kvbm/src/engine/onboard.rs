@@ -93,8 +93,8 @@ impl EngineOnboarding {
         self.transfer.len() == 0
     }
 
-    /// The tag of its plans: `drain_finished` of each rank's worker names them by it. None where the
-    /// prefix is empty: then there are no plans.
+    /// The tag of its plans: `drain_finished` of each rank's worker names them by it. None where
+    /// the prefix is empty: then there are no plans.
     pub fn tag(&self) -> Option<u64> {
         self.transfer.handles.first().map(Handle::tag)
     }

@@ -156,8 +156,9 @@ impl Worker {
         self.manager.as_ref().map_or(Ok(()), |manager| manager.wait_idle(blocks, deadline))
     }
 
-    /// Plans with a tag ([`EngineOnboarding::tag`](crate::EngineOnboarding::tag)) that have finished
-    /// on this rank since the last call, oldest first: one entry for each plan, 65,536 at most.
+    /// Plans with a tag ([`EngineOnboarding::tag`](crate::EngineOnboarding::tag)) that have
+    /// finished on this rank since the last call, oldest first: one entry for each plan, 65,536 at
+    /// most.
     pub fn drain_finished(&self) -> Vec<FinishedPlan> {
         self.manager.as_ref().map_or_else(Vec::new, |manager| manager.drain_finished())
     }
