@@ -575,9 +575,12 @@ fn what_a_killed_process_was_sent_ends_with_it() {
     assert_eq!(bench.manager.busy(&ids).unwrap(), ids, "a stopped process may go on");
     let start = Instant::now();
     workers.kill(1);
+    while !onboarding.is_done() {
+        assert!(start.elapsed() < Duration::from_secs(30), "the kernel says that it has ended");
+        std::thread::sleep(Duration::from_millis(1));
+    }
     assert_eq!(onboarding.wait().unwrap_err().arrived, 0);
     bench.manager.before_reuse(&ids, soon()).unwrap();
-    assert!(start.elapsed() < Duration::from_secs(30), "the kernel says that it has ended");
     workers.start(1);
     bench.comes_back(&sequence);
     bench.is_quiet();

@@ -106,3 +106,19 @@ fn settings_that_differ_are_named_and_a_worker_that_does_not_start_says_why() {
     })
     .unwrap_or_else(|| panic!("{:?}", unlucky.line));
 }
+
+/// What is sent to a worker before it has said that it is ready, the leader could not tell from what
+/// its successor was sent.
+#[test]
+fn a_worker_gets_no_command_before_it_is_ready_not_even_the_first_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rank-0.sock");
+    let _worker = Worker::start(&path);
+    // An epoch in which the echo never says so.
+    let leader = Leader::start(&path, leader_terms(14));
+    soon(|| matches!(leader.line.status(), LineStatus::Connected { is_open: false, .. }).then_some(()))
+        .unwrap();
+    let refused = leader.line.send(Lane::Bulk, b"early").unwrap_err();
+    assert!(refused.to_string().contains("not ready yet"), "{refused}");
+    assert_eq!(leader.echoes(), [[0_u8; 0]; 0]);
+}

@@ -273,7 +273,7 @@ fn a_worker_knows_the_loads_of_its_leader_by_their_tags() {
     }
 }
 
-/// Mutation that makes it fail: a line takes commands before its worker's first `Ready`.
+/// Mutation that makes it fail: `owed_by_earlier` finds no plan.
 #[test]
 fn a_link_may_be_cut_at_every_message() {
     for kind in KINDS {

@@ -37,6 +37,15 @@ fn tensors() -> BoundLayout {
     host::host_tensors(Arc::new(FullyContiguous::new(shape, AxisOrder::Nhd).unwrap()))
 }
 
+/// Ends a server with the test, however that ends.
+struct Stop<F: Fn()>(F);
+
+impl<F: Fn()> Drop for Stop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
 fn leader(folder: &Path, g1: u32) -> Result<KvBlockManager<Engine>, BuildError> {
     let given = config(folder);
     KvBlockManager::<Owned>::builder()
@@ -63,6 +72,7 @@ fn an_event_of_the_leader_before_opens_no_gate_of_the_next_one() {
     let ids = [BlockId(0), BlockId(1)];
     std::thread::scope(|scope| {
         scope.spawn(|| server.serve());
+        let _stop = Stop(server.stopper());
         for life in 0..3 {
             let manager = leader(folder.path(), G1).unwrap();
             let sequence = manager.sequence(&(0..32).collect::<Vec<u32>>(), b"").unwrap();
@@ -83,7 +93,6 @@ fn an_event_of_the_leader_before_opens_no_gate_of_the_next_one() {
             assert_eq!(manager.status().tiers[Tier::G2.index()].inactive, 2);
             server.wait_idle(&ids, soon()).unwrap();
         }
-        server.stopper()();
     });
 }
 
@@ -95,10 +104,10 @@ fn a_leader_that_knows_other_blocks_of_the_engine_is_refused() {
     let server = WorkerServer::bind(&config, Rank(0), &G1Memory::EngineHost(tensors()), &socket).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| server.serve());
+        let _stop = Stop(server.stopper());
         let error = leader(folder.path(), G1 + 1).err().unwrap();
         let differs = "blocks of G1 differs: the leader has 9, the worker has 8";
         assert!(error.to_string().contains(differs), "{error}");
-        server.stopper()();
     });
     let none = KvBlockManager::<Owned>::builder().model(model()).namespace(namespace()).engine_blocks(4);
     let error = none.host(Blocks(8)).build().err().unwrap();
