@@ -107,8 +107,8 @@ fn settings_that_differ_are_named_and_a_worker_that_does_not_start_says_why() {
     .unwrap_or_else(|| panic!("{:?}", unlucky.line));
 }
 
-/// What is sent to a worker before it has said that it is ready, the leader could not tell from what
-/// its successor was sent.
+/// What is sent to a worker before it has said that it is ready, the leader could not tell from
+/// what its successor was sent.
 #[test]
 fn a_worker_gets_no_command_before_it_is_ready_not_even_the_first_one() {
     let folder = tempfile::tempdir().unwrap();
