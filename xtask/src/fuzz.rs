@@ -34,6 +34,7 @@ const TARGETS: &[Target] = &[
     // Without whole journals, whose header is 4 KiB of almost nothing: the body makes one of a few
     // bytes.
     Target { name: "journal", most: 2048, seeds: &[], grows: true },
+    Target { name: "link", most: 4096, seeds: &[], grows: false },
     Target { name: "object", most: 8192, seeds: &["crates/kvbm-volume/tests/corpus"], grows: true },
     Target { name: "plan", most: 4096, seeds: &[], grows: false },
     Target { name: "snapshot", most: 4096, seeds: &[], grows: true },

@@ -18,6 +18,7 @@ use crate::features;
 use crate::layout::LayoutCommand;
 use crate::number::{SOME, whole};
 use crate::size::SizeArgs;
+use crate::worker::WorkerArgs;
 
 /// KV-cache block manager: keeps what an LLM engine computed, on four tiers of memory.
 ///
@@ -58,6 +59,8 @@ pub enum CliCommand {
     },
     /// Say how many tokens of a model fit into host memory and disk.
     Size(SizeArgs),
+    /// Run the worker of one rank for a leader in another process, until SIGTERM or Ctrl-C.
+    Worker(WorkerArgs),
     /// Show how blocks lie in memory.
     Layout {
         /// What to show.

@@ -12,6 +12,7 @@ mod features;
 pub mod human;
 pub mod interrupt;
 pub mod layout;
+mod log_lines;
 pub mod note;
 mod number;
 pub mod pattern;
@@ -25,6 +26,7 @@ mod space;
 pub mod summary;
 pub mod table;
 pub mod trace;
+pub mod worker;
 mod writable;
 
 /// The program of the README compiles and runs.
@@ -57,6 +59,7 @@ pub fn run() -> ExitCode {
         Some(CliCommand::Events { command }) => events::run(command),
         Some(CliCommand::Layout { command }) => run_layout(command),
         Some(CliCommand::Size(args)) => run_size(args),
+        Some(CliCommand::Worker(args)) => worker::run(args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

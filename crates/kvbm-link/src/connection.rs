@@ -1,7 +1,8 @@
 //! Reader and writer of an established line.
 
 use crate::frame::{FrameKind, frame, read_frame};
-use crate::peer::{Peer, Ready};
+use crate::handshake::read_failure;
+use crate::peer::{Peer, ProcessState, Ready};
 use crate::queue::{Next, SendQueue};
 use std::io::{self, BufReader, Read, Write};
 use std::net::Shutdown;
@@ -12,6 +13,9 @@ use std::time::{Duration, Instant};
 /// Bytes that the kernel takes before the other end has read them: an urgent frame waits behind no
 /// more.
 const SOCKET_BUFFER: usize = 256 << 10;
+
+/// How long a process may take from closing its sockets to its end.
+const EXIT_TIME: Duration = Duration::from_millis(200);
 
 /// Times of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +82,18 @@ impl Connection {
         self.silence() > self.times.silent_after
     }
 
+    /// What became of the process at the other end, now that the line has ended.
+    pub(crate) fn process_state(&self) -> ProcessState {
+        self.peer.state(EXIT_TIME)
+    }
+
+    /// Sends this last, and no more.
+    pub(crate) fn end_with(&self, bytes: Vec<u8>) {
+        // An end that reads nothing does not keep the writer.
+        let _ = self.stream.set_write_timeout(Some(self.times.handshake));
+        self.queue.end_with(bytes);
+    }
+
     /// Ends both threads.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
@@ -109,9 +125,13 @@ impl Connection {
             match read_frame(&mut reader) {
                 Ok((FrameKind::Body, body)) => on_body(body),
                 Ok((FrameKind::Heartbeat, _)) => {}
+                Ok((FrameKind::Refusal, body)) => break io::Error::other(read_failure(&body)),
                 Ok((kind, _)) => {
                     let what = format!("a frame of kind {kind:?} came on an established line");
                     break io::Error::new(io::ErrorKind::InvalidData, what);
+                }
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    break io::Error::new(error.kind(), "the other end is gone");
                 }
                 Err(error) => break error,
             }

@@ -91,7 +91,7 @@ mod tests {
         for (kind, body) in [
             (FrameKind::Handshake, &b"offer"[..]),
             (FrameKind::Refusal, b""),
-            (FrameKind::Body, &[7; 100_000]),
+            (FrameKind::Body, &vec![7; 100_000]),
             (FrameKind::Heartbeat, b""),
         ] {
             let bytes = frame(kind, body);

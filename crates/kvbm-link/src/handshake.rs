@@ -3,7 +3,7 @@
 //! The leader sends an offer, the worker answers or refuses with the field that differs and both
 //! values.
 
-use crate::frame::{FrameKind, frame, read_frame};
+use crate::frame::{FrameKind, MAX_HANDSHAKE, frame, read_frame};
 use kvbm_plan::{Epoch, Rank, wire};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -16,18 +16,20 @@ use std::time::{Duration, Instant};
 const MAGIC: [u8; 8] = *b"KVBMLINK";
 /// Versions of this protocol that this build speaks, the first and the last.
 const PROTOCOLS: [u16; 2] = [1, 1];
+/// What a worker refuses that serves another leader.
+pub(crate) const SERVED: &str = "leader";
 /// Longest name of a deployment in bytes.
 const MAX_DEPLOYMENT: usize = 256;
+/// Most characters of a text of a refusal: four bytes each, three texts.
+const MAX_SHOWN: usize = 300;
 
-/// A digest of everything about the layout of blocks that both ends must see alike: tensors, bytes,
-/// numbers of blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LayoutFingerprint(pub [u8; 16]);
-
-impl fmt::Display for LayoutFingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
+/// A setting that both ends must have alike, such as a number of blocks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedSetting {
+    /// Its name, as people know it.
+    pub name: String,
+    /// Its value, as people write it.
+    pub value: String,
 }
 
 /// What a leader offers to the worker of one rank.
@@ -44,8 +46,9 @@ pub struct LeaderTerms {
     pub ranks: u16,
     /// The leader's life: a worker refuses one that is older than the last.
     pub epoch: Epoch,
-    /// The layout, where the leader knows it.
-    pub layout: Option<LayoutFingerprint>,
+    /// Settings that the worker must have too, with the same values. With the other terms they
+    /// take 4 KiB at most.
+    pub settings: Vec<SharedSetting>,
 }
 
 /// What a worker serves.
@@ -59,8 +62,8 @@ pub struct WorkerTerms {
     pub rank: Rank,
     /// The number of ranks.
     pub ranks: u16,
-    /// The layout of its memory.
-    pub layout: LayoutFingerprint,
+    /// Its settings: those of the leader must be among them.
+    pub settings: Vec<SharedSetting>,
 }
 
 /// Two processes that do not become leader and worker.
@@ -73,6 +76,9 @@ pub enum HandshakeError {
     /// What came is no handshake of kvbm.
     #[error("handshake: {0}; is another program at this socket?")]
     Malformed(String),
+    /// The worker accepted the leader, then could not start for it.
+    #[error("the worker does not start: {0}")]
+    NotServed(String),
     /// The worker refuses the leader.
     #[error(
         "{field} differs: the leader has {leader}, the worker has {worker}; start both with the same settings"
@@ -97,7 +103,20 @@ pub(crate) struct Refusal {
 
 impl Refusal {
     pub(crate) fn new(field: &str, leader: impl fmt::Display, worker: impl fmt::Display) -> Self {
-        Self { field: field.to_owned(), leader: leader.to_string(), worker: worker.to_string() }
+        // A frame of a handshake is short; what is cut off is in the worker's log.
+        let shown = |text: String| text.chars().take(MAX_SHOWN).collect();
+        let (leader, worker) = (shown(leader.to_string()), shown(worker.to_string()));
+        Self { field: shown(field.to_owned()), leader, worker }
+    }
+
+    /// Says to a leader that was accepted why it is not served.
+    pub(crate) fn not_served(reason: &str) -> Self {
+        Self::new("", "", reason)
+    }
+
+    /// Its bytes on the wire.
+    pub(crate) fn frame(&self) -> Result<Vec<u8>, HandshakeError> {
+        Ok(frame(FrameKind::Refusal, &encode(self)?))
     }
 }
 
@@ -115,7 +134,6 @@ struct Answer {
     magic: [u8; 8],
     protocol: u16,
     build: String,
-    layout: LayoutFingerprint,
 }
 
 /// A socket of which each read and write ends at a deadline.
@@ -182,22 +200,41 @@ pub(crate) fn offer(line: &mut Timed<'_>, terms: &LeaderTerms) -> Result<(), Han
             terms.deployment.len()
         )));
     }
-    let (protocols, wire) = (PROTOCOLS, wire::VERSION);
+    let (protocols, wire) = (PROTOCOLS, wire::NEWEST);
     let offer = Offer { magic: MAGIC, protocols, wire, build: build(), terms: terms.clone() };
-    line.write_all(&frame(FrameKind::Handshake, &encode(&offer)?))?;
-    match read_frame(line)? {
-        (FrameKind::Handshake, body) => {
-            let answer: Answer = decode(&body)?;
+    let offer = encode(&offer)?;
+    if offer.len() > MAX_HANDSHAKE {
+        let settings = terms.settings.len();
+        return Err(HandshakeError::Malformed(format!(
+            "an offer with {settings} settings has {} bytes, at most {MAX_HANDSHAKE} are allowed",
+            offer.len()
+        )));
+    }
+    line.write_all(&frame(FrameKind::Handshake, &offer))?;
+    let (kind, body) = read_frame(line)?;
+    read_answer(kind, &body)
+}
+
+/// What a worker answered to an offer.
+pub(crate) fn read_answer(kind: FrameKind, body: &[u8]) -> Result<(), HandshakeError> {
+    match kind {
+        FrameKind::Handshake => {
+            let answer: Answer = decode(body)?;
             if answer.magic != MAGIC {
                 return Err(HandshakeError::Malformed("the answer does not begin as ours".into()));
             }
-            match terms.layout.filter(|layout| *layout != answer.layout) {
-                Some(layout) => Err(refused(Refusal::new("layout", layout, answer.layout))),
-                None => Ok(()),
-            }
+            Ok(())
         }
-        (FrameKind::Refusal, body) => Err(refused(decode(&body)?)),
-        (kind, _) => Err(HandshakeError::Malformed(format!("a frame of kind {kind:?} came as the answer"))),
+        FrameKind::Refusal => Err(refused(decode(body)?)),
+        other => Err(HandshakeError::Malformed(format!("a frame of kind {other:?} came as the answer"))),
+    }
+}
+
+/// Why the worker does not serve the leader that it has accepted.
+pub(crate) fn read_failure(body: &[u8]) -> HandshakeError {
+    match decode::<Refusal>(body) {
+        Ok(Refusal { worker, .. }) => HandshakeError::NotServed(worker),
+        Err(error) => error,
     }
 }
 
@@ -210,7 +247,12 @@ pub(crate) fn read_offer(line: &mut Timed<'_>) -> Result<(LeaderTerms, Result<()
     let (FrameKind::Handshake, body) = read_frame(line)? else {
         return Err(HandshakeError::Malformed("no offer came first".into()));
     };
-    let offer: Offer = decode(&body)?;
+    decode_offer(&body)
+}
+
+/// The same of the body of its frame.
+pub(crate) fn decode_offer(body: &[u8]) -> Result<(LeaderTerms, Result<(), Refusal>), HandshakeError> {
+    let offer: Offer = decode(body)?;
     if offer.magic != MAGIC {
         return Err(HandshakeError::Malformed("the offer does not begin as ours".into()));
     }
@@ -221,11 +263,11 @@ pub(crate) fn read_offer(line: &mut Timed<'_>) -> Result<(LeaderTerms, Result<()
             format!("{first} to {last} (kvbm {})", offer.build),
             format!("{} to {} (kvbm {})", PROTOCOLS[0], PROTOCOLS[1], build()),
         ))
-    } else if offer.wire != wire::VERSION {
+    } else if offer.wire != wire::NEWEST {
         Err(Refusal::new(
             "version of plans",
             format!("{} (kvbm {})", offer.wire, offer.build),
-            format!("{} (kvbm {})", wire::VERSION, build()),
+            format!("{} (kvbm {})", wire::NEWEST, build()),
         ))
     } else {
         Ok(())
@@ -234,20 +276,24 @@ pub(crate) fn read_offer(line: &mut Timed<'_>) -> Result<(LeaderTerms, Result<()
 }
 
 /// The worker accepts.
-pub(crate) fn accept(line: &mut Timed<'_>, terms: &WorkerTerms) -> Result<(), HandshakeError> {
-    let answer = Answer { magic: MAGIC, protocol: PROTOCOLS[1], build: build(), layout: terms.layout };
+pub(crate) fn accept(line: &mut Timed<'_>) -> Result<(), HandshakeError> {
+    let answer = Answer { magic: MAGIC, protocol: PROTOCOLS[1], build: build() };
     Ok(line.write_all(&frame(FrameKind::Handshake, &encode(&answer)?))?)
 }
 
 /// The worker refuses.
 pub(crate) fn refuse(line: &mut Timed<'_>, refusal: &Refusal) -> Result<(), HandshakeError> {
-    Ok(line.write_all(&frame(FrameKind::Refusal, &encode(refusal)?))?)
+    Ok(line.write_all(&refusal.frame()?)?)
+}
+
+fn hex(bytes: [u8; 16]) -> String {
+    // The first byte is the highest digits.
+    format!("{:032x}", u128::from_be_bytes(bytes))
 }
 
 impl WorkerTerms {
     /// Whether a leader with these terms fits; `last` is the epoch of the last leader.
     pub(crate) fn check(&self, leader: &LeaderTerms, last: Option<Epoch>) -> Result<(), Refusal> {
-        let hex = |tag: [u8; 16]| LayoutFingerprint(tag).to_string();
         if leader.deployment != self.deployment {
             return Err(Refusal::new("deployment", &leader.deployment, &self.deployment));
         }
@@ -259,8 +305,12 @@ impl WorkerTerms {
             let (theirs, ours) = (shown(leader.rank, leader.ranks), shown(self.rank, self.ranks));
             return Err(Refusal::new("rank", theirs, ours));
         }
-        if let Some(layout) = leader.layout.filter(|layout| *layout != self.layout) {
-            return Err(Refusal::new("layout", layout, self.layout));
+        for SharedSetting { name, value } in &leader.settings {
+            let ours = self.settings.iter().find(|ours| ours.name == *name);
+            let ours = ours.map_or("no such setting", |ours| ours.value.as_str());
+            if ours != value {
+                return Err(Refusal::new(name, value, ours));
+            }
         }
         match last.filter(|last| leader.epoch < *last) {
             Some(last) => Err(Refusal::new("epoch", leader.epoch.0, format!("served {} since", last.0))),
@@ -273,13 +323,17 @@ impl WorkerTerms {
 mod tests {
     use super::*;
 
+    fn setting(name: &str, value: &str) -> SharedSetting {
+        SharedSetting { name: name.into(), value: value.into() }
+    }
+
     fn worker() -> WorkerTerms {
         WorkerTerms {
             deployment: "engine".into(),
             namespace: Some([3; 16]),
             rank: Rank(1),
             ranks: 2,
-            layout: LayoutFingerprint([9; 16]),
+            settings: vec![setting("G1", "9 blocks"), setting("G2", "8 blocks")],
         }
     }
 
@@ -290,7 +344,7 @@ mod tests {
             rank: Rank(1),
             ranks: 2,
             epoch: Epoch(5),
-            layout: Some(LayoutFingerprint([9; 16])),
+            settings: vec![setting("G1", "9 blocks")],
         }
     }
 
@@ -299,7 +353,7 @@ mod tests {
         assert_eq!(worker().check(&leader(), Some(Epoch(5))), Ok(()));
         let unknown = WorkerTerms { namespace: None, ..worker() };
         assert_eq!(
-            unknown.check(&LeaderTerms { namespace: [4; 16], layout: None, ..leader() }, None),
+            unknown.check(&LeaderTerms { namespace: [4; 16], settings: vec![], ..leader() }, None),
             Ok(())
         );
         for (changed, field, theirs, ours) in [
@@ -307,7 +361,8 @@ mod tests {
             (LeaderTerms { namespace: [4; 16], ..leader() }, "namespace", "0404", "0303"),
             (LeaderTerms { rank: Rank(0), ..leader() }, "rank", "0 of 2", "1 of 2"),
             (LeaderTerms { ranks: 4, ..leader() }, "rank", "1 of 4", "1 of 2"),
-            (LeaderTerms { layout: Some(LayoutFingerprint([8; 16])), ..leader() }, "layout", "0808", "0909"),
+            (LeaderTerms { settings: vec![setting("G2", "7")], ..leader() }, "G2", "7", "8 blocks"),
+            (LeaderTerms { settings: vec![setting("G5", "7")], ..leader() }, "G5", "7", "no such setting"),
             (LeaderTerms { epoch: Epoch(4), ..leader() }, "epoch", "4", "5"),
         ] {
             let refusal = worker().check(&changed, Some(Epoch(5))).unwrap_err();
@@ -326,7 +381,7 @@ mod tests {
                     let mut line = Timed::new(&far, time);
                     let (terms, versions) = read_offer(&mut line).unwrap();
                     match versions.and_then(|()| worker.check(&terms, None)) {
-                        Ok(()) => accept(&mut line, worker).unwrap(),
+                        Ok(()) => accept(&mut line).unwrap(),
                         Err(refusal) => refuse(&mut line, &refusal).unwrap(),
                     }
                 });
@@ -340,6 +395,13 @@ mod tests {
         assert!(error.contains("the leader has 1 of 8, the worker has 1 of 2"), "{error}");
         let long = LeaderTerms { deployment: "x".repeat(999), ..leader() };
         assert!(offer(&mut Timed::new(&UnixStream::pair().unwrap().0, time), &long).is_err());
+        let many = LeaderTerms { settings: vec![setting("x", &"y".repeat(50)); 99], ..leader() };
+        let error = offer(&mut Timed::new(&UnixStream::pair().unwrap().0, time), &many).unwrap_err();
+        assert!(error.to_string().contains("99 settings"), "{error}");
+        // The longest refusal passes.
+        let long = "\u{10348}".repeat(MAX_SHOWN + 1);
+        let bytes = Refusal::new(&long, &long, &long).frame().unwrap();
+        assert!(read_frame(&mut &bytes[..]).is_ok());
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use crate::connection::{Connection, LineTimes};
 use crate::frame::{FrameKind, MAX_BODY, frame};
 use crate::handshake::{self, HandshakeError, LeaderTerms, Timed};
-use crate::peer::Peer;
+use crate::peer::{Peer, ProcessState};
 use crate::queue::{Lane, PushError};
 use kvbm_plan::{Message, wire};
 use parking_lot::{Condvar, Mutex};
@@ -57,6 +57,12 @@ pub enum LineStatus {
         /// What the last try came to.
         reason: String,
     },
+    /// The worker refuses this leader, and is asked again: settings differ, or a newer leader has
+    /// been there.
+    Refused {
+        /// What differs.
+        reason: String,
+    },
     /// A worker is connected.
     Connected {
         /// Its process.
@@ -70,8 +76,9 @@ pub enum LineStatus {
 
 /// A line to the worker of one rank, which outlives the worker's process.
 ///
-/// What was sent to one process never reaches the next one. Commands to a worker that takes
-/// another's place are refused until its [`Message::Ready`] is about to be given to the sink.
+/// What was sent to one process never reaches the next one. Commands to a worker are refused until
+/// its [`Message::Ready`] is about to be given to the sink: so the leader counts the starts of all
+/// workers that it has sent anything to.
 pub struct LeaderLine {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -80,11 +87,15 @@ pub struct LeaderLine {
 /// Where messages of the worker go, in wire form. Called on the line's thread.
 type Sink = Box<dyn Fn(Vec<u8>) + Send + Sync>;
 
+/// What is called when the line to a process has ended, on the line's thread.
+type OnEnd = Box<dyn Fn(ProcessState) + Send + Sync>;
+
 struct Shared {
     path: PathBuf,
     terms: LeaderTerms,
     times: LineTimes,
     sink: Sink,
+    on_end: OnEnd,
     state: Mutex<LineState>,
     /// The line is to end.
     ended: Condvar,
@@ -96,12 +107,15 @@ struct LineState {
     /// Whether commands go to the worker that is connected.
     is_open: bool,
     reason: String,
+    /// The last try was refused, for a reason that time does not change.
+    is_refused: bool,
     ending: bool,
 }
 
 impl LeaderLine {
     /// A line to the worker that listens, or will listen, at `path`. Returns at once; messages go
-    /// to `sink`.
+    /// to `sink`. `on_end` is called each time when a connection has ended, before the next one is
+    /// tried.
     ///
     /// # Errors
     /// The system refuses a thread.
@@ -110,10 +124,12 @@ impl LeaderLine {
         terms: LeaderTerms,
         times: LineTimes,
         sink: impl Fn(Vec<u8>) + Send + Sync + 'static,
+        on_end: impl Fn(ProcessState) + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let state = LineState { reason: "not tried yet".into(), ..LineState::default() };
-        let (path, sink, state) = (path.to_owned(), Box::new(sink), Mutex::new(state));
-        let shared = Arc::new(Shared { path, terms, times, sink, state, ended: Condvar::new() });
+        let (path, state, ended) = (path.to_owned(), Mutex::new(state), Condvar::new());
+        let (sink, on_end) = (Box::new(sink), Box::new(on_end));
+        let shared = Arc::new(Shared { path, terms, times, sink, on_end, state, ended });
         let own = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("kvbm-link-lead".into()).spawn(move || own.run())?;
         Ok(Self { shared, thread: Some(thread) })
@@ -131,7 +147,7 @@ impl LeaderLine {
         };
         let Some(line) = &state.connection else { return Err(closed(&state.reason)) };
         if !state.is_open {
-            return Err(closed("its worker was started again and is not ready yet"));
+            return Err(closed("its worker is not ready yet"));
         }
         if line.is_silent() {
             return Err(LineSendError::Silent { pid: line.peer.pid, silence: line.silence() });
@@ -146,6 +162,7 @@ impl LeaderLine {
     pub fn status(&self) -> LineStatus {
         let state = self.shared.state.lock();
         match &state.connection {
+            None if state.is_refused => LineStatus::Refused { reason: state.reason.clone() },
             None => LineStatus::Connecting { reason: state.reason.clone() },
             Some(line) => {
                 LineStatus::Connected { pid: line.peer.pid, is_open: state.is_open, silence: line.silence() }
@@ -180,16 +197,16 @@ impl fmt::Debug for LeaderLine {
 impl Shared {
     /// Connects, serves the connection, and connects again, until the line ends.
     fn run(&self) {
-        let (mut pause, mut is_first) = (FIRST_PAUSE, true);
+        let mut pause = FIRST_PAUSE;
         loop {
             match self.try_connect() {
                 Ok(line) => {
                     pause = FIRST_PAUSE;
-                    if !self.serve(&line, std::mem::replace(&mut is_first, false)) {
+                    if !self.serve(&line) {
                         return;
                     }
                 }
-                Err(error) => self.note(error.to_string()),
+                Err(error) => self.note(&error),
             }
             let mut state = self.state.lock();
             if !state.ending {
@@ -211,8 +228,12 @@ impl Shared {
     }
 
     /// The reason is logged when it changes, not at every try.
-    fn note(&self, reason: String) {
+    fn note(&self, error: &HandshakeError) {
+        let reason = error.to_string();
         let mut state = self.state.lock();
+        // A leader that is still being served goes some time.
+        state.is_refused =
+            matches!(error, HandshakeError::Refused { field, .. } if field != handshake::SERVED);
         if state.reason != reason {
             tracing::warn!(path = %self.path.display(), rank = self.terms.rank.0, "no line to the worker: {reason}");
             state.reason = reason;
@@ -220,17 +241,17 @@ impl Shared {
     }
 
     /// Reads messages until the connection ends. `false` when the line ends.
-    fn serve(&self, line: &Arc<Connection>, is_first: bool) -> bool {
+    fn serve(&self, line: &Arc<Connection>) -> bool {
         {
             let mut state = self.state.lock();
             if state.ending {
                 return false;
             }
             state.connection = Some(Arc::clone(line));
-            state.is_open = is_first;
+            (state.is_open, state.is_refused) = (false, false);
         }
         tracing::info!(path = %self.path.display(), pid = line.peer.pid, "connected to the worker of rank {}", self.terms.rank.0);
-        let mut is_ready = is_first;
+        let mut is_ready = false;
         let error = std::thread::scope(|scope| {
             let writer = std::thread::Builder::new().name("kvbm-link-send".into());
             if let Err(error) = writer.spawn_scoped(scope, || line.write()) {
@@ -246,10 +267,16 @@ impl Shared {
                 (self.sink)(message);
             })
         });
+        let process = line.process_state();
         let mut state = self.state.lock();
         state.connection = None;
         state.is_open = false;
         state.reason = format!("the line to process {} ended: {error}", line.peer.pid);
-        !state.ending
+        let goes_on = !state.ending;
+        drop(state);
+        if goes_on {
+            (self.on_end)(process);
+        }
+        goes_on
     }
 }

@@ -32,7 +32,8 @@
 //! |---|---|---|
 //! | `leader` | the leader's end: connects, and connects again | `connection`, `handshake`, `peer`, `queue`, `frame` |
 //! | `worker` | the worker's end: listens, serves one leader at a time | `connection`, `handshake`, `peer`, `queue`, `socket_file`, `frame` |
-//! | `connection` | reader and writer of an established line | `frame`, `peer`, `queue` |
+//! | `connection` | reader and writer of an established line | `handshake`, `frame`, `peer`, `queue` |
+//! | `fuzz` | what must hold of any bytes that the other end sends | `handshake`, `frame` |
 //! | `handshake` | what both ends must agree on | `frame` |
 //! | `queue` | frames that wait to be sent, in two lanes | - |
 //! | `peer` | the process at the other end | - |
@@ -42,6 +43,9 @@
 
 mod connection;
 mod frame;
+#[cfg(any(test, feature = "fuzz"))]
+#[doc(hidden)]
+pub mod fuzz;
 mod handshake;
 mod leader;
 mod peer;
@@ -50,7 +54,8 @@ mod socket_file;
 mod worker;
 
 pub use connection::LineTimes;
-pub use handshake::{HandshakeError, LayoutFingerprint, LeaderTerms, WorkerTerms};
+pub use handshake::{HandshakeError, LeaderTerms, SharedSetting, WorkerTerms};
 pub use leader::{LeaderLine, LineSendError, LineStatus};
+pub use peer::ProcessState;
 pub use queue::Lane;
 pub use worker::{BindError, LeaderInfo, MessageSender, Service, Session, WorkerListener};

@@ -17,6 +17,15 @@ pub(crate) struct Peer {
     pidfd: Option<OwnedFd>,
 }
 
+/// What became of the process at the other end of a line that ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProcessState {
+    /// It has ended: it writes to no memory any more.
+    Ended,
+    /// It may still run.
+    MayRun,
+}
+
 /// What happened first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ready {
@@ -45,6 +54,17 @@ impl Peer {
             io::ErrorKind::PermissionDenied,
             format!("process {} belongs to user {}, this one to user {own}: refused", self.pid, self.uid),
         ))
+    }
+
+    /// Whether the process has ended; waits for that, `time` at most.
+    pub(crate) fn state(&self, time: Duration) -> ProcessState {
+        let Some(pidfd) = &self.pidfd else { return ProcessState::MayRun };
+        let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+        let time = Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
+        match poll(&mut fds, Some(&time)) {
+            Ok(1..) => ProcessState::Ended,
+            _ => ProcessState::MayRun,
+        }
     }
 
     /// Waits until `socket` can be read or the process has ended, `time` at most.

@@ -48,6 +48,8 @@ struct Lanes {
     urgent: VecDeque<Vec<u8>>,
     bulk: VecDeque<Numbered>,
     bytes: usize,
+    /// Nothing is taken any more; what waits is still sent.
+    ending: bool,
     closed: bool,
 }
 
@@ -69,7 +71,7 @@ impl SendQueue {
     /// Adds a frame, or says why not. Never waits.
     pub(crate) fn push(&self, lane: Lane, frame: Vec<u8>) -> Result<(), PushError> {
         let mut lanes = self.lanes.lock();
-        if lanes.closed {
+        if lanes.closed || lanes.ending {
             return Err(PushError::Closed);
         }
         if !self.has_room(&lanes, frame.len()) {
@@ -83,10 +85,10 @@ impl SendQueue {
     /// Adds a bulk frame; waits for room until the queue is closed.
     pub(crate) fn push_when_room(&self, frame: Vec<u8>) -> Result<(), PushError> {
         let mut lanes = self.lanes.lock();
-        while !lanes.closed && !self.has_room(&lanes, frame.len()) {
+        while !lanes.closed && !lanes.ending && !self.has_room(&lanes, frame.len()) {
             self.drained.wait(&mut lanes);
         }
-        if lanes.closed {
+        if lanes.closed || lanes.ending {
             return Err(PushError::Closed);
         }
         lanes.add(Lane::Bulk, frame);
@@ -111,10 +113,24 @@ impl SendQueue {
                 self.drained.notify_all();
                 return Next::Frame(frame);
             }
+            if lanes.ending {
+                return Next::Closed;
+            }
             if self.filled.wait_until(&mut lanes, until).timed_out() {
                 return Next::Idle;
             }
         }
+    }
+
+    /// Takes a last frame, behind all others.
+    pub(crate) fn end_with(&self, frame: Vec<u8>) {
+        let mut lanes = self.lanes.lock();
+        if !lanes.closed {
+            lanes.add(Lane::Bulk, frame);
+            lanes.ending = true;
+        }
+        self.filled.notify_all();
+        self.drained.notify_all();
     }
 
     /// Drops what waits; nothing is taken any more.
@@ -185,6 +201,17 @@ mod tests {
         queue.push(Lane::Bulk, vec![0; 9]).unwrap();
         queue.push(Lane::Urgent, vec![0]).unwrap();
         assert_eq!(queue.push(Lane::Bulk, vec![0]), Err(PushError::Full));
+    }
+
+    #[test]
+    fn the_last_frame_is_sent_and_no_other_follows() {
+        let queue = SendQueue::new(9);
+        queue.push(Lane::Bulk, vec![1]).unwrap();
+        queue.end_with(vec![2]);
+        assert_eq!(queue.push(Lane::Urgent, vec![3]), Err(PushError::Closed));
+        assert_eq!(queue.push_when_room(vec![3]), Err(PushError::Closed));
+        assert_eq!(drain(&queue), [1, 2]);
+        assert!(matches!(queue.next(Instant::now() + Duration::from_secs(9)), Next::Closed));
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub trait Service: Send + Sync {
     /// Starts serving a leader. Messages go to `out`. The session before has ended.
     ///
     /// # Errors
-    /// A text for the log; the line to the leader is closed, and the leader tries again.
+    /// A text for the log and for the leader; the line is closed, and the leader tries again.
     fn start(&self, leader: &LeaderInfo, out: MessageSender) -> Result<Box<dyn Session>, String>;
 }
 
@@ -173,7 +173,7 @@ impl WorkerListener {
             );
             return handshake::refuse(&mut line, &refusal);
         }
-        handshake::accept(&mut line, &self.terms)?;
+        handshake::accept(&mut line)?;
         drop(line);
         serving.last = Some(terms.epoch);
         let leader = LeaderInfo { pid: peer.pid, terms };
@@ -191,7 +191,7 @@ impl WorkerListener {
         match serving.now.take() {
             Some((line, thread)) if !thread.is_finished() => {
                 let refusal = Refusal::new(
-                    "leader",
+                    handshake::SERVED,
                     format!("process {}", peer.pid),
                     format!("process {}, whose session has not ended", line.peer.pid),
                 );
@@ -220,7 +220,8 @@ fn serve_leader(line: &Arc<Connection>, leader: &LeaderInfo, service: &dyn Servi
             Ok(session) => session,
             Err(error) => {
                 tracing::error!(pid = leader.pid, "cannot serve the leader: {error}");
-                return line.close();
+                let refusal = Refusal::not_served(&error).frame();
+                return line.end_with(refusal.unwrap_or_default());
             }
         };
         let ended = line.read(|command| {
@@ -232,4 +233,5 @@ fn serve_leader(line: &Arc<Connection>, leader: &LeaderInfo, service: &dyn Servi
         tracing::info!(pid = leader.pid, "the line to the leader ended: {ended}");
         session.end();
     });
+    line.close();
 }

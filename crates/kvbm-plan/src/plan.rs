@@ -95,6 +95,16 @@ pub struct TransferPlan {
     pub budget_ms: u32,
     /// Checksums.
     pub checksums: ChecksumMode,
+    /// What the worker's own side knows the plan by, such as an engine that asks its worker which
+    /// loads are over; 0 for nothing. Several plans may have the same.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub tag: u64,
+}
+
+/// A plan without a tag is written as it was before there were tags.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_none(tag: &u64) -> bool {
+    *tag == 0
 }
 
 /// A plan that no worker may execute.

@@ -1,7 +1,12 @@
 //! The wire form: `[version u16, body]` in MessagePack, structs as arrays, enums as tagged maps.
 //!
 //! A newer version may append fields; a decoder refuses a version that it does not know, with both
-//! numbers.
+//! numbers. A message is written in the oldest version that has all of its fields.
+//!
+//! | version | what it added |
+//! |---|---|
+//! | 3 | - |
+//! | 4 | [`TransferPlan::tag`] |
 
 use crate::{
     BlockOutcome, Command, Failure, FlushOutcome, Message, PlanError, TransferPlan, VolumeAnswer,
@@ -10,8 +15,11 @@ use crate::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Version that this crate writes and the only one that it reads.
+/// Oldest version that this crate reads, and the one of all messages without newer fields.
 pub const VERSION: u16 = 3;
+
+/// Newest version that this crate writes and reads.
+pub const NEWEST: u16 = 4;
 
 /// Largest message in bytes: a full plan takes less than half of it, a report of nothing but
 /// failures two thirds.
@@ -20,7 +28,7 @@ pub const MAX_BYTES: usize = 4 << 20;
 /// What is on the wire around a body.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Envelope<T> {
-    /// [`VERSION`] of the sender.
+    /// [`VERSION`] to [`NEWEST`] of the sender.
     pub version: u16,
     /// The message.
     pub body: T,
@@ -41,7 +49,7 @@ pub enum DecodeError {
     },
     /// Written by another version.
     #[error(
-        "message version {found}, this build reads {VERSION}: run the same kvbm version on leader and workers"
+        "message version {found}, this build reads {VERSION} to {NEWEST}: run the same kvbm version on leader and workers"
     )]
     Version {
         /// Version found.
@@ -98,7 +106,8 @@ pub fn encode_command(command: &Command) -> Result<Vec<u8>, EncodeError> {
         plan.validate()?;
     }
     check_command(command)?;
-    encode(command)
+    let has_tag = matches!(command, Command::Transfer(plan) if plan.tag != 0);
+    encode(command, if has_tag { NEWEST } else { VERSION })
 }
 
 /// Decodes and checks a command.
@@ -114,7 +123,7 @@ pub fn decode_command(bytes: &[u8]) -> Result<Command, DecodeError> {
 /// Encodes a message.
 pub fn encode_message(message: &Message) -> Result<Vec<u8>, EncodeError> {
     check_message(message)?;
-    encode(message)
+    encode(message, VERSION)
 }
 
 /// Decodes and checks a message.
@@ -205,8 +214,8 @@ fn bound(what: &'static str, len: usize, max: usize) -> Result<(), Excess> {
     if len > max { Err(Excess { what, len, max }) } else { Ok(()) }
 }
 
-fn encode<T: Serialize>(body: &T) -> Result<Vec<u8>, EncodeError> {
-    Ok(rmp_serde::to_vec(&Envelope { version: VERSION, body })?)
+fn encode<T: Serialize>(body: &T, version: u16) -> Result<Vec<u8>, EncodeError> {
+    Ok(rmp_serde::to_vec(&Envelope { version, body })?)
 }
 
 fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, DecodeError> {
@@ -214,7 +223,7 @@ fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, DecodeError> {
         return Err(DecodeError::TooLong { len: bytes.len() });
     }
     let VersionOnly(found, _) = rmp_serde::from_slice(bytes)?;
-    if found != VERSION {
+    if !(VERSION..=NEWEST).contains(&found) {
         return Err(DecodeError::Version { found });
     }
     let mut rest = bytes;

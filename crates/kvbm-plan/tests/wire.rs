@@ -38,6 +38,7 @@ fn plan(blocks: u8) -> TransferPlan {
         priority: Priority::Urgent,
         budget_ms: 250,
         checksums: ChecksumMode::Required,
+        tag: 0,
     }
 }
 
@@ -213,6 +214,18 @@ fn another_version_is_named() {
     bytes[1] = 9;
     let error = wire::decode_command(&bytes).unwrap_err();
     assert!(matches!(error, DecodeError::Version { found: 9 }), "{error}");
+}
+
+/// A plan without a tag is the golden one above: older readers know it.
+#[test]
+fn a_tag_is_of_the_newest_version_and_a_plan_without_one_has_none() {
+    let tagged = Command::Transfer(TransferPlan { tag: 9, ..plan(3) });
+    let bytes = wire::encode_command(&tagged).unwrap();
+    assert_eq!((bytes[1], bytes.len()), (wire::NEWEST as u8, GOLDEN.len() + 1));
+    assert_eq!(wire::decode_command(&bytes).unwrap(), tagged);
+    assert_eq!(GOLDEN[1], wire::VERSION as u8);
+    let Command::Transfer(old) = wire::decode_command(GOLDEN).unwrap() else { panic!("a plan") };
+    assert_eq!(old.tag, 0);
 }
 
 #[test]

@@ -108,6 +108,26 @@ pub enum SubmitError {
     ShuttingDown,
 }
 
+/// Blocks that were not free at the deadline.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("plans still touch {} blocks of G1 ({}): allow more time, or end the worker", blocks.len(), Shown(blocks))]
+pub struct BlocksBusy {
+    /// The blocks, in order.
+    pub blocks: Vec<kvbm_plan::BlockId>,
+}
+
+/// The first blocks of a list.
+struct Shown<'a>(&'a [kvbm_plan::BlockId]);
+
+impl std::fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        const FIRST: usize = 8;
+        let first: Vec<_> = self.0.iter().take(FIRST).map(|block| block.0.to_string()).collect();
+        let more = if self.0.len() > FIRST { ", .." } else { "" };
+        write!(f, "{}{more}", first.join(", "))
+    }
+}
+
 /// Work that was not over at the deadline of a shutdown. It goes on in the background and owns its
 /// memory until the hardware is done; its reports still reach the sink.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -4,12 +4,13 @@
 //! released.
 
 use crate::completion_queue::CompletionQueue;
-use crate::error::{ShutdownError, SubmitError};
+use crate::error::{BlocksBusy, ShutdownError, SubmitError};
+use crate::finished::FinishedPlan;
 use crate::schedule::{Delivery, Portion, Reply, State};
 use crate::stats::WorkerStats;
-use kvbm_plan::{BlockOutcome, Message, Path, PlanId, TransferPlan, TransferReport, VolumeId, wire};
+use kvbm_plan::{BlockId, BlockOutcome, Message, Path, PlanId, TransferPlan, TransferReport, VolumeId, wire};
 use parking_lot::{Condvar, Mutex};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -69,8 +70,10 @@ impl Hub {
         let notices = inner.state.take_notices();
         let wakes = inner.state.take_wakes();
         let after = inner.state.next_deadline();
-        let report =
-            inner.state.outgoing_len() > 0 || after.is_some() && after != before || inner.state.is_closing();
+        let report = !notices.is_empty()
+            || inner.state.outgoing_len() > 0
+            || after.is_some() && after != before
+            || inner.state.is_closing();
         drop(inner);
         if report {
             self.changed.notify_all();
@@ -179,6 +182,7 @@ impl Hub {
             outgoing: inner.state.outgoing_len(),
             host_verified: self.host_verified.load(Ordering::Relaxed),
             sink_panics: self.sink_panics.load(Ordering::Relaxed),
+            finished_dropped: inner.state.finished.dropped,
         }
     }
 
@@ -200,6 +204,26 @@ impl Hub {
             }
         }
         Ok(())
+    }
+
+    /// Waits until no accepted plan touches these blocks of G1.
+    pub(crate) fn wait_blocks_idle(&self, blocks: &[BlockId], deadline: Instant) -> Result<(), BlocksBusy> {
+        let blocks: HashSet<BlockId> = blocks.iter().copied().collect();
+        let mut inner = self.inner.lock();
+        loop {
+            let busy = inner.state.busy_blocks(&blocks);
+            if busy.is_empty() {
+                return Ok(());
+            }
+            if self.changed.wait_until(&mut inner, deadline).timed_out() {
+                let busy = inner.state.busy_blocks(&blocks);
+                return if busy.is_empty() { Ok(()) } else { Err(BlocksBusy { blocks: busy }) };
+            }
+        }
+    }
+
+    pub(crate) fn drain_finished(&self) -> Vec<FinishedPlan> {
+        self.inner.lock().state.finished.drain()
     }
 
     /// Announces the reporter before its thread starts.

@@ -28,7 +28,7 @@
 //! |---|---|---|
 //! | `start` | builds a worker: tiers, executors, threads | `manager`, `volume_requests`, `scrub`, `flush`, `execute`, `threads`, `hub`, `schedule`, `host`, `slot_layout`, `damaged_objects`, `config`, `error`, `completion_queue` |
 //! | `predecessor` | blocks that a deployment with another number of ranks left on disk | `geometry`, `config` |
-//! | `manager` | the worker: commands in, reports out | `volume_requests`, `scrub`, `handle`, `flush`, `hub`, `schedule`, `stats`, `report_slot`, `error` |
+//! | `manager` | the worker: commands in, reports out | `volume_requests`, `scrub`, `handle`, `flush`, `hub`, `schedule`, `stats`, `finished`, `report_slot`, `error` |
 //! | `volume_requests` | probes, removals, opening and closing of volumes | `execute`, `volume_threads`, `hub`, `damaged_objects`, `cuts`, `config`, `error` |
 //! | `scrub` | verifies G3 in the background | `hub` |
 //! | `handle` | a submitted plan: future, wait, cancel | `hub`, `report_slot` |
@@ -37,9 +37,10 @@
 //! | `execute` | moves blocks: one executor per path | `volume_threads`, `hub`, `schedule`, `host`, `slot_layout`, `damaged_objects`, `cuts`, `config`, `error`, `completion_queue` |
 //! | `volume_threads` | threads that call volumes | `threads`, `hub`, `error` |
 //! | `threads` | names and starts threads | `error` |
-//! | `hub` | the lock around all plans, and the thread that reports | `schedule`, `stats`, `error`, `completion_queue` |
-//! | `schedule` | state of all plans: queues, gates, deadlines | `stats`, `report_slot`, `error` |
+//! | `hub` | the lock around all plans, and the thread that reports | `schedule`, `stats`, `finished`, `error`, `completion_queue` |
+//! | `schedule` | state of all plans: queues, gates, deadlines | `stats`, `finished`, `report_slot`, `error` |
 //! | `stats` | counters | - |
+//! | `finished` | finished plans with a tag | - |
 //! | `report_slot` | where a report waits for its handle | - |
 //! | `host` | G2: identity, checksum and users of each slot | `slot_layout`, `config`, `error` |
 //! | `slot_layout` | layout of a block in a slot of G3 | `geometry`, `error` |
@@ -56,6 +57,7 @@ mod cuts;
 mod damaged_objects;
 mod error;
 mod execute;
+mod finished;
 mod flush;
 #[cfg(any(test, feature = "fuzz"))]
 #[doc(hidden)]
@@ -77,7 +79,8 @@ mod volume_requests;
 mod volume_threads;
 
 pub use config::{DiskTier, PathConfig, PathConfigs, VerifyHost, VolumeTier, WorkerConfig};
-pub use error::{ShutdownError, StartError, SubmitError};
+pub use error::{BlocksBusy, ShutdownError, StartError, SubmitError};
+pub use finished::FinishedPlan;
 pub use geometry::{OpaqueGeometry, SlotGeometry, UnknownGeometry};
 pub use handle::{NotYet, TransferHandle};
 pub use hub::Sink;

@@ -1,6 +1,7 @@
 //! The worker: commands in, reports out.
 
-use crate::error::{ShutdownError, SubmitError};
+use crate::error::{BlocksBusy, ShutdownError, SubmitError};
+use crate::finished::FinishedPlan;
 use crate::flush::Flusher;
 use crate::handle::TransferHandle;
 use crate::hub::Hub;
@@ -11,7 +12,7 @@ use crate::stats::WorkerStats;
 use crate::volume_requests::VolumeRequests;
 use kvbm_device::Event;
 use kvbm_disk::DiskEngine;
-use kvbm_plan::{Command, PlanId, Tier, TransferPlan, deadline_after, wire};
+use kvbm_plan::{BlockId, Command, PlanId, Tier, TransferPlan, deadline_after, wire};
 use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
@@ -55,7 +56,7 @@ use std::time::{Duration, Instant};
 ///     src: Endpoint::Local(Tier::G1), dst: Endpoint::Local(Tier::G2),
 ///     blocks: vec![BlockTransfer { identity, src: BlockId(3), dst: BlockId(5) }],
 ///     layers: None, gate: Gate::None, after: Vec::new(),
-///     priority: Priority::Normal, budget_ms: 1000, checksums: ChecksumMode::Required,
+///     priority: Priority::Normal, budget_ms: 1000, checksums: ChecksumMode::Required, tag: 0,
 /// })?;
 /// let report = handle.wait(Instant::now() + Duration::from_secs(10))?;
 /// assert!(report.blocks[0].is_done());
@@ -138,6 +139,21 @@ impl TransferManager {
     /// last 65,536 events are remembered.
     pub fn register_event(&self, id: u64, event: &Event) {
         self.hub.register_event(id, event);
+    }
+
+    /// Waits until no plan that this worker has accepted touches these blocks of G1, whatever the
+    /// leader knows of it.
+    ///
+    /// # Errors
+    /// [`BlocksBusy`] names the blocks that are not free at `deadline`.
+    pub fn wait_idle(&self, blocks: &[BlockId], deadline: Instant) -> Result<(), BlocksBusy> {
+        self.hub.wait_blocks_idle(blocks, deadline)
+    }
+
+    /// Plans with a tag that have finished since the last call, oldest first: one entry for each
+    /// plan. The last 65,536 are kept; [`WorkerStats::finished_dropped`] counts the others.
+    pub fn drain_finished(&self) -> Vec<FinishedPlan> {
+        self.hub.drain_finished()
     }
 
     /// Counters so far.

@@ -58,6 +58,8 @@ pub struct WorkerStats {
     pub outgoing: usize,
     /// Host blocks whose bytes were compared with their checksum before they were sent on.
     pub host_verified: u64,
+    /// Finished plans with a tag that nobody took in time.
+    pub finished_dropped: u64,
     /// Times that the sink panicked; the message was lost to it.
     pub sink_panics: u64,
 }

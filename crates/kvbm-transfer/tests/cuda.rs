@@ -105,6 +105,7 @@ impl Rig {
             priority: Priority::Normal,
             budget_ms: 30_000,
             checksums: ChecksumMode::Required,
+            tag: 0,
         });
         let report = handle.unwrap().wait(soon()).unwrap();
         assert!(report.blocks.iter().all(kvbm_plan::BlockOutcome::is_done), "{report:?}");

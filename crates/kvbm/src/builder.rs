@@ -102,6 +102,16 @@ pub enum BuildError {
         /// The rank.
         rank: Rank,
     },
+    /// A worker in another process did not come, or refuses this leader.
+    #[error("worker of rank {rank} at {}: {reason}", socket.display())]
+    RemoteWorker {
+        /// The rank.
+        rank: Rank,
+        /// Its socket.
+        socket: PathBuf,
+        /// What the last try came to.
+        reason: String,
+    },
     /// What the disk holds does not fit.
     #[error(transparent)]
     Restore(#[from] kvbm_pool::RestoreError),
@@ -244,6 +254,15 @@ impl<State> Builder<State> {
         self
     }
 
+    /// Sockets of the workers, one for each rank in order: each is a process of its own (`kvbm
+    /// worker`, [`WorkerServer`](crate::WorkerServer)). They may be started before or after
+    /// `build`, which waits for them for a minute at most.
+    #[must_use]
+    pub fn remote_workers(mut self, sockets: impl IntoIterator<Item = impl Into<PathBuf>>) -> Self {
+        self.config.parallelism.workers = sockets.into_iter().collect();
+        self
+    }
+
     /// Who decides which blocks get a copy on a lower tier, in place of what `policy.admission`
     /// names.
     #[must_use]
@@ -272,12 +291,27 @@ impl<State> Builder<State> {
 }
 
 impl Builder<WithOwned> {
-    /// Starts the workers of all ranks in this process.
+    /// Starts the workers of all ranks in this process, or connects to those that listen at the
+    /// sockets of `parallelism.workers`.
     ///
     /// # Errors
-    /// [`BuildError`] names the setting, the file or the device.
-    #[cfg(feature = "worker")]
+    /// [`BuildError`] names the setting, the file, the device or the socket.
     pub fn build(self) -> Result<KvBlockManager<Owned>, BuildError> {
+        if !self.config.parallelism.workers.as_slice().is_empty() {
+            let core = Core::new(self.config, self.namespace, self.given.policies, None, true)?;
+            core.connect_sockets()?;
+            return core.finish_remote(Owned(()));
+        }
+        self.build_local()
+    }
+
+    #[cfg(not(feature = "worker"))]
+    fn build_local(self) -> Result<KvBlockManager<Owned>, BuildError> {
+        Err(sockets_needed("this build has no workers of its own (feature `worker`)"))
+    }
+
+    #[cfg(feature = "worker")]
+    fn build_local(self) -> Result<KvBlockManager<Owned>, BuildError> {
         let more = self.given.volumes.is_some();
         let core = Core::new(self.config, self.namespace, self.given.policies, None, more)?;
         let workers = core.local_workers(None, self.given.volumes)?;
@@ -304,6 +338,7 @@ impl Builder<WithOwned> {
         self,
         connect: impl FnMut(Rank, Epoch, MessageSink) -> Box<dyn WorkerLink>,
     ) -> Result<KvBlockManager<Owned>, BuildError> {
+        no_sockets(&self.config, "must be empty: the workers are connected otherwise")?;
         let core = Core::new(self.config, self.namespace, self.given.policies, None, true)?;
         core.connect(connect);
         core.finish_remote(Owned(()))
@@ -311,6 +346,21 @@ impl Builder<WithOwned> {
 }
 
 impl Builder<WithEngineBlocks> {
+    /// Connects to the workers that listen at the sockets of `parallelism.workers`: each knows the
+    /// engine's memory on its rank.
+    ///
+    /// # Errors
+    /// [`BuildError`] names the setting or the socket.
+    pub fn build(self) -> Result<KvBlockManager<Engine>, BuildError> {
+        if self.config.parallelism.workers.as_slice().is_empty() {
+            return Err(sockets_needed("the engine's memory is known to workers in other processes"));
+        }
+        let blocks = self.state.0;
+        let core = Core::new(self.config, self.namespace, self.given.policies, Some(blocks), true)?;
+        core.connect_sockets()?;
+        core.finish_remote(Engine::new(blocks))
+    }
+
     /// As [`Builder::build_with_workers`], where the engine owns G1.
     ///
     /// # Errors
@@ -320,6 +370,7 @@ impl Builder<WithEngineBlocks> {
         self,
         connect: impl FnMut(Rank, Epoch, MessageSink) -> Box<dyn WorkerLink>,
     ) -> Result<KvBlockManager<Engine>, BuildError> {
+        no_sockets(&self.config, "must be empty: the workers are connected otherwise")?;
         let blocks = self.state.0;
         let core = Core::new(self.config, self.namespace, self.given.policies, Some(blocks), true)?;
         core.connect(connect);
@@ -345,6 +396,7 @@ impl Builder<WithEngine> {
     /// # Errors
     /// [`BuildError`] names the setting, the file or the device.
     pub fn build(self) -> Result<KvBlockManager<Engine>, BuildError> {
+        no_sockets(&self.config, "must be empty: the engine's memory was given to workers of this process")?;
         let WithEngine(memory) = self.state;
         let ranks = self.config.parallelism.tensor_parallel as usize;
         if memory.len() != ranks {
@@ -357,4 +409,20 @@ impl Builder<WithEngine> {
         let workers = core.local_workers(Some(memory), self.given.volumes)?;
         core.finish(workers, Engine::new(blocks))
     }
+}
+
+/// Refuses sockets of workers where no worker listens at one.
+fn no_sockets(config: &Config, rule: &str) -> Result<(), ConfigError> {
+    let sockets = config.parallelism.workers.as_slice();
+    if sockets.is_empty() {
+        return Ok(());
+    }
+    let (key, value) = ("parallelism.workers", format!("{} sockets", sockets.len()));
+    Err(ConfigError::Rule { key, value, rule: rule.to_owned() })
+}
+
+fn sockets_needed(why: &str) -> BuildError {
+    let (key, value) = ("parallelism.workers", "none".to_owned());
+    let rule = format!("must name a socket for each rank: {why}");
+    ConfigError::Rule { key, value, rule }.into()
 }

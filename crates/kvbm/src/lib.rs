@@ -51,7 +51,8 @@
 //! What did not arrive ([`OnboardError`], [`EngineOnboardError`]) is computed: every failure names
 //! the block, the path, why, and what to do ([`BlockFailure`]). Settings are in [`config`]; which
 //! blocks are copied down is up to a policy of [`admission`], which are evicted to a
-//! [`pool::EvictionPolicy`]; workers in other processes stand behind a [`worker::WorkerLink`].
+//! [`pool::EvictionPolicy`]; workers in other processes listen at sockets
+//! ([`Builder::remote_workers`]), or stand behind any other [`worker::WorkerLink`].
 //!
 //! # Features
 //! `worker` (default): the workers of this process. Without it the crate is the leader alone, for a
@@ -65,7 +66,7 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `builder` | building a manager: what is required cannot be forgotten | `engine`, `manager`, `leader`, `events`, `offload`, `admission`, `tenants`, `volume`, `workers`, `config`, `transfers`, `slots`, `ranks`, `metrics`, `worker` |
+//! | `builder` | building a manager: what is required cannot be forgotten | `engine`, `manager`, `leader`, `events`, `offload`, `admission`, `tenants`, `volume`, `workers`, `socket_link`, `config`, `transfers`, `slots`, `ranks`, `metrics`, `worker` |
 //! | `describe` | what an engine knows of its blocks | `manager` |
 //! | `engine` | G1 in the engine's hands | `manager`, `onboard`, `leader`, `volume`, `config`, `transfers`, `error`, `signal` |
 //! | `park` | private blocks of preempted sequences | `manager`, `leader`, `config`, `transfers`, `error` |
@@ -79,7 +80,8 @@
 //! | `admission` | which blocks are worth a copy below | - |
 //! | `tenants` | tenants by name | `metrics` |
 //! | `volume` | G4: what volumes hold, and requests about it | `config`, `transfers`, `circuit_breaker`, `error`, `ranks`, `metrics`, `worker` |
-//! | `workers` | the workers of this process | `config`, `transfers`, `metrics`, `worker` |
+//! | `workers` | the workers of this process | `socket_link`, `config`, `transfers`, `metrics`, `worker` |
+//! | `socket_link` | links to workers in other processes | `config`, `worker` |
 //! | `config` | settings, declared once | - |
 //! | `transfers` | from a request to the last report: plans, deadlines, settlement | `circuit_breaker`, `error`, `slots`, `ranks`, `metrics`, `signal` |
 //! | `error` | failures of blocks | - |
@@ -115,6 +117,7 @@ mod places;
 mod ranks;
 mod signal;
 mod slots;
+pub mod socket_link;
 mod status;
 mod tenants;
 mod transfers;
@@ -132,6 +135,8 @@ pub use engine::{
 };
 pub use error::BlockFailure;
 pub use events::{EventPump, EventsError, EventsStatus};
+#[cfg(feature = "worker")]
+pub use kvbm_transfer::{BlocksBusy, FinishedPlan};
 pub use leader::{ClearError, FlushError, FlushReport, ShutdownReport};
 pub use manager::{Committed, FenceError, KvBlockManager, OffloadError, Owned, RankLostError, SequenceError};
 pub use offload::OffloadBacklog;
@@ -144,7 +149,7 @@ pub use status::{PathStatus, Status};
 pub use tenants::{TenantError, TenantOnTier, TenantStatus};
 pub use volume::{VolumeSetError, VolumeStatus};
 #[cfg(feature = "worker")]
-pub use workers::{DiskStatus, G1Memory, LocalWorker, TookOver, WorkerError, Workers};
+pub use workers::{DiskStatus, G1Memory, TookOver, Worker, WorkerError, WorkerServer, Workers};
 
 #[cfg(feature = "worker")]
 pub use kvbm_device as device;

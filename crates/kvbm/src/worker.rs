@@ -3,6 +3,7 @@
 //! The worker of this process and one at the other end of a socket are the same thing to the
 //! leader.
 
+pub use kvbm_link::Lane;
 use kvbm_plan::{
     BlockOutcome, Command, Epoch, FlushOutcome, Message, Rank, Tier, TransferPlan, TransferReport,
     VolumeAnswer, VolumeRequest, wire,
@@ -18,12 +19,16 @@ pub type MessageSink = Arc<dyn Fn(Vec<u8>) + Send + Sync>;
 /// says [`Message::Ready`] then: the leader drops what the one before it had in memory, and takes a
 /// rank that was given up in again. What was sent to the one before must not reach it, nor may what
 /// is sent before its `Ready`: [`send`](Self::send) is [`LinkError::Closed`] until the line is
-/// about to call the sink with it. So the leader knows which of the two has a plan, and gives the
+/// about to call the sink with it. The first worker may be sent to before, unless another one may
+/// take its place then. So the leader knows which of the two has a plan, and gives the
 /// slots of a plan whose worker is gone to others.
 pub trait WorkerLink: Send + Sync {
     /// Hands over a command in wire form ([`kvbm_plan::wire::encode_command`]). Must not block: a
     /// worker that is overloaded answers with a report, or refuses here.
-    fn send(&self, command: &[u8]) -> Result<(), LinkError>;
+    ///
+    /// `lane` says which commands that still wait it may overtake. A link that keeps the order of
+    /// all commands may ignore it.
+    fn send(&self, lane: Lane, command: &[u8]) -> Result<(), LinkError>;
 }
 
 /// A command that did not reach its worker.
@@ -78,7 +83,7 @@ impl MetadataWorker {
 }
 
 impl WorkerLink for MetadataWorker {
-    fn send(&self, command: &[u8]) -> Result<(), LinkError> {
+    fn send(&self, _lane: Lane, command: &[u8]) -> Result<(), LinkError> {
         let command = wire::decode_command(command).map_err(|error| LinkError::Refused(error.to_string()))?;
         match command {
             Command::Transfer(plan) => self.answer(&Message::Transfer(self.report(&plan))),

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use kvbm::device::{CopyBatch, Direction, HostBuffer, Stream};
 use kvbm::layout::Cell;
 use kvbm::storage::RegionBytes;
-use kvbm::{BlockId, KvBlockManager, LocalWorker, Owned, SequenceHash};
+use kvbm::{BlockId, KvBlockManager, Owned, SequenceHash, Worker};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ pub(super) struct Engine<'a> {
 }
 
 struct RankEngine<'a> {
-    worker: &'a LocalWorker,
+    worker: &'a Worker,
     stream: Arc<dyn Stream>,
     staging: HostBuffer,
     blocks_at_a_time: usize,
@@ -84,7 +84,7 @@ impl<'a> Engine<'a> {
 }
 
 impl<'a> RankEngine<'a> {
-    fn new(worker: &'a LocalWorker) -> Result<Self> {
+    fn new(worker: &'a Worker) -> Result<Self> {
         let block_bytes = worker.g1().bytes_per_block().max(1);
         let blocks_at_a_time = (STAGING_BYTES / block_bytes).max(1) as usize;
         let device = worker.device().context("a replay computes on the device of its configuration")?;

@@ -1,11 +1,11 @@
 //! What engines publish.
 
 use super::holdings::Holdings;
-use crate::vllm::{EngineBatch, EngineEvent, EngineHash, Follower, Worker, decode, encode};
+use crate::vllm::{EngineBatch, EngineEvent, EngineHash, EngineSource, Follower, decode, encode};
 use crate::{KvIndex, Place, SourceId};
 use kvbm_plan::{GroupId, Location, NodeId};
 
-const WORKER: Worker = Worker { source: SourceId(1), node: NodeId(2) };
+const WORKER: EngineSource = EngineSource { source: SourceId(1), node: NodeId(2) };
 
 /// A payload that is read is written in a form that is read as the same, and shown in a bounded
 /// number of characters; an index that follows it holds what its events say.

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 /// Who an engine is in the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Worker {
+pub struct EngineSource {
     /// Its name in the index. Each data-parallel rank that publishes has one of its own.
     pub source: SourceId,
     /// Its machine.
@@ -42,7 +42,7 @@ pub struct FollowerStats {
 /// Follows one publisher of an engine.
 #[derive(Debug)]
 pub struct Follower {
-    worker: Worker,
+    worker: EngineSource,
     numbers: SequenceTracker,
     /// Set where blocks are known by their tokens.
     names: Option<TokenKeys>,
@@ -53,7 +53,7 @@ pub struct Follower {
 impl Follower {
     /// A follower that has heard nothing. What the engine said before the first message is not
     /// known: ask for a replay from 0. Blocks stand in the index under [`EngineHash::index_key`].
-    pub fn new(worker: Worker) -> Self {
+    pub fn new(worker: EngineSource) -> Self {
         let (numbers, names, keys) = (SequenceTracker::default(), None, Vec::new());
         Self { worker, numbers, names, keys, stats: FollowerStats::default() }
     }
@@ -141,7 +141,7 @@ impl Follower {
 
     fn apply(&mut self, index: &mut KvIndex, event: &EngineEvent) {
         self.stats.events += 1;
-        let Worker { source, node } = self.worker;
+        let EngineSource { source, node } = self.worker;
         let place = |medium: Option<&str>| {
             Some(Place { source, shard: 0, location: Location::on(node, tier(medium)?) })
         };

@@ -31,7 +31,7 @@ mod write;
 
 pub use engine_blocks::{Adapter, EngineBlock, EngineBlocks};
 pub use event::{BlockRemoved, BlockStored, EngineBatch, EngineEvent, EngineHash, Raw};
-pub use follower::{Follower, FollowerStats, Worker};
+pub use follower::{EngineSource, Follower, FollowerStats};
 pub use publish::{FULL_ATTENTION, Publishing, PublishingStats};
 pub use read::{Error, decode};
 pub use sequence::{Continuity, SequenceTracker};

@@ -2,7 +2,7 @@
 
 use super::{MessageReceiver, ZmqMessage};
 use crate::deadline;
-use crate::vllm::{Adapter, Continuity, EngineHash, Follower, FollowerStats, Worker, token_keys};
+use crate::vllm::{Adapter, Continuity, EngineHash, EngineSource, Follower, FollowerStats, token_keys};
 use crate::{EventReceiver, KvIndex, PrefixMatch, TransportError};
 use kvbm_plan::{GroupId, SequenceHash};
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ pub struct EngineFollower {
 }
 
 struct Engine {
-    worker: Worker,
+    worker: EngineSource,
     follower: Follower,
     /// Its life, as its messages say.
     life: u64,
@@ -30,8 +30,8 @@ struct Engine {
 impl EngineFollower {
     /// Follows `receiver`, whose publishers are `workers` in the order of the addresses. Messages
     /// of a publisher without a worker are ignored.
-    pub fn new(receiver: MessageReceiver, workers: &[Worker], index: KvIndex) -> Self {
-        let engine = |worker: &Worker| Engine {
+    pub fn new(receiver: MessageReceiver, workers: &[EngineSource], index: KvIndex) -> Self {
+        let engine = |worker: &EngineSource| Engine {
             worker: *worker,
             follower: Follower::new(*worker),
             life: 0,

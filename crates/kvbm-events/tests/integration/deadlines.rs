@@ -44,7 +44,7 @@ fn a_follower_takes_the_longest_duration() {
 #[cfg(feature = "zmq")]
 #[test]
 fn zmq_takes_the_longest_duration() {
-    use kvbm_events::vllm::Worker;
+    use kvbm_events::vllm::EngineSource;
     use kvbm_events::zmq::{EngineFollower, ZmqAddress, ZmqConfig, ZmqTransport};
     use kvbm_plan::NodeId;
     let config = ZmqConfig { connect_timeout: Duration::MAX, ..ZmqConfig::default() };
@@ -54,7 +54,7 @@ fn zmq_takes_the_longest_duration() {
     let connected = ZmqTransport::connect(config, &publisher.addresses()).unwrap();
     let receiver = connected.messages().unwrap();
     assert_eq!(*connected.ask(SourceId(1), &Payload::from(*b"?"), Duration::MAX).unwrap(), *b"answer");
-    let worker = Worker { source: SourceId(1), node: NodeId(0) };
+    let worker = EngineSource { source: SourceId(1), node: NodeId(0) };
     let mut follower = EngineFollower::new(receiver, &[worker], KvIndex::default());
     publisher.publish(&Payload::from(*b"x"), Duration::MAX).unwrap();
     assert!(follower.poll(Duration::MAX).unwrap());

@@ -5,7 +5,7 @@
 #![cfg(feature = "zmq")]
 
 use crate::support::{PATIENCE, Proxy, World, free_port};
-use kvbm_events::vllm::{EngineBlocks, Follower, Publishing, Worker, decode, encode};
+use kvbm_events::vllm::{EngineBlocks, EngineSource, Follower, Publishing, decode, encode};
 use kvbm_events::zmq::{EngineFollower, ZmqAddress, ZmqConfig, ZmqTransport};
 use kvbm_events::{EventBlock, EventManager, KvIndex, Place, PublisherConfig, SourceId};
 use kvbm_plan::{Epoch, GroupId, NodeId, SequenceHash, Tier};
@@ -212,7 +212,7 @@ fn we_follow_an_engine_on_libzmq_through_cuts_and_a_kill() {
     let through = ZmqAddress::new(format!("tcp://{}", proxy.address())).with_replay(replay);
     let config = ZmqConfig { topic: "kv@".into(), from_start: true, ..ZmqConfig::default() };
     let subscriber = ZmqTransport::connect(config, &[through]).unwrap();
-    let worker = Worker { source: SourceId(9), node: NodeId(1) };
+    let worker = EngineSource { source: SourceId(9), node: NodeId(1) };
     let mut follower = EngineFollower::new(subscriber.messages().unwrap(), &[worker], KvIndex::default());
     let mut before = 0;
     for life in 0..2 {
@@ -253,7 +253,7 @@ fn we_follow_an_engine_behind_a_forwarder_into_its_next_life() {
     let address = ZmqAddress::new(format!("tcp://{}", forwarded.address())).with_replay(replay.clone());
     let config = ZmqConfig { topic: "kv@".into(), from_start: true, ..ZmqConfig::default() };
     let subscriber = ZmqTransport::connect(config, &[address]).unwrap();
-    let worker = Worker { source: SourceId(9), node: NodeId(1) };
+    let worker = EngineSource { source: SourceId(9), node: NodeId(1) };
     let mut follower = EngineFollower::new(subscriber.messages().unwrap(), &[worker], KvIndex::default());
     let mut before = 0;
     // Until the forwarder has found the engine nobody hears what it says, which may take long: each
@@ -322,7 +322,7 @@ fn held_by_index(index: &KvIndex) -> Held {
 }
 
 /// What an engine holds that has sent so many messages.
-fn after(vectors: &[(PathBuf, Vec<u8>)], messages: u64, worker: Worker) -> Held {
+fn after(vectors: &[(PathBuf, Vec<u8>)], messages: u64, worker: EngineSource) -> Held {
     let mut index = KvIndex::default();
     let mut naive = Follower::new(worker);
     for number in 0..messages {

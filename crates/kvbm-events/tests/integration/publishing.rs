@@ -2,7 +2,7 @@
 
 use crate::support::{World, block};
 use kvbm_events::vllm::{
-    self, EngineBlock, EngineBlocks, EngineEvent, EngineHash, Follower, Publishing, Worker, decode,
+    self, EngineBlock, EngineBlocks, EngineEvent, EngineHash, EngineSource, Follower, Publishing, decode,
 };
 use kvbm_events::{
     Answering, BatchEncoder, EventBatch, EventBlock, EventKind, EventManager, EventReceiver, EventTransport,
@@ -244,7 +244,7 @@ fn a_follower_of_engines_knows_the_truth_after_losses() {
         let mut manager =
             EventManager::new(config, SourceId(1), Epoch(1), transport).unwrap().with_format(publishing);
         manager.add_shard(0, world.clone()).unwrap();
-        let mut follower = Follower::new(Worker { source: SourceId(9), node: NodeId(0) });
+        let mut follower = Follower::new(EngineSource { source: SourceId(9), node: NodeId(0) });
         let (mut index, mut number) = (KvIndex::default(), 0);
         for step in 0..200u32 {
             for change in 0..step % 30 {
@@ -292,7 +292,7 @@ fn noted(engine: &EngineBlocks, n: u32, tokens: u32) -> EventBlock {
 fn payloads_stay_far_below_what_followers_read() {
     let engine = Arc::new(EngineBlocks::new(20_000));
     let mut publishing = Publishing::new(Arc::clone(&engine), &Tier::ALL);
-    let mut follower = Follower::new(Worker { source: SourceId(9), node: NodeId(0) });
+    let mut follower = Follower::new(EngineSource { source: SourceId(9), node: NodeId(0) });
     let (mut index, mut number, mut sequence) = (KvIndex::default(), 0, 0);
     let mut tell = |publishing: &mut Publishing, kinds: Vec<EventKind>, there: u64| {
         let first = sequence;
@@ -384,7 +384,7 @@ fn what_a_transport_refuses_goes_in_pieces_or_counts_as_lost() {
         sequence
     };
     manager.add_shard(0, drain).unwrap();
-    let mut follower = Follower::new(Worker { source: SourceId(9), node: NodeId(0) });
+    let mut follower = Follower::new(EngineSource { source: SourceId(9), node: NodeId(0) });
     let (mut index, mut number) = (KvIndex::default(), 0);
     let mut pump = |manager: &mut EventManager| {
         manager.flush(Duration::from_secs(60)).unwrap();

@@ -2,7 +2,7 @@
 //! kept right.
 
 use kvbm_events::vllm::{
-    self, BlockRemoved, BlockStored, Continuity, EngineBatch, EngineEvent, EngineHash, Follower, Worker,
+    self, BlockRemoved, BlockStored, Continuity, EngineBatch, EngineEvent, EngineHash, EngineSource, Follower,
 };
 use kvbm_events::{KvIndex, SourceId};
 use kvbm_plan::{GroupId, NodeId, SequenceHash, Tier};
@@ -206,7 +206,7 @@ fn invariant_5_maps_as_keys_of_maps_are_shown_in_bounded_space() {
     }
 }
 
-const WORKER: Worker = Worker { source: SourceId(4), node: NodeId(2) };
+const WORKER: EngineSource = EngineSource { source: SourceId(4), node: NodeId(2) };
 
 fn hashes(range: std::ops::Range<u64>) -> Vec<EngineHash> {
     range.map(|n| EngineHash::Uint(n + 1_000)).collect()

@@ -4,7 +4,7 @@
 #![cfg(feature = "zmq")]
 
 use crate::support::{PATIENCE, World, free_port};
-use kvbm_events::vllm::{self, BlockStored, EngineBatch, EngineEvent, EngineHash, Worker};
+use kvbm_events::vllm::{self, BlockStored, EngineBatch, EngineEvent, EngineHash, EngineSource};
 use kvbm_events::zmq::{EngineFollower, MessageReceiver, ZmqAddress, ZmqConfig, ZmqMessage, ZmqTransport};
 use kvbm_events::{
     EventManager, EventTransport, InProcessConfig, IndexFollower, KvIndex, Payload, PublisherConfig,
@@ -224,7 +224,7 @@ fn without_a_replay_an_engine_that_starts_anew_is_believed_from_wherever_it_is_h
         let address = somewhere();
         let first = ZmqTransport::bind(config.clone(), &address).unwrap();
         let subscriber = ZmqTransport::connect(config.clone(), std::slice::from_ref(&address)).unwrap();
-        let worker = Worker { source: SourceId(1), node: NodeId(0) };
+        let worker = EngineSource { source: SourceId(1), node: NodeId(0) };
         let mut follower = EngineFollower::new(subscriber.messages().unwrap(), &[worker], KvIndex::default());
         for n in 0..500 {
             first.publish(&engine_stores(n..n + 1), PATIENCE).unwrap();

@@ -4,7 +4,7 @@
 #![cfg(feature = "zmq")]
 
 use crate::support::PATIENCE;
-use kvbm_events::vllm::{self, BlockStored, EngineBatch, EngineEvent, EngineHash, Worker};
+use kvbm_events::vllm::{self, BlockStored, EngineBatch, EngineEvent, EngineHash, EngineSource};
 use kvbm_events::zmq::{EngineFollower, ZmqAddress, ZmqConfig, ZmqTransport};
 use kvbm_events::{KvIndex, SourceId};
 use kvbm_plan::{GroupId, NodeId};
@@ -172,7 +172,7 @@ impl Following {
     fn start(engine: &Engine) -> Self {
         let config = ZmqConfig { topic: "kv".into(), from_start: true, ..ZmqConfig::default() };
         let transport = ZmqTransport::connect(config, std::slice::from_ref(&engine.address)).unwrap();
-        let worker = Worker { source: SourceId(1), node: NodeId(0) };
+        let worker = EngineSource { source: SourceId(1), node: NodeId(0) };
         let follower = EngineFollower::new(transport.messages().unwrap(), &[worker], KvIndex::default());
         let deadline = Instant::now() + PATIENCE;
         while engine.said.lock().unwrap().subscribers.is_empty() {

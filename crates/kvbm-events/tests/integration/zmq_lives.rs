@@ -4,7 +4,7 @@
 #![cfg(feature = "zmq")]
 
 use crate::support::{PATIENCE, Proxy};
-use kvbm_events::vllm::{self, BlockStored, EngineBatch, EngineEvent, EngineHash, Worker};
+use kvbm_events::vllm::{self, BlockStored, EngineBatch, EngineEvent, EngineHash, EngineSource};
 use kvbm_events::zmq::{EngineFollower, ZmqAddress, ZmqConfig, ZmqTransport};
 use kvbm_events::{EventReceiver, EventTransport, InProcessConfig, KvIndex, Payload, SourceId};
 use kvbm_plan::{GroupId, NodeId};
@@ -100,8 +100,8 @@ impl Engine {
 fn follow(addresses: &[ZmqAddress]) -> (ZmqTransport, EngineFollower) {
     let config = ZmqConfig { from_start: true, ..ZmqConfig::default() };
     let subscriber = ZmqTransport::connect(config, addresses).unwrap();
-    let worker = |n| Worker { source: SourceId(n), node: NodeId(0) };
-    let workers: Vec<Worker> = (0..addresses.len() as u64).map(worker).collect();
+    let worker = |n| EngineSource { source: SourceId(n), node: NodeId(0) };
+    let workers: Vec<EngineSource> = (0..addresses.len() as u64).map(worker).collect();
     let follower = EngineFollower::new(subscriber.messages().unwrap(), &workers, KvIndex::default());
     (subscriber, follower)
 }

@@ -53,7 +53,9 @@ fn a_second_leader_and_an_old_one_are_refused() {
     leader.expect_echoes(&[b"mine"]);
     let reason = |other: &Leader, part: &str| {
         soon(|| match other.line.status() {
-            LineStatus::Connecting { reason } if reason.contains(part) => Some(()),
+            LineStatus::Connecting { reason } | LineStatus::Refused { reason } if reason.contains(part) => {
+                Some(())
+            }
             _ => None,
         })
         .unwrap_or_else(|| panic!("{:?}", other.line));
@@ -79,4 +81,44 @@ fn a_worker_that_gets_no_command_hangs_up_and_serves_again() {
     soon(|| (worker.echo.started.load(Ordering::SeqCst) == 2).then_some(())).unwrap();
     leader.send(b"sense");
     leader.expect_echoes(&[b"sense"]);
+}
+
+#[test]
+fn settings_that_differ_are_named_and_a_worker_that_does_not_start_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rank-0.sock");
+    let _worker = Worker::start(&path);
+    let mut terms = leader_terms(1);
+    terms.settings[0].value = "3".into();
+    let other = Leader::start(&path, terms);
+    let differs = "blocks of G1 differs: the leader has 3, the worker has 2";
+    soon(|| match other.line.status() {
+        LineStatus::Refused { reason } if reason.contains(differs) => Some(()),
+        _ => None,
+    })
+    .unwrap_or_else(|| panic!("{:?}", other.line));
+    drop(other);
+    // An epoch that the echo does not start in.
+    let unlucky = Leader::start(&path, leader_terms(13));
+    soon(|| match unlucky.line.status() {
+        LineStatus::Connecting { reason } if reason.contains("the disk is in use") => Some(()),
+        _ => None,
+    })
+    .unwrap_or_else(|| panic!("{:?}", unlucky.line));
+}
+
+/// What is sent to a worker before it has said that it is ready, the leader could not tell from
+/// what its successor was sent.
+#[test]
+fn a_worker_gets_no_command_before_it_is_ready_not_even_the_first_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rank-0.sock");
+    let _worker = Worker::start(&path);
+    // An epoch in which the echo never says so.
+    let leader = Leader::start(&path, leader_terms(14));
+    soon(|| matches!(leader.line.status(), LineStatus::Connected { is_open: false, .. }).then_some(()))
+        .unwrap();
+    let refused = leader.line.send(Lane::Bulk, b"early").unwrap_err();
+    assert!(refused.to_string().contains("not ready yet"), "{refused}");
+    assert_eq!(leader.echoes(), [[0_u8; 0]; 0]);
 }

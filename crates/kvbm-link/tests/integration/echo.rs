@@ -1,8 +1,8 @@
 //! A worker that answers every command with its bytes, and a leader that collects the answers.
 
 use kvbm_link::{
-    LayoutFingerprint, LeaderInfo, LeaderLine, LeaderTerms, LineSendError, LineTimes, MessageSender, Service,
-    Session, WorkerListener, WorkerTerms,
+    LeaderInfo, LeaderLine, LeaderTerms, LineSendError, LineTimes, MessageSender, ProcessState, Service,
+    Session, SharedSetting, WorkerListener, WorkerTerms,
 };
 use kvbm_plan::{Epoch, Message, Rank, wire};
 use std::path::Path;
@@ -21,6 +21,10 @@ pub(crate) const TIMES: LineTimes = LineTimes {
 /// Longest time that anything here may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
+fn settings() -> Vec<SharedSetting> {
+    vec![SharedSetting { name: "blocks of G1".into(), value: "2".into() }]
+}
+
 pub(crate) fn leader_terms(epoch: u64) -> LeaderTerms {
     LeaderTerms {
         deployment: "test".into(),
@@ -28,18 +32,12 @@ pub(crate) fn leader_terms(epoch: u64) -> LeaderTerms {
         rank: Rank(0),
         ranks: 1,
         epoch: Epoch(epoch),
-        layout: Some(LayoutFingerprint([2; 16])),
+        settings: settings(),
     }
 }
 
 pub(crate) fn worker_terms() -> WorkerTerms {
-    WorkerTerms {
-        deployment: "test".into(),
-        namespace: None,
-        rank: Rank(0),
-        ranks: 1,
-        layout: LayoutFingerprint([2; 16]),
-    }
+    WorkerTerms { deployment: "test".into(), namespace: None, rank: Rank(0), ranks: 1, settings: settings() }
 }
 
 /// Says that it is ready, then sends every command back.
@@ -56,7 +54,13 @@ struct EchoSession {
 
 impl Service for Echo {
     fn start(&self, leader: &LeaderInfo, out: MessageSender) -> Result<Box<dyn Session>, String> {
+        if leader.terms.epoch == Epoch(13) {
+            return Err("the disk is in use".into());
+        }
         self.started.fetch_add(1, Ordering::SeqCst);
+        if leader.terms.epoch == Epoch(14) {
+            return Ok(Box::new(EchoSession { out, ended: Arc::clone(&self.ended) }));
+        }
         let ready = Message::Ready { rank: Rank(0), epoch: leader.terms.epoch, volumes: true };
         out.send(&wire::encode_message(&ready).unwrap());
         Ok(Box::new(EchoSession { out, ended: Arc::clone(&self.ended) }))
@@ -107,15 +111,20 @@ impl Drop for Worker {
 pub(crate) struct Leader {
     pub(crate) line: LeaderLine,
     received: Arc<Mutex<Vec<Vec<u8>>>>,
+    /// What became of each worker's process.
+    pub(crate) ended: Arc<Mutex<Vec<ProcessState>>>,
 }
 
 impl Leader {
     pub(crate) fn start(path: &Path, terms: LeaderTerms) -> Self {
         let received = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&received);
+        let ended = Arc::new(Mutex::new(Vec::new()));
+        let ends = Arc::clone(&ended);
+        let sink = move |bytes| sink.lock().unwrap().push(bytes);
         let line =
-            LeaderLine::connect(path, terms, TIMES, move |bytes| sink.lock().unwrap().push(bytes)).unwrap();
-        Self { line, received }
+            LeaderLine::connect(path, terms, TIMES, sink, move |state| ends.lock().unwrap().push(state));
+        Self { line: line.unwrap(), received, ended }
     }
 
     /// What came back, those that say that the worker is ready aside.

@@ -1,7 +1,7 @@
 //! A worker in another process, which is killed and stopped. It is this test program, started anew.
 
 use crate::echo::{Echo, Leader, PATIENCE, TIMES, leader_terms, soon, worker_terms};
-use kvbm_link::{Lane, LineSendError, LineStatus, Service, WorkerListener};
+use kvbm_link::{Lane, LineSendError, LineStatus, ProcessState, Service, WorkerListener};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -59,6 +59,7 @@ fn a_killed_worker_is_noticed_at_once_and_its_successor_is_found() {
         assert!(start.elapsed() < PATIENCE / 2, "the kernel says when a process is gone");
     }
     assert_eq!(leader.echoes(), [[0], [1], [2], [3], [4]]);
+    assert_eq!(*leader.ended.lock().unwrap(), [ProcessState::Ended; 5]);
 }
 
 #[test]

@@ -208,6 +208,7 @@ mod tests {
             priority: Priority::Normal,
             budget_ms: 0,
             checksums: ChecksumMode::Required,
+            tag: 0,
         }
     }
 

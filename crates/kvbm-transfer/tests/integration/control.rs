@@ -5,12 +5,14 @@ use kvbm_device::Event;
 use kvbm_disk::Recovered;
 use kvbm_layout::{AxisOrder, FullyContiguous, LayoutConfig};
 use kvbm_plan::{
-    Command, Epoch, FailureKind, FlushOutcome, Gate, Message, Path, Priority, Rank, Tier, TransferPlan, wire,
+    BlockId, Command, Epoch, FailureKind, FlushOutcome, Gate, Message, Path, Priority, Rank, Tier,
+    TransferPlan, wire,
 };
 use kvbm_storage::{BoundLayout, DeviceAllocator};
 use kvbm_transfer::{DiskTier, PathConfig, Sink, SubmitError, TransferManager, WorkerConfig};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 #[test]
 fn a_plan_in_wire_form_is_answered_in_wire_form() {
@@ -51,6 +53,40 @@ fn hostile_bytes_are_an_error_for_whoever_sent_them() {
     let stale = TransferPlan { epoch: Epoch(4), ..rig.plan(Path::G1_G2, &[(1, 0, 0)]) };
     let refused = rig.manager().submit(&wire::encode_command(&Command::Transfer(stale)).unwrap());
     assert!(matches!(refused, Err(SubmitError::StaleEpoch { .. })));
+}
+
+/// What an engine's side of the worker asks, with no word of the leader.
+#[test]
+fn whoever_writes_to_g1_waits_for_its_plans_and_learns_which_are_over() {
+    let rig = Rig::new();
+    rig.fill_g1(0, 1);
+    let blocks = [BlockId(0), BlockId(5), BlockId(7)];
+    rig.manager().wait_idle(&blocks, Instant::now()).expect("no plan");
+    let down = TransferPlan { gate: Gate::Iteration(1), tag: 3, ..rig.plan(Path::G1_G2, &[(1, 0, 2)]) };
+    let up = TransferPlan { after: vec![down.plan_id], tag: 4, ..rig.plan(Path::G2_G1, &[(1, 2, 5)]) };
+    let other = rig.plan(Path::G1_G2, &[(9, 30, 4)]);
+    for plan in [&down, &up, &other] {
+        rig.send(&Command::Transfer((*plan).clone()));
+    }
+    assert_eq!(rig.inbox.report().plan_id, other.plan_id);
+    let busy = rig.manager().wait_idle(&blocks, Instant::now()).unwrap_err();
+    assert_eq!(busy.blocks, [BlockId(0), BlockId(5)], "slots 2 and 4 are of G2");
+    assert!(busy.to_string().contains("2 blocks of G1 (0, 5)"), "{busy}");
+    rig.manager().wait_idle(&[BlockId(2), BlockId(4)], Instant::now()).expect("other blocks");
+    assert_eq!(rig.manager().drain_finished(), [], "none with a tag");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| rig.manager().wait_idle(&blocks, soon()));
+        rig.send(&Command::Advance { iteration: 1, layer: None });
+        waiting.join().unwrap().expect("both plans end");
+    });
+    let finished = rig.manager().drain_finished();
+    let seen: Vec<_> =
+        finished.iter().map(|plan| (plan.tag, plan.plan_id, plan.arrived, plan.failed)).collect();
+    assert_eq!(seen, [(3, down.plan_id, 1, 0), (4, up.plan_id, 1, 0)]);
+    // A repeated plan is answered, and finishes once.
+    rig.send(&Command::Transfer(up));
+    assert_eq!(rig.manager().drain_finished(), []);
+    assert_eq!(rig.manager().stats().finished_dropped, 0);
 }
 
 #[test]

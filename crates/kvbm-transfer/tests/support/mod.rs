@@ -209,6 +209,7 @@ impl Rig {
             priority: Priority::Normal,
             budget_ms: 0,
             checksums: ChecksumMode::Required,
+            tag: 0,
         }
     }
 

@@ -12,6 +12,7 @@ use crate::metrics::{Metrics, RecoveryOutcome};
 use crate::offload::{Edge, Offload, WearBudget};
 use crate::ranks::Ranks;
 use crate::slots::{Directories, Slots};
+use crate::socket_link::{LineStatus, SocketLink, leader_terms};
 use crate::tenants::{self, Tenants};
 use crate::transfers::disk_reads::longest_probe;
 use crate::transfers::plans::{MAX_PLAN_BLOCKS, max_read_blocks};
@@ -25,11 +26,15 @@ use kvbm_pool::{GroupConfig, PolicyKind, Registry, RegistryConfig, TenantConfig}
 use kvbm_tokens::{BlockHasher, Namespace};
 #[cfg(feature = "worker")]
 use kvbm_volume::VolumeRegistry;
+use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long the ranks may take to say what they found on their disks.
 pub(super) const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How often a worker that is not ready yet is looked at.
+const WORKER_TICK: Duration = Duration::from_millis(2);
 
 /// Makes an eviction policy for tiers of so many blocks.
 type MakeEviction = Box<dyn FnOnce([u32; 3]) -> Box<dyn kvbm_pool::EvictionPolicy> + Send>;
@@ -54,6 +59,8 @@ pub(super) struct Core {
     namespace: Namespace,
     hasher: BlockHasher,
     blocks: [u32; 3],
+    /// Blocks of G1 on each rank, whoever owns it.
+    g1_blocks: u32,
     leader: Arc<Leader>,
 }
 
@@ -87,9 +94,7 @@ impl Core {
         if !config.disk.capacity.is_none() || !config.volume.is_empty() {
             namespace.check_persistable()?;
         }
-        // Validated above: they fit.
-        let blocks =
-            config.capacity_blocks().map(|blocks| blocks.min(u64::from(RegistryConfig::MAX_CAPACITY)) as u32);
+        let blocks = config.tier_blocks();
         let (tenants, names) = tenants::of_shares(config.tenants.shares.as_slice(), &namespace);
         let Policies { admission, eviction } = policies;
         let registry = registry(&config, blocks, tenants, eviction)?;
@@ -99,7 +104,8 @@ impl Core {
         });
         let to_volumes = blocks[1] > 0 && (more_volumes || !config.volume.is_empty());
         let leader = leader(&config, blocks, registry, names, admission, to_volumes);
-        Ok(Self { config, namespace, hasher, blocks, leader })
+        let g1_blocks = engine_blocks.unwrap_or(blocks[0]);
+        Ok(Self { config, namespace, hasher, blocks, g1_blocks, leader })
     }
 
     /// Where the worker of `rank` puts its messages. It does not keep the leader alive.
@@ -150,6 +156,56 @@ impl Core {
         self.leader.ranks.connect(ranks.clone().map(|rank| connect(rank, epoch, self.sink(rank))).collect());
         // A worker that starts later says so, and is sent the volumes then.
         ranks.for_each(|rank| self.leader.volumes.rank_started(rank));
+    }
+
+    /// Workers that listen at sockets, one for each rank; waits for all of them.
+    ///
+    /// # Errors
+    /// The first rank whose worker refuses this leader, or does not come.
+    pub(super) fn connect_sockets(&self) -> Result<(), BuildError> {
+        let sockets = self.config.parallelism.workers.as_slice();
+        let (tag, epoch) = (self.namespace.tag(), self.leader.transfers.settings.epoch);
+        let connect = |(rank, socket): (Rank, &PathBuf)| {
+            let terms = leader_terms(&self.config, self.g1_blocks, tag, rank, epoch);
+            let leader = Arc::downgrade(&self.leader);
+            let ended = move || {
+                if let Some(leader) = leader.upgrade() {
+                    leader.worker_ended(rank);
+                }
+            };
+            SocketLink::connect(socket, terms, self.sink(rank), ended)
+                .map_err(|source| BuildError::Thread { name: "kvbm-link-lead", source })
+        };
+        let links = self.leader.ranks.all().zip(sockets).map(connect).collect::<Result<Vec<_>, _>>()?;
+        let boxed = |link: &SocketLink| -> Box<dyn WorkerLink> { Box::new(link.clone()) };
+        self.leader.ranks.connect(links.iter().map(boxed).collect());
+        self.leader.ranks.all().for_each(|rank| self.leader.volumes.rank_started(rank));
+        let until = Instant::now() + RECOVERY_TIMEOUT;
+        for ((rank, link), socket) in self.leader.ranks.all().zip(links).zip(sockets) {
+            self.wait_for_worker(rank, &link, until).map_err(|reason| BuildError::RemoteWorker {
+                rank,
+                socket: socket.clone(),
+                reason,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the worker of `rank` has said that it is ready; else why it has not.
+    fn wait_for_worker(&self, rank: Rank, link: &SocketLink, until: Instant) -> Result<(), String> {
+        while self.leader.ranks.contact(rank).is_some_and(|contact| contact.starts == 0) {
+            let late = Instant::now() >= until;
+            match link.status() {
+                LineStatus::Refused { reason } => return Err(reason),
+                LineStatus::Connecting { reason } if late => return Err(reason),
+                LineStatus::Connected { pid, .. } if late => {
+                    let seconds = RECOVERY_TIMEOUT.as_secs();
+                    return Err(format!("process {pid} is not ready after {seconds} s: see its log"));
+                }
+                _ => std::thread::sleep(WORKER_TICK),
+            }
+        }
+        Ok(())
     }
 
     /// Workers that move no bytes.

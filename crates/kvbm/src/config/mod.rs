@@ -48,6 +48,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use kvbm_plan::{Tier, VolumeDescriptor};
+use kvbm_pool::RegistryConfig;
 use kvbm_tokens::{ChainRoot, HashAlgorithm, Namespace};
 
 pub use choices::{
@@ -219,6 +220,11 @@ impl Config {
         let capacities = [self.device.capacity, self.host.capacity, self.disk.capacity];
         let tiers = [Tier::G1, Tier::G2, Tier::G3];
         std::array::from_fn(|at| capacities[at].blocks(self.slot_bytes(tiers[at])))
+    }
+
+    /// The same of a configuration that is valid: the capacities fit.
+    pub(crate) fn tier_blocks(&self) -> [u32; 3] {
+        self.capacity_blocks().map(|blocks| blocks.min(u64::from(RegistryConfig::MAX_CAPACITY)) as u32)
     }
 
     /// Bytes that one rank's slice of a block takes on `tier`: below G1 it is padded to pages,

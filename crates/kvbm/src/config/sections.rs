@@ -97,6 +97,9 @@ section! {
     ParallelismConfig, "parallelism", |config| config.parallelism, {
         /// Ranks among which the KV heads are divided; more ranks than heads replicate them.
         tensor_parallel: u32 = 1, ["ranks"];
+        /// Sockets of the workers, one for each rank in order: each worker is a process of its own
+        /// (`kvbm worker`). Without them, the workers run in the leader's process.
+        workers: Paths = Paths::default(), [""];
     }
 }
 

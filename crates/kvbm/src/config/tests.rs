@@ -226,6 +226,14 @@ fn rules_name_the_key_and_the_way_out() {
             &[("parallelism.tensor_parallel", "3")],
             "parallelism.tensor_parallel = 3: must divide model.num_kv_heads (8)",
         ),
+        (
+            &[("parallelism.workers", "a,b")],
+            "parallelism.workers = 2 sockets: must name one socket for each of the 1 ranks",
+        ),
+        (
+            &[("parallelism.tensor_parallel", "2"), ("parallelism.workers", "a,a")],
+            "parallelism.workers = a: must name each socket once",
+        ),
         (&[("disk.capacity", "5"), ("host.capacity", "5")], "disk.capacity = 5 blocks: needs disk.dir"),
         (&[("device.ordinal", "2")], "device.ordinal = 2: has a meaning only with device.kind = \"cuda\""),
         (&[("transfer.copies", "batch")], "transfer.copies = batch: chooses among the ways of a GPU"),

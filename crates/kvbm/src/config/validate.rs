@@ -16,6 +16,8 @@ const MAX_HEADS: u32 = 1 << 16;
 const MAX_HEAD_DIM: u32 = 1 << 16;
 const MAX_RANKS: u32 = 1024;
 const MAX_THREADS: u32 = 256;
+/// The system takes no longer ones.
+const MAX_SOCKET_PATH: usize = 107;
 /// Of payloads in the objects of volumes.
 const MAX_ALIGNMENT: u32 = 1 << 20;
 /// Batches of events are bounded on the wire.
@@ -34,6 +36,7 @@ impl Config {
         self.validate_model()?;
         self.validate_namespace()?;
         self.validate_device()?;
+        self.validate_workers()?;
         self.validate_tiers()?;
         self.validate_volumes()?;
         let offload = &self.offload;
@@ -64,6 +67,25 @@ impl Config {
         }
         self.validate_tenants()?;
         self.validate_events()
+    }
+
+    fn validate_workers(&self) -> Result<(), ConfigError> {
+        const KEY: &str = "parallelism.workers";
+        let (sockets, ranks) = (self.parallelism.workers.as_slice(), self.parallelism.tensor_parallel);
+        if !sockets.is_empty() && sockets.len() != ranks as usize {
+            let rule = format!("must name one socket for each of the {ranks} ranks, in order, or none");
+            return broken(KEY, &format!("{} sockets", sockets.len()), &rule);
+        }
+        for (at, socket) in sockets.iter().enumerate() {
+            if socket.as_os_str().len() > MAX_SOCKET_PATH {
+                let rule = format!("must have paths of at most {MAX_SOCKET_PATH} bytes");
+                return broken(KEY, &socket.display(), &rule);
+            }
+            if sockets[..at].contains(socket) {
+                return broken(KEY, &socket.display(), "must name each socket once");
+            }
+        }
+        Ok(())
     }
 
     fn validate_tenants(&self) -> Result<(), ConfigError> {

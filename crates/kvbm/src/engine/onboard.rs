@@ -6,7 +6,7 @@ use crate::error::{BlockFailure, FirstOf};
 use crate::leader::Leader;
 use crate::onboard::PrefixTransfer;
 use crate::signal::Signal;
-use crate::transfers::{Destination, Purpose};
+use crate::transfers::{Destination, Handle, Purpose};
 use kvbm_plan::{BlockId, Failure, FailureKind, Tier, deadline_after};
 use kvbm_pool::{Losses, Prefix};
 use std::collections::HashSet;
@@ -91,6 +91,12 @@ impl EngineOnboarding {
     /// Whether the prefix is empty.
     pub fn is_empty(&self) -> bool {
         self.transfer.len() == 0
+    }
+
+    /// The tag of its plans: `drain_finished` of each rank's worker names them by it. None where
+    /// the prefix is empty: then there are no plans.
+    pub fn tag(&self) -> Option<u64> {
+        self.transfer.handles.first().map(Handle::tag)
     }
 
     /// Whether [`wait`](Self::wait) would return at once: the outcome is known, and no copy writes

@@ -70,11 +70,30 @@ impl Leader {
         }
     }
 
+    /// The process of a rank's worker has ended: it writes to no memory any more, and answers
+    /// nothing that it was sent. What its memory held counts as there until its successor says that
+    /// it has started, or the rank is given up; until then nothing is sent to the rank.
+    pub(crate) fn worker_ended(&self, rank: Rank) {
+        let order = self.slots.order();
+        self.ranks.closed(rank);
+        // What is still being sent is refused by the link, or by the successor's start.
+        let owed = self.transfers.sent_to(rank);
+        self.end_requests(rank, &ended(rank));
+        drop(order);
+        tracing::warn!(target: "kvbm", %rank, plans = owed.len(), "the process of a rank's worker has ended");
+        self.transfers.fail_plans(rank, &owed, &ended(rank));
+    }
+
     /// Nobody answers what an earlier worker of a rank was sent.
     fn end_requests(&self, rank: Rank, reason: &Failure) {
         self.slots.rank_lost(rank, reason);
         self.volumes.rank_lost(rank, reason);
     }
+}
+
+fn ended(rank: Rank) -> Failure {
+    let detail = format!("the process of rank {rank}'s worker has ended: start it again");
+    Failure::new(FailureKind::Io, detail)
 }
 
 fn started_again(rank: Rank) -> Failure {

@@ -52,7 +52,7 @@ impl Handshakes {
         loop {
             for rank in ranks() {
                 if let Some(Handshake::Version(version)) = of.get(&rank) {
-                    let ours = wire::VERSION;
+                    let ours = wire::NEWEST;
                     let detail = format!(
                         "rank {rank} speaks version {version} of the wire form, this leader {ours}: run the same kvbm everywhere"
                     );

@@ -15,7 +15,7 @@ pub(crate) mod recovery;
 pub(crate) mod requests;
 
 use crate::metrics::Metrics;
-use crate::worker::{LinkError, WorkerLink};
+use crate::worker::{Lane, LinkError, WorkerLink};
 use kvbm_plan::{Command, Failure, FailureKind, Rank, wire};
 use parking_lot::Mutex;
 use std::sync::OnceLock;
@@ -72,6 +72,20 @@ pub(crate) fn given_up(rank: Rank) -> Failure {
     Failure::new(FailureKind::Io, format!("rank {rank} was given up: start its worker again"))
 }
 
+/// Which commands a command may overtake. Releases, flushes and what is said about volumes keep
+/// their order among plans: a plan writes to a slot that was released before it, and a flush counts
+/// what came before it.
+fn lane(command: &Command) -> Lane {
+    match command {
+        Command::Transfer(plan) => Lane::Numbered(plan.plan_id.0),
+        Command::Cancel { plan_id } => Lane::Behind(plan_id.0),
+        Command::Advance { .. } => Lane::Urgent,
+        Command::Release { .. } | Command::Forget { .. } | Command::Flush { .. } | Command::Volume { .. } => {
+            Lane::Bulk
+        }
+    }
+}
+
 fn not_sent(error: &dyn std::fmt::Display) -> Failure {
     Failure::new(FailureKind::Io, error.to_string())
 }
@@ -112,10 +126,10 @@ impl Ranks {
     /// Sends a command to every worker. The ranks that were not reached, each with the reason.
     pub(crate) fn broadcast(&self, command: &Command) -> Vec<(Rank, Failure)> {
         match wire::encode_command(command) {
-            Ok(bytes) => self
-                .all()
-                .filter_map(|rank| self.send_bytes(rank, &bytes).err().map(|failure| (rank, failure)))
-                .collect(),
+            Ok(bytes) => {
+                let send = |rank| self.send_bytes(rank, lane(command), &bytes);
+                self.all().filter_map(|rank| send(rank).err().map(|failure| (rank, failure))).collect()
+            }
             Err(error) => self.all().map(|rank| (rank, not_sent(&error))).collect(),
         }
     }
@@ -123,14 +137,14 @@ impl Ranks {
     /// Sends a command to one worker.
     pub(crate) fn send_to(&self, rank: Rank, command: &Command) -> Result<(), Failure> {
         let bytes = wire::encode_command(command).map_err(|error| not_sent(&error))?;
-        self.send_bytes(rank, &bytes)
+        self.send_bytes(rank, lane(command), &bytes)
     }
 
-    fn send_bytes(&self, rank: Rank, command: &[u8]) -> Result<(), Failure> {
+    fn send_bytes(&self, rank: Rank, lane: Lane, command: &[u8]) -> Result<(), Failure> {
         let starts = self.usable(rank)?;
         match self.links.get().and_then(|links| links.get(rank.index())) {
             Some(link) => {
-                let sent = link.send(command);
+                let sent = link.send(lane, command);
                 if sent == Err(LinkError::Closed) {
                     self.found_closed(rank, starts);
                 }
@@ -185,6 +199,13 @@ impl Ranks {
     /// Why nothing may be sent to the first rank of which that is so.
     pub(crate) fn away(&self) -> Option<Failure> {
         self.all().find_map(|rank| self.usable(rank).err())
+    }
+
+    /// The worker of a rank has ended.
+    pub(crate) fn closed(&self, rank: Rank) {
+        if let Some(state) = self.get(rank) {
+            state.contact.lock().closed.get_or_insert_with(Instant::now);
+        }
     }
 
     /// The link of a rank was closed when something was to be sent after so many starts.
@@ -308,6 +329,15 @@ mod tests {
         ranks.found_closed(RANK, 5);
         assert!(ranks.usable(RANK).is_err());
         assert!(ranks.usable(Rank(7)).is_ok(), "no such rank: nothing is sent");
+    }
+
+    #[test]
+    fn control_overtakes_plans_and_a_cancel_stays_behind_its_own() {
+        let (plan_id, blocks) = (kvbm_plan::PlanId(7), Vec::new());
+        assert_eq!(lane(&Command::Cancel { plan_id }), Lane::Behind(7));
+        assert_eq!(lane(&Command::Advance { iteration: 1, layer: None }), Lane::Urgent);
+        assert_eq!(lane(&Command::Release { tier: kvbm_plan::Tier::G3, blocks }), Lane::Bulk);
+        assert_eq!(lane(&Command::Flush { token: 1 }), Lane::Bulk, "it counts what came before it");
     }
 
     #[test]

@@ -42,6 +42,11 @@ impl Handle {
             })
     }
 
+    /// The tag of its plans.
+    pub(crate) fn tag(&self) -> u64 {
+        self.transfer().tag
+    }
+
     pub(crate) fn is_done(&self) -> bool {
         self.transfer().settled.is_set()
     }

@@ -226,6 +226,8 @@ pub(crate) struct Transfers {
     fence: AtomicU64,
     /// Last number given to a device event.
     fences: AtomicU64,
+    /// Last tag given to a transfer.
+    tags: AtomicU64,
     /// Callers start nothing any more.
     refuses_callers: AtomicBool,
     /// Nothing starts any more.
@@ -247,6 +249,7 @@ impl Transfers {
             log_limit: LogLimit::default(),
             fence: AtomicU64::new(0),
             fences: AtomicU64::new(0),
+            tags: AtomicU64::new(0),
             refuses_callers: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             registry,
@@ -301,6 +304,11 @@ impl Transfers {
     /// Plans that `rank` has not answered.
     pub(crate) fn owed_by(&self, rank: Rank) -> Vec<(PlanId, Path)> {
         self.inflight.owed_by(rank, |_, _| true)
+    }
+
+    /// Of those, plans that were sent to all ranks.
+    pub(crate) fn sent_to(&self, rank: Rank) -> Vec<(PlanId, Path)> {
+        self.inflight.owed_by(rank, |_, sent| sent.is_some())
     }
 
     /// Of those, plans that went to an earlier worker of the rank, before start number `announced`,

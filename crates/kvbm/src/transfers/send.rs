@@ -41,7 +41,10 @@ impl Transfers {
             volume.requested();
         }
         let limit = self.limit(&request.moves, request.to, request.volume.as_deref());
-        (Transfer::new(request, limit, ranges.len()), ranges)
+        // An engine's worker may be asked which loads are over.
+        let is_tagged = request.purpose == Purpose::EngineOnboard;
+        let tag = if is_tagged { self.tags.fetch_add(1, Ordering::AcqRel).saturating_add(1) } else { 0 };
+        (Transfer::new(request, tag, limit, ranges.len()), ranges)
     }
 
     /// How long these moves may take. A read from a disk or a volume has the deadline of its tier,
@@ -97,6 +100,7 @@ impl Transfers {
             // 0 would mean no limit.
             budget_ms: u32::try_from(transfer.limit.as_millis()).unwrap_or(u32::MAX).max(1),
             checksums: ChecksumMode::Required,
+            tag: transfer.tag,
         };
         let not_sent = self.ranks.broadcast(&Command::Transfer(plan));
         // After it was sent: a worker whose start is announced later has not got it.

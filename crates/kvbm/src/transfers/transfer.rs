@@ -45,6 +45,8 @@ pub(crate) struct Transfer {
     pub(super) volume: Option<Arc<dyn VolumeEnd>>,
     pub(super) on_arrival: Option<OnArrival>,
     pub(super) fence: Option<Fence>,
+    /// What a worker's own side knows its plans by; 0 where nobody asks there.
+    pub(crate) tag: u64,
     /// How long it may take.
     pub(crate) limit: Duration,
     pub(crate) began: Instant,
@@ -201,7 +203,7 @@ impl Drop for Settlement {
 
 impl Transfer {
     /// A transfer that `plans` plans carry out.
-    pub(crate) fn new(request: Request, limit: Duration, plans: usize) -> Arc<Self> {
+    pub(crate) fn new(request: Request, tag: u64, limit: Duration, plans: usize) -> Arc<Self> {
         let Request { purpose, to, moves, destination, losses, holds, check, volume, on_arrival, fence } =
             request;
         let blocks = moves.len();
@@ -234,6 +236,7 @@ impl Transfer {
             volume,
             on_arrival,
             fence,
+            tag,
             limit,
             began,
             deadline: deadline_after(Instant::now(), limit),

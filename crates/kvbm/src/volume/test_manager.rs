@@ -1,7 +1,7 @@
 //! For tests: a manager with a volume whose worker answers nothing by itself.
 
 use crate::config::{Blocks, ModelConfig};
-use crate::worker::{LinkError, WorkerLink};
+use crate::worker::{Lane, LinkError, WorkerLink};
 use crate::{KvBlockManager, Namespace, Owned};
 use kvbm_plan::{BlockIdentity, Command, GroupId, NamespaceId, SequenceHash, VolumeId, VolumeRequest, wire};
 use parking_lot::Mutex;
@@ -34,7 +34,7 @@ pub(super) const VOLUME: VolumeId = VolumeId(0);
 struct NoAnswer(Sent);
 
 impl WorkerLink for NoAnswer {
-    fn send(&self, command: &[u8]) -> Result<(), LinkError> {
+    fn send(&self, _lane: Lane, command: &[u8]) -> Result<(), LinkError> {
         if let Command::Volume { token, request, .. } = wire::decode_command(command).expect("sound") {
             self.0.0.lock().push((token, request));
         }

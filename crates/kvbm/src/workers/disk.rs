@@ -1,35 +1,31 @@
 //! G3 of a rank: where its folder is, what it says of itself, and opening it.
 
 use super::WorkerError;
-use super::predecessor::Past;
 use crate::config::{self, Config, HostOrder};
 use kvbm_disk::{DiskConfig, DiskEngine, EngineMode, GroupCommit};
 use kvbm_layout::{AxisOrder, BlockLayout, slice_for_rank};
 use kvbm_plan::{FileAccess, Rank, Tier};
-use kvbm_storage::BoundLayout;
 use kvbm_tokens::NamespaceTag;
 use kvbm_transfer::{DiskTier, OpaqueGeometry, SlotGeometry, disk_layout};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Opens the folders of `rank`; where they are new, what `past` left moves in.
+/// Opens the folders of `rank`. `host`: how its blocks lie in G2.
 pub(super) fn open_disk(
     config: &Config,
-    host: &BoundLayout,
+    host: &dyn BlockLayout,
     blocks: u32,
     tag: NamespaceTag,
     rank: Rank,
-    past: Option<&mut Past>,
 ) -> Result<DiskTier, WorkerError> {
-    let layout = disk_layout(&**host.layout(), blocks)
-        .map_err(|source| WorkerError::Layout { tier: Tier::G3, source })?;
+    let layout =
+        disk_layout(host, blocks).map_err(|source| WorkerError::Layout { tier: Tier::G3, source })?;
     let mut dirs = rank_dirs(config, tag, u32::from(rank.0), config.parallelism.tensor_parallel).into_iter();
     let dir = dirs.next().unwrap_or_default();
     let mut disk = DiskConfig::new(&dir, blocks, layout.config().bytes_per_block(), *tag.as_bytes());
     disk.more_dirs = dirs.collect();
     disk.access = disk_access(config);
-    let geometry = geometry(config, rank)?;
-    disk.geometry = match &geometry {
+    disk.geometry = match geometry(config, rank)? {
         Some(geometry) => geometry.to_string(),
         None => opaque_geometry(config, rank).to_string(),
     }
@@ -46,11 +42,7 @@ pub(super) fn open_disk(
     disk.queue_depth = settings.queue_depth as usize;
     disk.commit = GroupCommit { interval: settings.commit_interval, ..GroupCommit::default() };
     let (engine, recovered) = DiskEngine::open(disk).map_err(|source| WorkerError::Disk { dir, source })?;
-    let mut tier = DiskTier { engine: Arc::new(engine), recovered };
-    if let (Some(past), Some(geometry)) = (past, &geometry) {
-        past.move_in(geometry, &mut tier);
-    }
-    Ok(tier)
+    Ok(DiskTier { engine: Arc::new(engine), recovered })
 }
 
 /// Who may use the files of G3.

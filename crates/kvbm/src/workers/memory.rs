@@ -11,6 +11,7 @@ use kvbm_plan::{Rank, Tier};
 use kvbm_storage::{
     BoundLayout, DeviceAllocator, HugePages, PinFallback, PinnedAllocator, StorageKind, SystemAllocator,
 };
+use kvbm_volume::VolumeRegistry;
 use std::sync::Arc;
 
 /// Whose memory a rank's G1 is.
@@ -35,7 +36,7 @@ impl G1Memory {
     }
 
     /// The device, if there is one, and the memory, which is allocated here where G1 is ours.
-    pub(super) fn resolve(
+    fn resolve(
         &self,
         config: &Config,
         rank: Rank,
@@ -55,6 +56,34 @@ impl G1Memory {
             }
             Self::EngineHost(bound) => Err(WorkerError::NotHostMemory { rank, kind: bound.kind() }),
         }
+    }
+}
+
+/// Memory of a rank. It outlives the leaders that the rank's worker serves.
+#[derive(Clone)]
+pub(super) struct RankMemory {
+    pub(super) device: Option<Arc<dyn Device>>,
+    pub(super) g1: BoundLayout,
+    pub(super) g2: Option<BoundLayout>,
+}
+
+impl RankMemory {
+    /// Memory of so many blocks on G1, where that is ours, and on G2.
+    pub(super) fn new(
+        config: &Config,
+        rank: Rank,
+        memory: &G1Memory,
+        [g1_blocks, g2_blocks]: [u32; 2],
+    ) -> Result<Self, WorkerError> {
+        let (device, g1) = memory.resolve(config, rank, g1_blocks)?;
+        let g2 =
+            (g2_blocks > 0).then(|| host_memory(config, device.as_ref(), rank, g2_blocks)).transpose()?;
+        Ok(Self { device, g1, g2 })
+    }
+
+    /// For volumes of which the leader tells: blocks reach them through G2.
+    pub(super) fn volumes(&self) -> Option<Arc<VolumeRegistry>> {
+        self.g2.as_ref().map(|_| Arc::new(VolumeRegistry::new()))
     }
 }
 
@@ -131,20 +160,24 @@ fn device_layout(config: &Config, rank: Rank, blocks: u32) -> Result<Arc<dyn Blo
     })
 }
 
-/// G2 of a rank. Pages are locked through the device of G1.
-pub(super) fn host_memory(
-    config: &Config,
-    device: Option<&Arc<dyn Device>>,
-    rank: Rank,
-    blocks: u32,
-) -> Result<BoundLayout, WorkerError> {
+/// How blocks lie in G2 of a rank.
+pub(super) fn host_layout(config: &Config, rank: Rank, blocks: u32) -> Result<FullyContiguous, WorkerError> {
     let shape = rank_layout_config(config, rank, blocks, config::PAGE, Tier::G2)?;
     let order = match config.host.order {
         HostOrder::Nhd => AxisOrder::Nhd,
         HostOrder::Universal => AxisOrder::Universal,
     };
-    let layout = FullyContiguous::new(shape, order)
-        .map_err(|source| WorkerError::Layout { tier: Tier::G2, source })?;
+    FullyContiguous::new(shape, order).map_err(|source| WorkerError::Layout { tier: Tier::G2, source })
+}
+
+/// G2 of a rank. Pages are locked through the device of G1.
+fn host_memory(
+    config: &Config,
+    device: Option<&Arc<dyn Device>>,
+    rank: Rank,
+    blocks: u32,
+) -> Result<BoundLayout, WorkerError> {
+    let layout = host_layout(config, rank, blocks)?;
     let huge_pages = if config.host.huge_pages { HugePages::Try } else { HugePages::No };
     let device = device.filter(|_| config.host.pinned);
     let bound = if let Some(device) = device.map(Arc::clone) {

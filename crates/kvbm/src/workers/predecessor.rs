@@ -3,7 +3,9 @@
 
 mod mark;
 
-use super::disk::{disk_access, geometry, namespace_dir, rank_dirs};
+use super::WorkerError;
+use super::disk::{disk_access, geometry, namespace_dir, open_disk, rank_dirs};
+use super::memory::host_layout;
 use crate::config::Config;
 use kvbm_disk::fault::JOURNAL_FILE;
 use kvbm_disk::{Archive, OpenError, offline};
@@ -12,6 +14,7 @@ use kvbm_tokens::NamespaceTag;
 use kvbm_transfer::{DiskTier, Predecessor, PredecessorError, SlotGeometry};
 use mark::Mark;
 use std::collections::{BTreeSet, HashSet};
+use std::fs::{File, TryLockError};
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
@@ -30,8 +33,11 @@ pub struct TookOver {
     pub refused: Option<String>,
 }
 
+/// How often a folder that another process takes over is tried again.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
 /// A deployment whose blocks are moving in.
-pub(super) struct Past {
+struct Past {
     predecessor: Predecessor,
     ranks: u32,
     /// Ranks of ours whose turn is still to come.
@@ -49,7 +55,7 @@ pub(super) struct Past {
 
 impl Past {
     /// Moves blocks into the disk of a rank.
-    pub(super) fn move_in(&mut self, ours: &SlotGeometry, tier: &mut DiskTier) {
+    fn move_in(&mut self, ours: &SlotGeometry, tier: &mut DiskTier) {
         let (rank, ranks) = (ours.rank.0, self.ranks);
         let started = Instant::now();
         let share = self.time / self.to_come.max(1);
@@ -73,7 +79,7 @@ impl Past {
     }
 
     /// The sum of it.
-    pub(super) fn end(self) -> TookOver {
+    fn end(self) -> TookOver {
         let left_out = self.predecessor.left_out();
         let blocks = if self.refused.is_some() { 0 } else { self.predecessor.taken() };
         let left_behind = left_out.total() + self.predecessor.len() as u64 - blocks;
@@ -88,9 +94,69 @@ impl Past {
     }
 }
 
+/// Moves in, for all our ranks, what a deployment with another number of ranks left. Of workers in
+/// several processes the first one does so, and the others wait for it. `host` and `disk` are the
+/// blocks of G2 and G3.
+pub(super) fn take_over(config: &Config, [host, disk]: [u32; 2], tag: NamespaceTag) -> Vec<TookOver> {
+    if host == 0 || disk == 0 || config.disk.take_over.is_zero() {
+        return Vec::new();
+    }
+    // Released when it is dropped.
+    let Some(_lock) = lock(config, tag) else { return Vec::new() };
+    let (past, mut took_over) = find(config, disk, tag);
+    let Some(mut past) = past else { return took_over };
+    let moved = (0..config.parallelism.tensor_parallel as u16)
+        .try_for_each(|rank| move_in(config, &mut past, [host, disk], tag, Rank(rank)));
+    match moved {
+        Ok(()) => took_over.push(past.end()),
+        Err(error) => {
+            // The mark stays: the next start begins again.
+            tracing::warn!(target: "kvbm", ranks = past.ranks, %error, "G3: blocks of another number of ranks were not taken over by all ranks");
+            let (ranks, left_behind) = (past.ranks, past.predecessor.len() as u64);
+            took_over.push(TookOver { ranks, blocks: 0, left_behind, refused: Some(error.to_string()) });
+        }
+    }
+    took_over
+}
+
+fn move_in(
+    config: &Config,
+    past: &mut Past,
+    [host, disk]: [u32; 2],
+    tag: NamespaceTag,
+    rank: Rank,
+) -> Result<(), WorkerError> {
+    let Some(geometry) = geometry(config, rank)? else { return Ok(()) };
+    let mut tier = open_disk(config, &host_layout(config, rank, host)?, disk, tag, rank)?;
+    past.move_in(&geometry, &mut tier);
+    Ok(())
+}
+
+/// Locks the folder of the namespace against other workers that look for blocks to take over. None
+/// where there is no such folder, hence nothing to take over, or another process keeps it for too
+/// long.
+fn lock(config: &Config, tag: NamespaceTag) -> Option<File> {
+    let folder = namespace_dir(config.disk.dir.as_ref()?, tag);
+    let file = File::open(&folder).ok()?;
+    let until = kvbm_plan::deadline_after(Instant::now(), 2 * config.disk.take_over);
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Some(file),
+            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOCK_PAUSE),
+            Err(error) => {
+                tracing::warn!(
+                    target: "kvbm", folder = %folder.display(), %error,
+                    "G3: whether there are blocks of another number of ranks is not known"
+                );
+                return None;
+            }
+        }
+    }
+}
+
 /// The deployment whose blocks move in, the one that wrote last and has some, if our ranks are all
 /// new or an earlier start did not come to the end of this; and those that cannot.
-pub(super) fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<TookOver>) {
+fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<TookOver>) {
     let ours = config.parallelism.tensor_parallel;
     let mut refused = Vec::new();
     let Some(first) = rank_dirs(config, tag, 0, ours).into_iter().next() else { return (None, refused) };

@@ -6,9 +6,11 @@ use crate::support::heads::{model, serve};
 use crate::support::{namespace, tokens, unlimited};
 use kvbm::config::{Blocks, Config, HostOrder};
 use kvbm::metrics::RecoveryOutcome;
-use kvbm::{KvBlockManager, Owned, Path, Tier, TookOver};
+use kvbm::plan::Epoch;
+use kvbm::{G1Memory, KvBlockManager, Owned, Path, Rank, Tier, TookOver, Worker, WorkerError};
 use std::fs;
 use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A manager with G3 in `dir`, which takes everything at once.
@@ -268,4 +270,38 @@ fn an_empty_deployment_hides_no_older_one() {
     assert!(empty.shutdown(Duration::from_secs(30)).is_complete());
     drop(empty);
     assert_eq!(hits(dir.path(), 2, |_| {}), (6, whole(4)));
+}
+
+/// Workers that are started one by one, as in processes of their own: the first one moves the
+/// blocks in for all of them. Mutation that makes it fail: `take_over` moves in the blocks of rank
+/// 0 alone.
+#[test]
+fn workers_that_start_by_themselves_take_over_what_another_number_of_ranks_left() {
+    let left = left_by(4, |_| {});
+    let mut workers = Vec::new();
+    let manager = KvBlockManager::<Owned>::builder()
+        .model(model())
+        .namespace(namespace())
+        .device(Blocks(8))
+        .host(Blocks(16))
+        .disk(left.path(), Blocks(16))
+        .tensor_parallel(2)
+        .configure(unlimited);
+    let mut config = Config { model: model(), ..Config::default() };
+    config.namespace.model = "test-model".into();
+    config.parallelism.tensor_parallel = 2;
+    (config.device.capacity, config.host.capacity) = (Blocks(8).into(), Blocks(16).into());
+    (config.disk.dir, config.disk.capacity) = (Some(left.path().to_owned()), Blocks(16).into());
+    let tag = namespace().page_size(model().page_size).dtype("bf16").tag();
+    let manager = manager
+        .build_with_workers(|rank, epoch, sink| {
+            let started = Worker::start(&config, rank, &G1Memory::Owned, epoch, tag, sink);
+            workers.push(started.expect("a worker"));
+            workers.last().expect("there").link()
+        })
+        .expect("a manager");
+    assert_eq!(manager.match_prefix(&tokens(&manager, 1, 6)).len(), 6);
+    let error = Worker::start(&config, Rank(2), &G1Memory::Owned, Epoch(1), tag, Arc::new(drop)).err();
+    assert!(matches!(error, Some(WorkerError::NoSuchRank { rank: Rank(2), ranks: 2 })), "{error:?}");
+    drop(manager);
 }

@@ -4,7 +4,7 @@
 use crate::ports::free_port;
 use crate::support::{books, fill, model, namespace, tokens, unlimited};
 use kvbm::config::{Blocks, Secret};
-use kvbm::events_plane::vllm::{self, EngineEvent, EngineHash, Follower, Worker};
+use kvbm::events_plane::vllm::{self, EngineEvent, EngineHash, EngineSource, Follower};
 use kvbm::events_plane::zmq::{MessageReceiver, ZmqAddress, ZmqConfig, ZmqMessage, ZmqTransport};
 use kvbm::events_plane::{KvIndex, SourceId};
 use kvbm::plan::NodeId;
@@ -55,7 +55,7 @@ fn told(index: &KvIndex) -> BTreeSet<(Tier, SequenceHash)> {
 fn hear<G>(manager: &KvBlockManager<G>, messages: &mut MessageReceiver) -> Vec<ZmqMessage> {
     assert!(manager.events().flush(PATIENCE));
     let (mut index, mut heard) = (KvIndex::default(), Vec::new());
-    let mut follower = Follower::new(Worker { source: SourceId(1), node: NodeId(0) });
+    let mut follower = Follower::new(EngineSource { source: SourceId(1), node: NodeId(0) });
     while heard.is_empty() || told(&index) != held(manager) {
         let message = messages.next(PATIENCE).unwrap();
         let message = message.unwrap_or_else(|| panic!("{:?} of {:?}", told(&index), held(manager)));

@@ -3,7 +3,7 @@
 use crate::support::soon;
 use kvbm::config::{Blocks, ModelConfig};
 use kvbm::plan::{BlockId, Priority, TransferPlan};
-use kvbm::worker::{LinkError, MetadataWorker, WorkerLink};
+use kvbm::worker::{Lane, LinkError, MetadataWorker, WorkerLink};
 use kvbm::{Engine, KvBlockManager, Namespace, Path};
 use std::sync::{Arc, Mutex};
 
@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex};
 struct Recorder(MetadataWorker, Arc<Mutex<Vec<TransferPlan>>>);
 
 impl WorkerLink for Recorder {
-    fn send(&self, command: &[u8]) -> Result<(), LinkError> {
+    fn send(&self, lane: Lane, command: &[u8]) -> Result<(), LinkError> {
         if let Ok(kvbm::plan::Command::Transfer(plan)) = kvbm::plan::wire::decode_command(command) {
             self.1.lock().expect("a list").push(plan);
         }
-        self.0.send(command)
+        self.0.send(lane, command)
     }
 }
 

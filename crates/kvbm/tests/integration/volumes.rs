@@ -8,7 +8,7 @@ use kvbm::events_plane::{Delivery, EventKind, Subscriber};
 use kvbm::metrics::EvictReason;
 use kvbm::plan::{Epoch, Message, wire};
 use kvbm::volumes::VolumeRegistry;
-use kvbm::worker::{LinkError, MessageSink, WorkerLink};
+use kvbm::worker::{Lane, LinkError, MessageSink, WorkerLink};
 use kvbm::{
     FailureKind, KvBlockManager, Owned, Path, Rank, Tier, TokenSequence, VolumeDescriptor, VolumeId,
     VolumeSetError,
@@ -310,7 +310,7 @@ fn a_volume_that_cannot_be_used_is_refused_with_the_reason() {
 struct Mute;
 
 impl WorkerLink for Mute {
-    fn send(&self, _command: &[u8]) -> Result<(), LinkError> {
+    fn send(&self, _lane: Lane, _command: &[u8]) -> Result<(), LinkError> {
         Ok(())
     }
 }

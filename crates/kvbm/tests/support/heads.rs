@@ -6,7 +6,7 @@ use super::{expected, soon};
 use kvbm::config::ModelConfig;
 use kvbm::device::{CopyBatch, Direction, HostBuffer};
 use kvbm::layout::{AxisOrder, FragmentList, FullyContiguous, Selection, slice_for_rank};
-use kvbm::{BlockId, KvBlockManager, LocalWorker, Owned, SequenceHash, TokenSequence};
+use kvbm::{BlockId, KvBlockManager, Owned, SequenceHash, TokenSequence, Worker};
 
 /// Two layers of four heads.
 pub fn model() -> ModelConfig {
@@ -14,14 +14,14 @@ pub fn model() -> ModelConfig {
 }
 
 /// A block of a rank, head after head, each with bytes of its own whatever the rank.
-pub fn of_heads(hash: SequenceHash, worker: &LocalWorker, ranks: u32) -> Vec<u8> {
+pub fn of_heads(hash: SequenceHash, worker: &Worker, ranks: u32) -> Vec<u8> {
     let heads = slice_for_rank(model().num_kv_heads, ranks, u32::from(worker.rank().0)).expect("heads").heads;
     let bytes = worker.g1().bytes_per_block() as usize / heads.len();
     heads.flat_map(|head| expected(hash, head as u16, bytes)).collect()
 }
 
 /// Copies a block between its place in G1 and a buffer in universal order.
-pub fn copy(worker: &LocalWorker, block: BlockId, buffer: &HostBuffer, direction: Direction) {
+pub fn copy(worker: &Worker, block: BlockId, buffer: &HostBuffer, direction: Direction) {
     let layout = worker.g1().layout().as_ref();
     let mut one = layout.config().clone();
     (one.num_blocks, one.alignment) = (1, 1);

@@ -5,7 +5,7 @@ use kvbm::config::{Blocks, Config};
 use kvbm::plan::{
     BlockOutcome, Command, Epoch, FlushOutcome, Message, RecoveredBlock, TransferPlan, TransferReport, wire,
 };
-use kvbm::worker::{LinkError, MessageSink, WorkerLink};
+use kvbm::worker::{Lane, LinkError, MessageSink, WorkerLink};
 use kvbm::{Engine, Failure, FailureKind, KvBlockManager, Owned, Rank, Tier};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -226,7 +226,7 @@ impl Ranks {
 }
 
 impl WorkerLink for Link {
-    fn send(&self, command: &[u8]) -> Result<(), LinkError> {
+    fn send(&self, _lane: Lane, command: &[u8]) -> Result<(), LinkError> {
         let command = wire::decode_command(command).unwrap();
         let mode = self.ranks.lock()[self.rank].mode.unwrap_or(Mode::Answer);
         match (mode, command) {

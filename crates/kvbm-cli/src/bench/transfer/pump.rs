@@ -109,6 +109,7 @@ fn plan(bed: &Bed, path: Path, blocks: impl Iterator<Item = u32>) -> TransferPla
         priority: Priority::Normal,
         budget_ms: 0,
         checksums: ChecksumMode::Required,
+        tag: 0,
     }
 }
 

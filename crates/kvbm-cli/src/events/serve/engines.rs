@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use kvbm::events_plane::vllm::{FollowerStats, Worker};
+use kvbm::events_plane::vllm::{EngineSource, FollowerStats};
 use kvbm::events_plane::zmq::{EngineFollower, ZmqTransport};
 use kvbm::events_plane::{KvIndex, SourceId};
 use kvbm::plan::NodeId;
@@ -26,8 +26,8 @@ pub(super) struct EngineIndex {
 impl EngineIndex {
     pub(super) fn new(engines: Engines, max_blocks: usize) -> Self {
         let Engines { addresses, receiver, transport } = engines;
-        let worker = |at: usize| Worker { source: SourceId(at as u64), node: NodeId(at as u32) };
-        let workers: Vec<Worker> = (0..addresses.len()).map(worker).collect();
+        let worker = |at: usize| EngineSource { source: SourceId(at as u64), node: NodeId(at as u32) };
+        let workers: Vec<EngineSource> = (0..addresses.len()).map(worker).collect();
         let follower = EngineFollower::new(receiver, &workers, KvIndex::new(max_blocks));
         let follower = Mutex::new(follower.by_tokens(max_blocks));
         Self { addresses, follower, _transport: transport }

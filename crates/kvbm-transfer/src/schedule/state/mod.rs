@@ -8,10 +8,11 @@ use super::gates::Gates;
 use super::history::History;
 use super::job::{Job, Replies};
 use super::queue::{PathLimits, PathQueue};
+use crate::finished::FinishedPlans;
 use crate::report_slot::ReportSlot;
 use crate::stats::PathStats;
-use kvbm_plan::{Epoch, GroupId, Message, Path, PlanId, Rank, Tier, TransferReport};
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use kvbm_plan::{BlockId, Endpoint, Epoch, GroupId, Message, Path, PlanId, Rank, Tier, TransferReport};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -57,6 +58,8 @@ pub(crate) struct State {
     deadlines: BTreeSet<(Instant, PlanId)>,
     gates: Gates,
     history: History,
+    /// Finished plans with a tag.
+    pub(crate) finished: FinishedPlans,
     seq: u64,
     closing: bool,
     /// (finished plan, whether all of it arrived, plan that waited for it), not yet told.
@@ -90,6 +93,7 @@ impl State {
             deadlines: BTreeSet::new(),
             gates: Gates::default(),
             history: History::default(),
+            finished: FinishedPlans::default(),
             seq: 0,
             closing: false,
             ripple: VecDeque::new(),
@@ -132,6 +136,19 @@ impl State {
     /// Accepted plans without a report.
     pub(crate) fn live_plans(&self) -> usize {
         self.jobs.len()
+    }
+
+    /// Which of these blocks of G1 an accepted plan touches, in order.
+    pub(crate) fn busy_blocks(&self, blocks: &HashSet<BlockId>) -> Vec<BlockId> {
+        let mut busy = BTreeSet::new();
+        for plan in self.jobs.values().map(|job| &job.plan) {
+            let of_g1 = [plan.src, plan.dst].map(|end| end == Endpoint::Local(Tier::G1));
+            for moved in &plan.blocks {
+                let ends = [moved.src, moved.dst].into_iter().zip(of_g1);
+                busy.extend(ends.filter(|(id, g1)| *g1 && blocks.contains(id)).map(|(id, _)| id));
+            }
+        }
+        busy.into_iter().collect()
     }
 
     pub(crate) fn outgoing_len(&self) -> usize {

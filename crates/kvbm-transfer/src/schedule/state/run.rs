@@ -162,6 +162,7 @@ impl State {
         });
         self.count(&report);
         self.history.insert(Arc::clone(&report));
+        self.finished.push(plan.tag, &report);
         self.deliver(&report, replies);
         let ok = report.blocks.iter().all(BlockOutcome::is_done);
         let waiting = self.dependents.remove(&plan.plan_id).unwrap_or_default();

@@ -141,6 +141,7 @@ fn plan(id: u64, path: Path, blocks: u32) -> TransferPlan {
         priority: Priority::Background,
         budget_ms: 0,
         checksums: ChecksumMode::Required,
+        tag: 0,
     }
 }
 

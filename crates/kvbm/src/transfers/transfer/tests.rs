@@ -17,7 +17,7 @@ fn transfer_from(from: Tier, limit: Duration) -> Arc<Transfer> {
     let moves = vec![Move { identity, from, src: BlockId(0), dst: BlockId(0) }];
     let request =
         Request::new(Purpose::Onboard, Tier::G1, moves, Destination::Unregistered, Losses::default());
-    Transfer::new(request, limit, 1)
+    Transfer::new(request, 0, limit, 1)
 }
 
 fn dropped() -> Failure {
@@ -58,7 +58,7 @@ fn what_was_kept_of_an_operation_that_is_joined_again_stays_pinned() {
     let moves = identities.into_iter().map(block).collect();
     let destination = Destination::Reserved { arrivals, places: vec![0, 1] };
     let request = Request::new(Purpose::Onboard, Tier::G1, moves, destination, Losses::default());
-    let transfer = Transfer::new(request, Duration::from_secs(60), 2);
+    let transfer = Transfer::new(request, 0, Duration::from_secs(60), 2);
     let complete = |parts: &mut Parts, places: Range<usize>| match &mut parts.destination {
         Destination::Reserved { arrivals, .. } => arrivals.complete_front(places),
         _ => 0,

@@ -6,7 +6,7 @@ use crate::support::script::Ranks;
 use kvbm::plan::{
     BlockOutcome, Command, Epoch, FlushOutcome, Message, RecoveredBlock, TransferPlan, TransferReport, wire,
 };
-use kvbm::worker::{LinkError, MessageSink, WorkerLink};
+use kvbm::worker::{Lane, LinkError, MessageSink, WorkerLink};
 use kvbm::{BlockId, BlockIdentity, Failure, FailureKind, Rank, Tier};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -285,7 +285,7 @@ impl World {
 }
 
 impl WorkerLink for Link {
-    fn send(&self, command: &[u8]) -> Result<(), LinkError> {
+    fn send(&self, _lane: Lane, command: &[u8]) -> Result<(), LinkError> {
         let command = wire::decode_command(command).unwrap();
         let Self(world, rank) = self;
         let answer = world.with(|state| {

@@ -1,0 +1,123 @@
+//! `kvbm worker` as an operator meets it: its first line, its errors, its end, and a leader over
+//! two of them.
+
+// A helper that fails is a test that fails.
+#![allow(clippy::unwrap_used)]
+
+use kvbm::config::Config;
+use kvbm::{KvBlockManager, Owned, Tier};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+fn configuration(folder: &Path) -> PathBuf {
+    let path = folder.join("kvbm.toml");
+    let text = format!(
+        "[model]\nnum_layers = 2\nnum_kv_heads = 2\nhead_dim = 32\n\
+         [namespace]\nmodel = \"test\"\n\
+         [parallelism]\ntensor_parallel = 2\nworkers = [\"{0}/run/0.sock\", \"{0}/run/1.sock\"]\n\
+         [device]\ncapacity = 16\n[host]\ncapacity = 32\n\
+         [disk]\ndir = \"{0}/disk\"\ncapacity = 64\ndrive_writes_per_day = 0\n\
+         [offload.g1_g2]\nqueue_share = 1.0\n[offload.g2_g3]\nwrite_through = true\nqueue_share = 1.0\n",
+        folder.display()
+    );
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn command(config: &Path, rank: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvbm"));
+    command.arg("worker").arg("--config").arg(config).args(["--rank", rank]);
+    command
+}
+
+/// A worker that has said its first line. It ends with this.
+struct WorkerProcess {
+    child: Child,
+    first_line: String,
+}
+
+impl WorkerProcess {
+    fn start(config: &Path, rank: &str) -> Self {
+        let mut child = command(config, rank).stdout(Stdio::piped()).spawn().unwrap();
+        let mut first_line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut first_line).unwrap();
+        Self { child, first_line }
+    }
+
+    /// Asks it to end; its exit status.
+    fn terminate(&mut self) -> Option<i32> {
+        // SAFETY: a signal to a child that was not waited for yet.
+        assert_eq!(unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGTERM) }, 0);
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for WorkerProcess {
+    fn drop(&mut self) {
+        // One that was terminated is gone.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn workers_serve_one_leader_after_another_and_end_when_they_are_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = configuration(folder.path());
+    let mut workers = ["0", "1"].map(|rank| WorkerProcess::start(&file, rank));
+    let expected =
+        format!("kvbm worker: rank 1 of 2 listens at {}/run/1.sock: G1 16 blocks", folder.path().display());
+    assert!(workers[1].first_line.starts_with(&expected), "{}", workers[1].first_line);
+    let config = Config::load(Some(&file)).unwrap();
+    let prompt: Vec<u32> = (0..16 * 4).collect();
+    for life in 0..3 {
+        let manager = KvBlockManager::<Owned>::builder().config(config.clone()).build().unwrap();
+        let sequence = manager.sequence(&prompt, b"").unwrap();
+        let found = manager.onboard(manager.match_prefix(&sequence)).wait().unwrap();
+        assert_eq!(found.len(), if life == 0 { 0 } else { 4 }, "from the disks, verified by both workers");
+        if life == 0 {
+            let fresh = manager.allocate(4).unwrap();
+            drop(manager.register(manager.commit(fresh, &sequence, 0).unwrap().0).unwrap());
+            assert!(manager.wait_offloads(Instant::now() + Duration::from_secs(60)));
+        }
+        drop(found);
+        manager.clear(Tier::G1).unwrap();
+        let report = manager.shutdown(Duration::from_secs(60));
+        assert!(report.is_complete(), "{report:?}");
+    }
+    for worker in &mut workers {
+        assert_eq!(worker.terminate(), Some(0));
+    }
+    assert!(!folder.path().join("run/0.sock").exists(), "the socket goes with its worker");
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = configuration(folder.path());
+    let running = WorkerProcess::start(&file, "0");
+    let other = folder.path().join("other.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let lines = text.lines().filter(|line| !line.starts_with("workers"));
+    std::fs::write(&other, lines.collect::<Vec<_>>().join("\n")).unwrap();
+    for (file, rank, status, hint) in [
+        (&file, "0", 1, "another process listens at"),
+        (&file, "2", 1, "there is no rank 2: the 2 ranks"),
+        (&file, "x", 2, "give a whole number"),
+        (&other, "1", 2, "--socket PATH"),
+        (&folder.path().join("absent.toml"), "1", 1, "absent.toml"),
+    ] {
+        let mut command = command(file, rank);
+        if rank == "2" {
+            command.arg("--socket").arg(folder.path().join("run/2.sock"));
+        }
+        let output = command.output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.contains(hint), "{rank}: {stderr}");
+        assert_eq!(output.status.code(), Some(status), "{stderr}");
+        assert!(output.stdout.is_empty());
+    }
+    drop(running);
+}
