@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -144,6 +145,25 @@ def test_the_end_of_a_load_wakes_whoever_waits(engine: FakeEngine, manager: KvBl
             manager.wait_finished(5)
             done = manager.finished()
         assert [load.arrived for load in done] == [4] and time.monotonic() - began < 4, turn
+
+
+def test_several_threads_wait_for_loads(engine: FakeEngine, manager: KvBlockManager) -> None:
+    tokens = computed(engine, manager, [0, 1, 2, 3])
+    arrived: list[int] = []
+
+    def wait(number: int) -> None:
+        for turn in range(50):
+            manager.look_up(f"{number} {turn}", tokens)
+            ids = list(range(8 + number * 4, 12 + number * 4))
+            arrived.append(manager.load(f"{number} {turn}", ids).wait(10).arrived)
+            manager.wait_finished(0.001)
+
+    threads = [threading.Thread(target=wait, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert arrived == [4] * 200
 
 
 def test_blocks_survive_on_disk(engine: FakeEngine, tmp_path: Path) -> None:
