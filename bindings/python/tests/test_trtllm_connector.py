@@ -7,6 +7,7 @@ version 1.2 publishes.
 from __future__ import annotations
 
 import abc
+import functools
 import pickle
 import sys
 import threading
@@ -185,11 +186,9 @@ class Engine:
                 planned,
             )
             output = SchedulerOutput([data], []) if is_new else SchedulerOutput([], [data])
-            self.step(
-                output, lambda at=at, planned=planned: self.compute(request, blocks, at, planned)
-            )
+            self.step(output, functools.partial(self.compute, request, blocks, at, planned))
             at, is_new = at + planned, False
-        return matched
+        return int(matched)
 
     def step(self, output: SchedulerOutput, forward: Any = lambda: None) -> None:
         # Metadata is broadcast, which may copy it.
@@ -259,7 +258,7 @@ def test_chunks_and_generated_tokens_are_saved(engine: Engine) -> None:
         data = RequestData(1, [token], new, len(request.tokens) - 1, 1)
         at = len(request.tokens) - 1
         engine.step(
-            SchedulerOutput([], [data]), lambda at=at: engine.compute(request, blocks, at, 1)
+            SchedulerOutput([], [data]), functools.partial(engine.compute, request, blocks, at, 1)
         )
     engine.finish(request, blocks)
     engine.settle()
@@ -271,8 +270,13 @@ def test_chunks_and_generated_tokens_are_saved(engine: Engine) -> None:
 def test_blocks_that_are_given_away_are_never_stored_with_other_bytes(engine: Engine) -> None:
     for turn in range(40):
         prompt = [turn * 100 + at for at in range(18)]
+        # Some are given away while they are copied, some are not.
+        if turn % 8 == 0:
+            engine.settle()
         engine.run(Request(turn, prompt), [0, 1, 2, 3, 4])
         engine.finish(Request(turn, prompt), [0, 1, 2, 3, 4])
+        if turn % 8 == 7:
+            engine.settle()
     engine.settle()
     hits = 0
     for turn in range(40):
@@ -284,7 +288,7 @@ def test_blocks_that_are_given_away_are_never_stored_with_other_bytes(engine: En
         loaded = engine.memory[10 : 10 + matched // SIZE].copy()
         engine.compute(request, blocks, 0, 18)
         assert (loaded == engine.memory[10 : 10 + matched // SIZE]).all()
-    assert hits >= 16
+    assert hits >= 5 * 16, "those whose copies were over"
 
 
 def test_what_is_on_disk_is_staged_after_a_restart(
