@@ -117,7 +117,7 @@ def trtllm() -> Iterator[types.ModuleType]:
 @pytest.fixture(autouse=True)
 def settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
-        "HOST_CAPACITY": "64",
+        "HOST_CAPACITY": "512",
         "HOST_PINNED": "false",
         "POLICY_ADMISSION": "all",
     }.items():
