@@ -20,9 +20,12 @@ __all__ = [
     "LINKER",
     "Rank",
     "check",
+    "device_pool_layout",
     "host_pool_layout",
+    "kv_transfer",
     "namespace_of",
     "pages_of",
+    "rank_of_linker",
     "rank_of_storage",
     "sglang_version",
 ]
@@ -32,7 +35,6 @@ CHECKED_VERSIONS = ("0.5.23",)
 
 _STORAGE = "sglang.srt.mem_cache.hicache_storage"
 _LINKER = "sglang.srt.mem_cache.unified_cache.unified_cache_linker"
-_POOLS = "sglang.srt.mem_cache.hybrid_cache.linker_pool_assembler"
 
 #: What `KvbmHiCache` uses.
 HICACHE: tuple[Used, ...] = (
@@ -103,11 +105,28 @@ LINKER: tuple[Used, ...] = (
         "LayerWiseLoadCounter",
         ("complete", "fail", "finish", "reset", "set_consumer", "update_producer", "wait_until"),
     ),
-    (_POOLS, None, ("resolve_hybrid_device_pool_group",)),
-    (_POOLS, "DevicePoolEntry", ("get_hybrid_pool_buffer", "prepare_locations")),
-    (_POOLS, "DevicePoolGroup", ("resolve_transfers",)),
     (_STORAGE, "PoolName", ("KV",)),
-    (_STORAGE, "PoolTransfer", ("device_indices", "host_indices", "keys", "name")),
+    (_STORAGE, "PoolTransfer", ("device_indices", "keys", "name")),
+    ("sglang.srt.mem_cache.unified_cache.component_type", "ComponentType", ("FULL",)),
+    (
+        "sglang.srt.mem_cache.unified_cache.linker_config",
+        "UnifiedCacheLinkerConfig",
+        ("linker_module_path",),
+    ),
+    (
+        "sglang.srt.mem_cache.cache_init_params",
+        "CacheInitParams",
+        (
+            "attn_cp_rank",
+            "attn_cp_size",
+            "attn_tp_cache_group",
+            "page_size",
+            "pp_rank",
+            "pp_size",
+            "token_to_kv_pool_allocator",
+            "tp_cache_group",
+        ),
+    ),
 )
 
 #: Names in HiCache's extra configuration that are SGLang's own.
@@ -194,6 +213,43 @@ def rank_of_storage(config: Any) -> Rank:
     )
 
 
+def rank_of_linker(
+    server_args: Any, params: Any, components: Any, extra: dict[str, Any] | None
+) -> Rank:
+    """The rank of a linker; what cannot work is refused with the reason."""
+    from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+    others = sorted(str(part.name) for part in set(components) - {ComponentType.FULL})
+    if others:
+        raise ConfigInvalid(
+            f"the model has {', '.join(others)} beside full attention: KvbmLinker supports full attention only"
+        )
+    tp = (0, max(1, int(getattr(server_args, "tp_size", 1) or 1)))
+    import torch.distributed as distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        group = params.attn_tp_cache_group or params.tp_cache_group
+        tp = (distributed.get_rank(group=group), distributed.get_world_size(group=group))
+    return Rank(
+        model=str(server_args.model_path),
+        tp=tp,
+        pp=(params.pp_rank, params.pp_size),
+        cp=(params.attn_cp_rank, params.attn_cp_size),
+        dp=_data_parallel_rank(),
+        extra=dict(extra or {}),
+    )
+
+
+def _data_parallel_rank() -> int:
+    """The rank of data parallel attention; 0 where there is none."""
+    from sglang.srt.runtime_context import get_parallel
+
+    try:
+        return int(get_parallel().attn_dp_rank)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return 0
+
+
 def namespace_of(rank: Rank, weights: str, page_size: int, meaning: dict[str, Any]) -> Namespace:
     """The namespace of this rank's pages: bytes are stored as they are, so what decides their
     order belongs to the identity.
@@ -246,6 +302,41 @@ def host_pool_layout(pool: Any) -> tuple[Layout, dict[str, Any]]:
         total = (pages - 1) * stride + length
         _add(layout, buffers, address, total, stride, length)
     return layout, {"layout": pool.layout, "dtype": str(pool.dtype), "parts": sizes}
+
+
+def device_pool_layout(pool: Any, page_size: int) -> tuple[Layout, dict[str, Any]]:
+    """Where the pages of SGLang's own pool lie: in each buffer of a layer, `page_size` rows."""
+    buffers = [*(getattr(pool, "k_buffer", None) or ()), *(getattr(pool, "v_buffer", None) or ())]
+    buffers = buffers or list(getattr(pool, "kv_buffer", None) or ())
+    if not buffers:
+        raise InvalidArgument(
+            f"{type(pool).__name__} has neither k_buffer and v_buffer nor kv_buffer"
+        )
+    for name in ("k_scale_buffer", "native_k_scale_buffer"):
+        if getattr(pool, name, None) is not None:
+            raise ConfigInvalid(f"the pool has {name}: KV caches with scales are not supported")
+    if getattr(pool, "kv_cache_layout", "nhd") != "nhd":
+        raise ConfigInvalid(f"the pool's layout is {pool.kv_cache_layout!r}: 'nhd' is supported")
+    rows = min(int(buffer.shape[0]) for buffer in buffers)
+    layout, parts = Layout(rows // page_size, page_size), []
+    for at, buffer in enumerate(buffers):
+        if not buffer.is_contiguous():
+            raise InvalidArgument(f"buffer {at} of the pool is not contiguous")
+        length = buffer.stride(0) * buffer.element_size() * page_size
+        total = layout.num_blocks * length
+        _add(layout, [buffer], buffer.data_ptr(), total, length, length)
+        parts.append([list(buffer.shape[1:]), str(buffer.dtype)])
+    return layout, {"pool": type(pool).__name__, "parts": parts}
+
+
+def kv_transfer(transfers: Any) -> Any:
+    """The one transfer of the KV pool."""
+    from sglang.srt.mem_cache.hicache_storage import PoolName
+
+    if len(transfers) != 1 or transfers[0].name != PoolName.KV:
+        names = ", ".join(str(transfer.name) for transfer in transfers)
+        raise InvalidArgument(f"transfers of the pools {names}: only that of the KV pool is known")
+    return transfers[0]
 
 
 def _add(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolName
 
@@ -15,41 +13,14 @@ from ..errors import ClosedError, ConfigInvalid
 from ..failures import Failures
 from ..page_store import PageStore
 from . import _sglang_compat as compat
+from .guarded import guarded
 from .options import Options
 
 __all__ = ["KvbmHiCache"]
 
 logger = logging.getLogger("kvbm_rs.sglang")
 
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
-
 _WHERE = "--hicache-storage-backend-extra-config"
-
-
-def _guarded(
-    otherwise: Callable[..., Any],
-) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """A callback whose error is a miss: it is counted and logged, and the result is `otherwise`
-    of the same arguments.
-
-    SGLang does not start a storage thread again that an exception ended.
-    """
-
-    def decorate(callback: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-        @functools.wraps(callback)
-        def guarded(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-            try:
-                return callback(*args, **kwargs)
-            except Exception as error:
-                storage: Any = args[0]
-                storage.failures.add(callback.__name__, error)
-                result: _Result = otherwise(*args[1:], **kwargs)
-                return result
-
-        return guarded
-
-    return decorate
 
 
 def _none_of(keys: Any = (), *_args: Any, **_kwargs: Any) -> list[bool]:
@@ -154,7 +125,7 @@ class KvbmHiCache(HiCacheStorage):  # type: ignore[misc]
 
     # -------------------------------------------------------------- interface_v1
 
-    @_guarded(_none_of)
+    @guarded(_none_of)
     def batch_get_v1(
         self, keys: list[str], host_indices: Any, extra_info: Any = None
     ) -> list[bool]:
@@ -164,7 +135,7 @@ class KvbmHiCache(HiCacheStorage):  # type: ignore[misc]
         self._count("loaded_pages", "missed_pages", results)
         return results
 
-    @_guarded(_none_of)
+    @guarded(_none_of)
     def batch_set_v1(
         self, keys: list[str], host_indices: Any, extra_info: Any = None
     ) -> list[bool]:
@@ -174,16 +145,16 @@ class KvbmHiCache(HiCacheStorage):  # type: ignore[misc]
         self._count("stored_pages", "refused_pages", results)
         return results
 
-    @_guarded(lambda *_args, **_kwargs: 0)
+    @guarded(lambda *_args, **_kwargs: 0)
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """How many of the first keys are there, up to the first that is not."""
         return self._opened().count(keys)
 
-    @_guarded(lambda *_args, **_kwargs: False)
+    @guarded(lambda *_args, **_kwargs: False)
     def exists(self, key: str) -> bool:
         return self._opened().count([key]) == 1
 
-    @_guarded(lambda *_args, **_kwargs: False)
+    @guarded(lambda *_args, **_kwargs: False)
     def clear(self) -> bool:
         """Removes all pages of this model and rank from all tiers."""
         logger.info("kvbm: the cache was cleared: %d pages removed", self._opened().clear())
