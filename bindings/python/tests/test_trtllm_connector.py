@@ -298,7 +298,6 @@ def test_what_is_on_disk_is_staged_after_a_restart(
         "DISK_DIR": str(tmp_path),
         "DISK_CAPACITY": "128",
         "DISK_DRIVE_WRITES_PER_DAY": "0",
-        "OFFLOAD_G2_G3_WRITE_THROUGH": "true",
     }.items():
         monkeypatch.setenv(f"KVBM_{name}", value)
     from kvbm_rs.trtllm import connector
@@ -387,6 +386,14 @@ def test_what_cannot_work_is_refused_at_the_start(changes: dict[str, Any], text:
     for refused in (KvbmScheduler, KvbmWorker):
         with pytest.raises(ConfigInvalid, match=text):
             refused(arguments(**changes))
+
+
+def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvbm_rs.trtllm import KvbmScheduler
+
+    monkeypatch.delenv("KVBM_HOST_CAPACITY")
+    with pytest.raises(ConfigInvalid, match="KVBM_HOST_CAPACITY is not set"):
+        KvbmScheduler(arguments())
 
 
 def test_what_an_upgrade_dropped_is_named(

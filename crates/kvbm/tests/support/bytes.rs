@@ -55,7 +55,7 @@ fn copy(worker: &LocalWorker, block: BlockId, buffer: &HostBuffer, direction: Di
         match (g1.region(fragment.region).unwrap(), direction) {
             (RegionBytes::Host(memory), Direction::HostToDevice) => {
                 // SAFETY: the engine of a test touches a block only while no transfer does.
-                unsafe { memory.copy_from(offset, buffer, at, len) }.unwrap()
+                unsafe { memory.copy_from(offset, buffer, at, len) }.unwrap();
             }
             // SAFETY: the engine of a test touches a block only while no transfer does.
             (RegionBytes::Host(memory), _) => unsafe { buffer.copy_from(at, memory, offset, len) }.unwrap(),

@@ -9,6 +9,7 @@ from typing import Any
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolName
 
 from .. import logs
+from ..counts import Counts
 from ..errors import ClosedError, ConfigInvalid
 from ..failures import Failures
 from ..page_store import PageStore
@@ -46,12 +47,7 @@ class KvbmHiCache(HiCacheStorage):  # type: ignore[misc]
         self._lock = threading.Lock()
         self._store: PageStore | None = None
         self._page_size = 0
-        self._counters = {
-            "stored_pages": 0,
-            "loaded_pages": 0,
-            "refused_pages": 0,
-            "missed_pages": 0,
-        }
+        self._counts = Counts(logger)
 
     # ---------------------------------------------------------------- lifecycle
 
@@ -107,21 +103,13 @@ class KvbmHiCache(HiCacheStorage):  # type: ignore[misc]
     @property
     def counters(self) -> dict[str, int]:
         """Pages stored, loaded, refused and missed, and `errors`."""
-        with self._lock:
-            counters = dict(self._counters)
-        return counters | {"errors": sum(self.failures.counts.values())}
+        return self._counts.read() | {"errors": sum(self.failures.counts.values())}
 
     def _opened(self) -> PageStore:
         store = self._store
         if store is None:
             raise ClosedError("the store is closed: SGLang registers its host pool first")
         return store
-
-    def _count(self, name: str, other: str, results: list[bool]) -> None:
-        done = sum(results)
-        with self._lock:
-            self._counters[name] += done
-            self._counters[other] += len(results) - done
 
     # -------------------------------------------------------------- interface_v1
 
@@ -132,7 +120,8 @@ class KvbmHiCache(HiCacheStorage):  # type: ignore[misc]
         """Brings pages into the host pool. Which arrived, every byte verified."""
         store = self._opened()
         results = store.get(keys, compat.pages_of(host_indices, self._page_size))
-        self._count("loaded_pages", "missed_pages", results)
+        loaded = sum(results)
+        self._counts.add(loaded_pages=loaded, missed_pages=len(results) - loaded)
         return results
 
     @guarded(_none_of)
@@ -142,7 +131,8 @@ class KvbmHiCache(HiCacheStorage):  # type: ignore[misc]
         """Stores pages of the host pool. Which are there afterwards."""
         store = self._opened()
         results = store.put(keys, compat.pages_of(host_indices, self._page_size))
-        self._count("stored_pages", "refused_pages", results)
+        stored = sum(results)
+        self._counts.add(stored_pages=stored, refused_pages=len(results) - stored)
         return results
 
     @guarded(lambda *_args, **_kwargs: 0)

@@ -17,6 +17,7 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import (
 )
 
 from .. import ExternalSequence, logs
+from ..counts import Counts
 from ..errors import InvalidArgument, KvbmError
 from ..failures import Failures
 from ..page_store import PATIENCE, PageStore
@@ -73,6 +74,7 @@ class KvbmLinker(UnifiedCacheLinker):  # type: ignore[misc]
     ) -> None:
         compat.check(compat.LINKER, "KvbmLinker")
         self.failures = Failures(logger)
+        self._counts = Counts(logger)
         self.forward_stream = forward_stream
         rank = compat.rank_of_linker(server_args, params, components, extra_config)
         options = Options.read(rank, "linker_extra_config")
@@ -105,6 +107,11 @@ class KvbmLinker(UnifiedCacheLinker):  # type: ignore[misc]
             layout.block_bytes / 1024,
             f", {disk} on disk" if disk else "",
         )
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Pages stored, loaded, refused and missed, and `errors`."""
+        return self._counts.read() | {"errors": sum(self.failures.counts.values())}
 
     # ------------------------------------------------------------------ look-up
 
@@ -199,7 +206,9 @@ class KvbmLinker(UnifiedCacheLinker):  # type: ignore[misc]
             except InvalidArgument:
                 # The ticket of the look-up is too old.
                 arrived = sum(self._store.get(load.keys, load.pages))
-            return len(load.pages) - arrived
+            missing = len(load.pages) - arrived
+            self._counts.add(loaded_pages=arrived, missed_pages=missing)
+            return missing
         except Exception as error:
             self.failures.add("load", error)
             return len(load.pages)
@@ -225,7 +234,10 @@ class KvbmLinker(UnifiedCacheLinker):  # type: ignore[misc]
             try:
                 for event in events:
                     event.synchronize()
-                is_stored = all(self._store.put(keys, pages))
+                results = self._store.put(keys, pages)
+                stored = sum(results)
+                self._counts.add(stored_pages=stored, refused_pages=len(results) - stored)
+                is_stored = all(results)
             except Exception as error:
                 self.failures.add("offload", error)
             finally:

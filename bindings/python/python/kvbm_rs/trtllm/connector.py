@@ -115,7 +115,7 @@ class KvbmScheduler(_Scheduler):  # type: ignore[misc, valid-type]
         if promised == 0 and found:
             process.manager.abandon(str(view.id))
         followed.first, followed.promised = first, promised
-        process.count("promised_blocks", promised)
+        process.counts.add(promised_blocks=promised)
         return promised * self._size
 
     def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None:
@@ -227,7 +227,7 @@ class KvbmWorker(_Worker):  # type: ignore[misc, valid-type]
         deadline = time.monotonic() + _LOAD_WAIT
         for load, blocks in loads:
             done = load.wait(max(0.0, deadline - time.monotonic()))
-            self._process.count("loaded_blocks", done.arrived)
+            self._process.counts.add(loaded_blocks=done.arrived)
             if done.arrived < len(blocks):
                 why = done.failures[0] if done.failures else "no reason was given"
                 raise KvbmError(
@@ -266,9 +266,11 @@ class KvbmWorker(_Worker):  # type: ignore[misc, valid-type]
         if begun.refused:
             # A block before them left host memory: all are offered again.
             request.offered = 0
-        self._process.count("saved_blocks", begun.started)
-        self._process.count("present_blocks", begun.present)
-        self._process.count("refused_blocks", len(begun.refused))
+        self._process.counts.add(
+            saved_blocks=begun.started,
+            present_blocks=begun.present,
+            refused_blocks=len(begun.refused),
+        )
 
     def get_finished(
         self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]

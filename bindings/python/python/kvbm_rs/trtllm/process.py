@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 from typing import Any
 
 from .. import Config, KvBlockManager
+from ..counts import Counts
 from ..errors import BuildFailed, ConfigInvalid, KvbmError
 from ..failures import Failures
 from . import _trtllm_compat as compat
@@ -38,20 +40,32 @@ def join_process(role: str, llm_args: Any) -> EngineProcess:
         return half
 
 
+def _settings() -> Config:
+    """TensorRT-LLM hands a connector no options: settings come from `KVBM_*` variables."""
+    if not os.environ.get("KVBM_HOST_CAPACITY"):
+        raise ConfigInvalid(
+            "KVBM_HOST_CAPACITY is not set: say how much host memory kvbm may use, such as KVBM_HOST_CAPACITY=16GiB"
+        )
+    config = Config()
+    if os.environ.get("KVBM_DISK_DIR"):
+        # A cache that survives `kill -9` has its blocks on disk before they leave host memory.
+        config.set("offload.g2_g3.write_through", "true")
+    config.apply_environment()
+    return config
+
+
 class EngineProcess:
     """The manager of an engine, and what it counts."""
 
     def __init__(self, llm_args: Any) -> None:
         self.roles: set[str] = set()
         self.failures = Failures(logger)
+        self.counts = Counts(logger)
         self.num_blocks = 0
         self._llm_args = llm_args
-        # TensorRT-LLM hands a connector no options: settings come from the environment.
-        self._config = Config()
-        self._config.apply_environment()
+        self._config = _settings()
         self._manager: KvBlockManager | None = None
         self._lock = threading.Lock()
-        self._counters: dict[str, int] = {}
         self._plans: dict[int, Any] = {}
         self._steps = 0
 
@@ -97,17 +111,10 @@ class EngineProcess:
             )
         return plan
 
-    def count(self, name: str, count: int) -> None:
-        """Counts."""
-        with self._lock:
-            self._counters[name] = self._counters.get(name, 0) + count
-
     @property
     def counters(self) -> dict[str, int]:
         """What was counted, and `errors`."""
-        with self._lock:
-            counters = dict(self._counters)
-        return counters | {"errors": sum(self.failures.counts.values())}
+        return self.counts.read() | {"errors": sum(self.failures.counts.values())}
 
     def close(self) -> None:
         """Ends the manager, once."""
