@@ -45,7 +45,7 @@ fn ids(blocks: impl IntoIterator<Item = u32>) -> Vec<BlockId> {
 
 /// A sequence whose blocks are on G3 alone.
 fn on_disk(manager: &KvBlockManager<Engine>, blocks: u32) -> TokenSequence {
-    let page = model().page_size as u32;
+    let page = model().page_size;
     let tokens = manager.sequence(&(0..blocks * page).collect::<Vec<_>>(), b"").unwrap();
     for (id, &hash) in ids(0..blocks).into_iter().zip(tokens.hashes()) {
         compute(manager, id, hash);

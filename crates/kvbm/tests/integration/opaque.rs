@@ -81,6 +81,8 @@ fn take(manager: &KvBlockManager<Engine>) -> usize {
 fn end(manager: KvBlockManager<Engine>) {
     let report = manager.shutdown(Duration::from_secs(30));
     assert!(report.is_complete(), "{report:?}");
+    // Its directories are free for the next one.
+    drop(manager);
 }
 
 #[test]
