@@ -5,7 +5,7 @@ use super::{expected, model, namespace, soon, unlimited};
 use kvbm::config::{Blocks, Config};
 use kvbm::device::{CopyBatch, Direction, HostBuffer};
 use kvbm::storage::RegionBytes;
-use kvbm::{BlockId, KvBlockManager, Owned, SequenceHash, TokenSequence, Worker};
+use kvbm::{BlockId, KvBlockManager, LocalWorker, Owned, SequenceHash, TokenSequence};
 use std::path::Path;
 
 /// A manager with G1 and G2 of these sizes. It evicts by recency, so that a test can say which
@@ -46,7 +46,7 @@ pub fn three_tiers(
 }
 
 /// Copies between a host buffer and a block's fragments in G1, and waits.
-fn copy(worker: &Worker, block: BlockId, buffer: &HostBuffer, direction: Direction) {
+fn copy(worker: &LocalWorker, block: BlockId, buffer: &HostBuffer, direction: Direction) {
     let g1 = worker.g1();
     let mut batch = CopyBatch::new(direction);
     let mut at = 0;
