@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import signal
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +69,61 @@ def test_pages_survive_a_restart_on_disk(layout: str, tmp_path: Path) -> None:
     assert storage.batch_get_v1(names, indices(list(range(8, 16)))) == [True] * 8
     assert all(torch.equal(read(other, 8 + at), page) for at, page in enumerate(pages))
     storage.close()
+
+
+_CHILD = """
+import os, signal, sys, time
+from pathlib import Path
+from sglang_pools import backend, fill, host_pool, indices, options, page_hashes, PAGE
+pool = host_pool("page_first")
+storage = backend(pool, options(Path(sys.argv[1])))
+for page in range(8):
+    fill(pool, page, page)
+assert all(storage.batch_set_v1(page_hashes(list(range(8 * PAGE))), indices(list(range(8)))))
+assert storage._store.manager.wait_offloads(10)
+assert storage._store.manager.flush(10) == 8
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_pages_survive_a_killed_process(tmp_path: Path) -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", _CHILD, str(tmp_path)], cwd=Path(__file__).parent, timeout=120
+    )
+    assert child.returncode == -signal.SIGKILL
+    pool, wanted, names = host_pool("page_first"), host_pool("page_first"), keys(8)
+    storage = backend(pool, options(tmp_path))
+    assert storage.batch_get_v1(names, indices(list(range(10, 18)))) == [True] * 8
+    for page in range(8):
+        assert torch.equal(read(pool, 10 + page), fill(wanted, page, page))
+    storage.close()
+
+
+def test_pages_come_back_from_a_volume_that_nobody_here_knows(tmp_path: Path) -> None:
+    extra: dict[str, Any] = {"volume": f"dir://{tmp_path}", "volume_capacity": "1GiB"}
+    pool, names = host_pool("layer_first"), keys(8)
+    storage = backend(pool, options(**extra))
+    pages = [fill(pool, page, page) for page in range(8)]
+    assert all(storage.batch_set_v1(names, indices(list(range(8)))))
+    deadline = time.monotonic() + 20
+    while not all("g4" in tiers for tiers in places(storage, names)):
+        assert time.monotonic() < deadline, places(storage, names)
+        storage._store.manager.step()
+        time.sleep(0.01)
+    storage.close()
+    other = host_pool("layer_first")
+    storage = backend(other, options(**extra))
+    assert storage.batch_exists(keys(9)) == 8
+    assert storage.batch_get_v1(names, indices(list(range(10, 18)))) == [True] * 8
+    assert all(torch.equal(read(other, 10 + at), page) for at, page in enumerate(pages))
+    assert storage._store.manager.open_tickets == (0, 0)
+    storage.close()
+
+
+def places(storage: Any, names: list[str]) -> list[list[str]]:
+    store = storage._store
+    found: list[list[str]] = store.manager.places(store.sequence(names))
+    return found
 
 
 def test_any_part_of_a_prompt_is_a_key_of_its_own() -> None:

@@ -182,6 +182,21 @@ def test_blocks_survive_on_disk(engine: FakeEngine, tmp_path: Path) -> None:
         assert found is not None and found.blocks == 0, "other weights have other blocks"
 
 
+def test_what_is_staged_is_in_host_memory(engine: FakeEngine, tmp_path: Path) -> None:
+    with engine.manager(tmp_path / "disk") as manager:
+        tokens = computed(engine, manager, [0, 1, 2, 3])
+        assert manager.clear("g2") == 4 and manager.places(tokens) == [["g3"]] * 4
+        assert manager.stage("r", tokens, 1, timeout=10) == 3
+        assert manager.places(tokens) == [["g2", "g3"]] * 4
+        manager.clear("g3")
+        onboarding = manager.load("r", [20, 21, 22])
+        assert onboarding.wait(10).arrived == 3 and engine.holds(20, 1)
+        assert manager.stage("s", TokenSequence(manager.namespace, [9] * 8), timeout=0) == 0
+        assert manager.open_tickets == (0, 0)
+        with pytest.raises(InvalidArgument, match="timeout"):
+            manager.stage("r", tokens, timeout=-1)
+
+
 def test_hashes_of_an_engine_that_mean_nothing_elsewhere_refuse_a_disk(
     engine: FakeEngine, tmp_path: Path
 ) -> None:

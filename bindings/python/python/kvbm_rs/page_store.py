@@ -40,8 +40,18 @@ class PageStore:
         return ExternalSequence(self.manager.namespace, [key.encode() for key in keys])
 
     def count(self, keys: Sequence[str]) -> int:
-        """How many of the first keys have a page, up to the first that has none."""
+        """How many of the first keys have a page here, up to the first that has none."""
         return len(self.manager.places(self.sequence(keys)))
+
+    def find(self, keys: Sequence[str]) -> int:
+        """As `count`, and asks volumes for keys that nobody here knows."""
+        known = self.count(keys)
+        if known == len(keys):
+            return known
+        request = f"find {next(self._numbers)}"
+        found = self._look_up(request, self.sequence(keys), time.monotonic() + PATIENCE)
+        self.manager.abandon(request)
+        return max(known, found)
 
     def put(self, keys: Sequence[str], pages: Sequence[int]) -> list[bool]:
         """Stores `pages[i]` under `keys[i]`. Which keys have a page afterwards."""

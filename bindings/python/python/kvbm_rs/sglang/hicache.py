@@ -138,11 +138,11 @@ class KvbmHiCache(HiCacheStorage):  # type: ignore[misc]
     @guarded(lambda *_args, **_kwargs: 0)
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """How many of the first keys are there, up to the first that is not."""
-        return self._opened().count(keys)
+        return self._opened().find(keys)
 
     @guarded(lambda *_args, **_kwargs: False)
     def exists(self, key: str) -> bool:
-        return self._opened().count([key]) == 1
+        return self._opened().find([key]) == 1
 
     @guarded(lambda *_args, **_kwargs: False)
     def clear(self) -> bool:
