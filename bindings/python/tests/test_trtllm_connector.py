@@ -367,6 +367,33 @@ def test_promises_of_requests_that_never_run_end(engine: Engine) -> None:
     assert len(engine.scheduler._process._plans) <= 16
 
 
+def test_promises_of_one_step_hold_however_many_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Together they pin at most what no other promise takes back."""
+    monkeypatch.setenv("KVBM_HOST_CAPACITY", "40")
+    engine = Engine()
+    prompts = [[number * 100 + at for at in range(18)] for number in range(6)]
+    for number, prompt in enumerate(prompts):
+        engine.run(Request(number, prompt), [0, 1, 2, 3, 4])
+        engine.settle()
+    again = [Request(100 + number, prompt) for number, prompt in enumerate(prompts)]
+    matched = [engine.scheduler.get_num_new_matched_tokens(request, 0)[0] for request in again]
+    assert matched == [16, 16, 8, 0, 0, 0]
+    data = []
+    for at, request in enumerate(again[:4]):
+        blocks = list(range(8 + at * 5, 13 + at * 5))
+        engine.scheduler.update_state_after_alloc(request, blocks)
+        data.append(RequestData(request.request_id, request.tokens, blocks, 0, 18 - matched[at]))
+    engine.step(SchedulerOutput(data, []))
+    for at, request in enumerate(again[:3]):
+        loaded = engine.memory[8 + at * 5 : 8 + at * 5 + matched[at] // SIZE].copy()
+        engine.compute(request, list(range(5)), 0, 18)
+        assert (loaded == engine.memory[: matched[at] // SIZE]).all()
+    assert engine.scheduler.get_num_new_matched_tokens(Request(200, prompts[5]), 0)[0] == 16
+    engine.worker.shutdown()
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [

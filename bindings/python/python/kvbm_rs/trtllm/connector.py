@@ -108,12 +108,14 @@ class KvbmScheduler(_Scheduler):  # type: ignore[misc, valid-type]
         self._requests[view.id] = followed
         # The last token is computed in any case: it gives the first output.
         first, most = computed // self._size, (len(tokens) - 1) // self._size
+        # Tickets that pin more than a quarter of host memory end the oldest ones, and a promise
+        # that was given must not end.
+        open_promises = sum(other.promised for other in self._requests.values())
+        most = min(most, first + self._process.manager.capacity[1] // 4 - open_promises)
         if computed % self._size or first >= most:
             return 0
-        found = process.manager.stage(str(view.id), sequence, first, timeout=STAGE_WAIT)
-        promised = min(found, most - first)
-        if promised == 0 and found:
-            process.manager.abandon(str(view.id))
+        prefix = TokenSequence(process.manager.namespace, tokens[: most * self._size])
+        promised = process.manager.stage(str(view.id), prefix, first, timeout=STAGE_WAIT)
         followed.first, followed.promised = first, promised
         process.counts.add(promised_blocks=promised)
         return promised * self._size
