@@ -7,9 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo
+from sglang.srt.mem_cache.device_pool_info import (
+    KVBufferLayout,
+    KVBuffers,
+    MHABufferInfo,
+    MLABufferInfo,
+)
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
 LAYERS, HEADS, DIM, PAGE = 3, 2, 16, 4
@@ -54,6 +60,39 @@ def host_pool(layout: str) -> Any:
         device_capacity_tokens=PAGES * PAGE,
         start_layer=0,
         end_layer=LAYERS,
+    )
+
+
+def mla_host_pool(layout: str) -> Any:
+    """SGLang's host pool of a model with multi-head latent attention."""
+    rank, rope = 24, 8
+    buffers = tuple(
+        torch.zeros(PAGES * PAGE, 1, rank + rope, dtype=torch.bfloat16) for _ in range(LAYERS)
+    )
+    info = MLABufferInfo(
+        buffers=buffers,
+        data_ptrs=torch.tensor([buffer.data_ptr() for buffer in buffers], dtype=torch.uint64),
+        layer_indices=tuple(range(LAYERS)),
+        device_layer_num=LAYERS,
+        page_size=PAGE,
+        kv_lora_rank=rank,
+        qk_rope_head_dim=rope,
+        kv_cache_dim=rank + rope,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    return MLATokenToKVPoolHost(
+        info,
+        1.0,
+        0,
+        PAGE,
+        layout,
+        pin_memory=False,
+        device="cpu",
+        device_capacity_tokens=PAGES * PAGE,
+        start_layer=0,
+        end_layer=LAYERS,
+        target_layer_num=LAYERS,
     )
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,18 @@ from kvbm_rs.sglang import KvbmHiCache
 from kvbm_rs.sglang import _sglang_compat as compat
 from sglang.srt.managers.cache_controller import HiCacheController
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageExtraInfo, PoolName
-from sglang_pools import PAGE, PAGES, backend, fill, host_pool, indices, options, page_hashes, read
+from sglang_pools import (
+    PAGE,
+    PAGES,
+    backend,
+    fill,
+    host_pool,
+    indices,
+    mla_host_pool,
+    options,
+    page_hashes,
+    read,
+)
 
 LAYOUTS = ["layer_first", "page_first", "page_first_direct"]
 
@@ -38,10 +50,11 @@ def test_the_installed_sglang_has_what_is_used() -> None:
     ]
 
 
+@pytest.mark.parametrize("make", [host_pool, mla_host_pool])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_bytes_come_back_exactly(layout: str) -> None:
-    pool = host_pool(layout)
-    storage = backend(pool, options())
+def test_bytes_come_back_exactly(layout: str, make: Callable[[str], Any]) -> None:
+    pool = make(layout)
+    storage = backend(pool, options(), is_mla_model=make is mla_host_pool)
     names = keys(5)
     pages = {page: fill(pool, page, seed) for seed, page in enumerate([3, 1, 7, 0, 9])}
     before = {page: read(pool, page) for page in range(pool.page_num)}
