@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import PAGE_SIZE, FakeEngine
 from kvbm_rs import Config, ConfigInvalid, KvbmError, Namespace, counts, failures, layout_of
@@ -104,4 +105,35 @@ def test_pages_under_keys(engine: FakeEngine) -> None:
         pages.put(["y"], [99])
     assert pages.clear() == 3 and pages.count(["a"]) == 0
     assert pages.manager.open_tickets == (0, 0)
+    assert pages.close() is None
+
+
+def test_no_copy_touches_a_page_when_a_call_is_over(tmp_path: Path) -> None:
+    """Also not the copy to host memory of what came from disk."""
+    pool = np.zeros((16, 1 << 20), dtype=np.float32)
+    config = Config()
+    for key, value in {
+        "host.capacity": "64",
+        "host.pinned": "false",
+        "policy.admission": "all",
+        "disk.dir": str(tmp_path),
+        "disk.capacity": "16",
+        "disk.drive_writes_per_day": "0",
+        "offload.g2_g3.write_through": "true",
+    }.items():
+        config.set(key, value)
+    layout = layout_of([pool], page_size=PAGE_SIZE)
+    pages = PageStore(config, layout, Namespace("m", page_size=PAGE_SIZE, flat=True))
+    keys = [str(key) for key in range(8)]
+    for page in range(8):
+        pool[page] = page
+    assert all(pages.put(keys, range(8))) and pages.manager.busy(range(8)) == []
+    assert pages.manager.wait_offloads(30) and pages.manager.clear("g2") == 8
+    assert all(pages.get(keys, range(8, 16)))
+    assert pages.manager.busy(range(8, 16)) == []
+    pool[8:] = -1
+    assert pages.manager.wait_offloads(30)
+    pages.manager.clear("g3")
+    assert all(pages.get(keys, range(8, 16))), "from host memory"
+    assert [int(pool[page, 5]) for page in range(8, 16)] == list(range(8))
     assert pages.close() is None
