@@ -80,7 +80,7 @@ fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// A Python with vLLM below the target folder; made unless it is there. It takes 5 GB.
-fn install(workspace: &Workspace) -> anyhow::Result<PathBuf> {
+pub(crate) fn install(workspace: &Workspace) -> anyhow::Result<PathBuf> {
     let folder = workspace.target.join("tools").join("vllm");
     let venv = folder.join("venv");
     let python = venv.join("bin").join("python");

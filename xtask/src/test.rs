@@ -5,7 +5,8 @@ use crate::space::Space;
 use crate::steps::{Outcome, Report};
 use crate::workspace::{FEATURES, Workspace, cargo, line_of, succeed};
 use crate::{
-    crash_test, dependencies, engine_test, fuzz, gpu, kernels, miri, models, outside, smoke, tidy, wheel,
+    contract_test, crash_test, dependencies, engine_test, fuzz, gpu, kernels, miri, models, outside, smoke,
+    tidy, wheel,
 };
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -43,6 +44,12 @@ const STEPS: &[Step] = &[
     step("doctest", When::Always, "the examples of the documentation", doctests),
     step("python", When::Always, "types and tests of the Python package", wheel::check),
     step("engine", When::All, "the connector under a real vLLM", engine_test::check),
+    step(
+        "contracts",
+        When::All,
+        "connectors against the classes that SGLang publishes",
+        contract_test::check,
+    ),
     step("doc", When::All, "documentation, warnings are errors", doc),
     step("outside", When::All, "another project uses each crate by path", |w| outside::check(w).into()),
     step("smoke", When::All, "the product as a user runs it", smoke::check),

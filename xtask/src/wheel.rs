@@ -18,7 +18,9 @@ const BUILD_PACKAGES: &[&str] = &["maturin==1.16.0", "ziglang==0.16.0"];
 /// own build.
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
     match prepared(workspace) {
-        Ok((python, package)) => types(workspace, &python).and(tests(workspace, &python, &package)),
+        Ok((python, package)) => {
+            types(workspace, &python).and(tests(workspace, &python, &[package], "tests"))
+        }
         Err(error) => Err(error).into(),
     }
 }
@@ -85,10 +87,15 @@ fn types(workspace: &Workspace, python: &Path) -> Outcome {
     module(&["mypy"]).and(module(&["ruff", "check"])).and(module(&["ruff", "format", "--check"]))
 }
 
-fn tests(workspace: &Workspace, python: &Path, package: &Path) -> Outcome {
+/// Runs the Python tests of a folder, with the packages in `path`.
+pub(crate) fn tests(workspace: &Workspace, python: &Path, path: &[PathBuf], folder: &str) -> Outcome {
+    let path = match std::env::join_paths(path) {
+        Ok(path) => path,
+        Err(error) => return Err(anyhow::Error::from(error)).into(),
+    };
     let mut pytest = Command::new(python);
-    pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]);
-    pytest.current_dir(workspace.root.join("bindings/python")).env("PYTHONPATH", package);
+    pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", folder]);
+    pytest.current_dir(workspace.root.join("bindings/python")).env("PYTHONPATH", path);
     pytest.env("PYTHONDONTWRITEBYTECODE", "1");
     let line = line_of(&pytest);
     let output = match pytest.output() {

@@ -132,6 +132,25 @@ impl KvBlockManager {
         })
     }
 
+    /// Like `look_up`, for engines that cannot be told of a load that fails: only blocks whose
+    /// verified bytes are in host memory are promised. Blocks on disk are copied there first; what
+    /// has not arrived after `timeout` seconds is not promised. How many blocks are.
+    #[pyo3(signature = (request, sequence, first = 0, *, timeout))]
+    fn stage(
+        &self,
+        py: Python<'_>,
+        request: &str,
+        sequence: AnySequence<'_>,
+        first: usize,
+        timeout: f64,
+    ) -> PyResult<usize> {
+        let timeout = seconds(timeout)?;
+        let chain = sequence.chain();
+        self.call(py, |open| {
+            Ok(open.manager.tickets().stage(request, chain, first, Instant::now() + timeout)?)
+        })
+    }
+
     /// Starts the load of the first `len(ids)` promised blocks into the engine's blocks `ids`.
     fn commit(&self, py: Python<'_>, request: &str, ids: &Bound<'_, PyAny>) -> PyResult<()> {
         let ids = block_ids(ids)?;

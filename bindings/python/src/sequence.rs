@@ -18,11 +18,12 @@ pub(crate) struct Namespace {
 #[pymethods]
 impl Namespace {
     /// `chain_root`: bytes of an engine that hashes itself. `persistent=False` says that they
-    /// change with each process; such a namespace refuses a disk and volumes.
+    /// change with each process; such a namespace refuses a disk and volumes. `flat`: blocks have
+    /// no parents, each is a key of its own, for engines that store and ask by keys.
     #[new]
     #[pyo3(signature = (model, *, weights = "", dtype = "", page_size = 16, rope_scaling = None, kv_quantization = None,
         adapter = None, tenant_salt = None, algorithm = "blake3", chain_root = None, persistent = true,
-        deployment_secret = None))]
+        deployment_secret = None, flat = false))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         model: &str,
@@ -37,6 +38,7 @@ impl Namespace {
         chain_root: Option<&[u8]>,
         persistent: bool,
         deployment_secret: Option<&[u8]>,
+        flat: bool,
     ) -> Result<Self> {
         let algorithm = match algorithm {
             "blake3" => HashAlgorithm::Blake3,
@@ -75,6 +77,9 @@ impl Namespace {
         if let Some(secret) = deployment_secret {
             inner = inner.deployment_secret(secret);
         }
+        if flat {
+            inner = inner.flat();
+        }
         inner.hasher()?;
         Ok(Self { inner })
     }
@@ -100,6 +105,12 @@ impl Namespace {
     #[getter]
     fn page_size(&self) -> u32 {
         self.inner.tokens_per_block().unwrap_or_default()
+    }
+
+    /// Whether blocks have no parents.
+    #[getter]
+    fn flat(&self) -> bool {
+        self.inner.is_flat()
     }
 
     /// Whether its hashes mean anything to another process.

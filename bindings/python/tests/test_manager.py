@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -146,6 +147,25 @@ def test_the_end_of_a_load_wakes_whoever_waits(engine: FakeEngine, manager: KvBl
         assert [load.arrived for load in done] == [4] and time.monotonic() - began < 4, turn
 
 
+def test_several_threads_wait_for_loads(engine: FakeEngine, manager: KvBlockManager) -> None:
+    tokens = computed(engine, manager, [0, 1, 2, 3])
+    arrived: list[int] = []
+
+    def wait(number: int) -> None:
+        for turn in range(50):
+            manager.look_up(f"{number} {turn}", tokens)
+            ids = list(range(8 + number * 4, 12 + number * 4))
+            arrived.append(manager.load(f"{number} {turn}", ids).wait(10).arrived)
+            manager.wait_finished(0.001)
+
+    threads = [threading.Thread(target=wait, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert arrived == [4] * 200
+
+
 def test_blocks_survive_on_disk(engine: FakeEngine, tmp_path: Path) -> None:
     with engine.manager(tmp_path / "disk") as manager:
         computed(engine, manager, [0, 1, 2, 3])
@@ -160,6 +180,21 @@ def test_blocks_survive_on_disk(engine: FakeEngine, tmp_path: Path) -> None:
     with other.manager(tmp_path / "disk", weights="2") as manager:
         found = manager.look_up("r", TokenSequence(manager.namespace, PROMPT))
         assert found is not None and found.blocks == 0, "other weights have other blocks"
+
+
+def test_what_is_staged_is_in_host_memory(engine: FakeEngine, tmp_path: Path) -> None:
+    with engine.manager(tmp_path / "disk") as manager:
+        tokens = computed(engine, manager, [0, 1, 2, 3])
+        assert manager.clear("g2") == 4 and manager.places(tokens) == [["g3"]] * 4
+        assert manager.stage("r", tokens, 1, timeout=10) == 3
+        assert manager.places(tokens) == [["g2", "g3"]] * 4
+        manager.clear("g3")
+        onboarding = manager.load("r", [20, 21, 22])
+        assert onboarding.wait(10).arrived == 3 and engine.holds(20, 1)
+        assert manager.stage("s", TokenSequence(manager.namespace, [9] * 8), timeout=0) == 0
+        assert manager.open_tickets == (0, 0)
+        with pytest.raises(InvalidArgument, match="timeout"):
+            manager.stage("r", tokens, timeout=-1)
 
 
 def test_hashes_of_an_engine_that_mean_nothing_elsewhere_refuse_a_disk(

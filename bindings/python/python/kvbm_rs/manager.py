@@ -83,7 +83,7 @@ class KvBlockManager(_core.KvBlockManager):
     _ended: dict[str, FinishedLoad]
     _others: list[FinishedLoad]
     _logging: bool
-    _poller: select.poll | None
+    _finished_fd: int | None
 
     def __new__(
         cls, config: Config, layout: Layout, namespace: Namespace, *, shadow: bool = False
@@ -94,11 +94,7 @@ class KvBlockManager(_core.KvBlockManager):
         manager._lock = threading.Lock()
         manager._awaited, manager._ended, manager._others = set(), {}, []
         manager._logging = True
-        manager._poller = None
-        fd = manager.finished_fd
-        if fd is not None:
-            manager._poller = select.poll()
-            manager._poller.register(fd, select.POLLIN)
+        manager._finished_fd = manager.finished_fd
         logs.start()
         return manager
 
@@ -140,10 +136,13 @@ class KvBlockManager(_core.KvBlockManager):
         """Waits until `finished` may have something, at most `timeout` seconds. Another thread may
         take it first.
         """
-        if self._poller is None:
+        if self._finished_fd is None:
             time.sleep(min(timeout, 0.0005))
-        else:
-            self._poller.poll(timeout * 1000)
+            return
+        # One for each call: a poll object refuses a second thread.
+        poller = select.poll()
+        poller.register(self._finished_fd, select.POLLIN)
+        poller.poll(timeout * 1000)
 
     def _poll(self) -> None:
         for done in super().finished():

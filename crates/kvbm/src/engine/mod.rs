@@ -9,7 +9,8 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `tickets` | prefixes promised to requests, and their loads | `onboard` |
+//! | `tickets` | prefixes promised to requests, and their loads | `stage`, `onboard` |
+//! | `stage` | a prefix from G3 to G2, before it is promised | - |
 //! | `onboard` | an onboard into engine blocks | `generations`, `offload` |
 //! | `offload` | an offload of engine blocks | `generations` |
 //! | `generations` | generations and holds of engine blocks | - |
@@ -17,6 +18,7 @@
 mod generations;
 mod offload;
 mod onboard;
+mod stage;
 mod tickets;
 
 use crate::manager::{FenceError, KvBlockManager};

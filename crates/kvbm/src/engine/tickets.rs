@@ -5,7 +5,7 @@
 //! [`Tickets::commit`] turns a ticket into a load, [`Tickets::abandon`] ends either.
 //! [`Tickets::finished`] names each load once, when no copy writes to its blocks any more.
 
-use super::{Engine, EngineError, EngineOnboarding, Fence};
+use super::{Engine, EngineError, EngineOnboarding, Fence, stage};
 use crate::error::BlockFailure;
 use crate::leader::Leader;
 use crate::manager::KvBlockManager;
@@ -98,6 +98,14 @@ struct Key {
     blocks: usize,
     last: Option<SequenceHash>,
     first: usize,
+    /// Whether only blocks on G2 count.
+    is_staged: bool,
+}
+
+impl Key {
+    fn new(chain: BlockChain<'_>, first: usize, is_staged: bool) -> Self {
+        Self { blocks: chain.len(), last: chain.hashes().last().copied(), first, is_staged }
+    }
 }
 
 enum Ticket {
@@ -171,17 +179,73 @@ impl Tickets<'_> {
         first: usize,
     ) -> Result<LookUp, TicketError> {
         let chain = chain.into();
-        let key = Key { blocks: chain.len(), last: chain.hashes().last().copied(), first };
+        let key = Key::new(chain, first, false);
         let now = Instant::now();
+        if let Some(known) = self.known(request, key, now)? {
+            return Ok(known);
+        }
+        self.0.leader.metrics.lookups.add(chain.len().saturating_sub(first) as u64);
+        let (prefix, asks) = self.0.leader.match_prefix(chain, Probe::Never);
+        if asks && prefix.len() < chain.len() && self.ask(request, key, chain) {
+            return Ok(LookUp::Pending);
+        }
+        Ok(self.table().promise(&self.0.leader, request, key, prefix, now))
+    }
+
+    /// Like [`look_up`](Self::look_up), for engines that cannot be told of a load that fails: only
+    /// blocks whose verified bytes are in host memory (G2) are promised, and they are pinned there.
+    /// What G3 has is copied to G2 first; what has not arrived at `deadline` is not promised, and
+    /// is found by a later call. One call brings at most a quarter of G2, with the blocks before
+    /// `first`, since a tier holds no block without its parent. Volumes are not asked. The number
+    /// of blocks from `first` on.
+    ///
+    /// # Errors
+    /// [`TicketError::Loading`].
+    pub fn stage<'a>(
+        &self,
+        request: &str,
+        chain: impl Into<BlockChain<'a>>,
+        first: usize,
+        deadline: Instant,
+    ) -> Result<usize, TicketError> {
+        let chain = chain.into();
+        let key = Key::new(chain, first, true);
+        let now = Instant::now();
+        if let Some(LookUp::Ready { blocks, .. }) = self.known(request, key, now)? {
+            return Ok(blocks);
+        }
+        let leader = &self.0.leader;
+        leader.metrics.lookups.add(chain.len().saturating_sub(first) as u64);
+        let (prefix, _) = leader.match_prefix(chain, Probe::Never);
+        let most = leader.registry.capacity(Tier::G2).div_ceil(PINNED_SHARE) as usize;
+        let copies = stage::start(leader, prefix, most);
+        if let Some(copies) = &copies {
+            copies.wait_until(deadline);
+        }
+        let (mut prefix, _) = leader.match_prefix(chain, Probe::Never);
+        // What arrived was pinned by its copy until here. What is late goes on without this caller.
+        if let Some(copies) = copies {
+            copies.detach();
+        }
+        let staged = prefix.blocks().iter().skip(first).take_while(|block| block.tier == Tier::G2).count();
+        prefix.truncate(first.saturating_add(staged));
+        let LookUp::Ready { blocks, .. } = self.table().promise(leader, request, key, prefix, now) else {
+            return Ok(0);
+        };
+        Ok(blocks)
+    }
+
+    /// The answer that `request` got to the same question. Another question ends its ticket.
+    fn known(&self, request: &str, key: Key, now: Instant) -> Result<Option<LookUp>, TicketError> {
         let mut tickets = self.table().tickets.lock();
         match tickets.get_mut(request) {
             Some(Ticket::Loading(_)) => return Err(TicketError::Loading { request: request.to_owned() }),
-            Some(Ticket::Probing(known)) if *known == key => return Ok(LookUp::Pending),
+            Some(Ticket::Probing(known)) if *known == key => return Ok(Some(LookUp::Pending)),
             Some(Ticket::Promised { key: known, prefix, since })
                 if *known == key && prefix.lost().is_none() =>
             {
                 *since = now;
-                return Ok(ready(prefix));
+                return Ok(Some(ready(prefix)));
             }
             _ => {}
         }
@@ -189,12 +253,7 @@ impl Tickets<'_> {
         drop(tickets);
         // Pins end without the lock.
         drop(ended);
-        self.0.leader.metrics.lookups.add(chain.len().saturating_sub(first) as u64);
-        let (prefix, asks) = self.0.leader.match_prefix(chain, Probe::Never);
-        if asks && prefix.len() < chain.len() && self.ask(request, key, chain) {
-            return Ok(LookUp::Pending);
-        }
-        Ok(self.table().promise(&self.0.leader, request, key, prefix, now))
+        Ok(None)
     }
 
     /// Has the volumes asked in the background. `false` where too many questions wait: what is

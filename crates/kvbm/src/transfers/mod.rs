@@ -114,6 +114,8 @@ pub(crate) enum Purpose {
     Onboard,
     /// A request waits for a prefix in blocks that the engine names; nothing becomes visible.
     EngineOnboard,
+    /// A scheduler waits for a prefix in G2, to promise it.
+    Prefetch,
     /// Copies are made one tier down.
     Offload,
     /// A sequence's private blocks move; nothing becomes visible.

@@ -11,7 +11,7 @@ use std::time::Duration;
 impl Purpose {
     fn priority(self) -> Priority {
         match self {
-            Self::Onboard | Self::EngineOnboard => Priority::Urgent,
+            Self::Onboard | Self::EngineOnboard | Self::Prefetch => Priority::Urgent,
             Self::Private => Priority::Normal,
             Self::Offload => Priority::Background,
         }

@@ -211,6 +211,7 @@ impl Transfer {
             Purpose::Onboard | Purpose::EngineOnboard => {
                 tracing::debug_span!(target: "kvbm", "onboard", %to, blocks, plans)
             }
+            Purpose::Prefetch => tracing::debug_span!(target: "kvbm", "prefetch", %to, blocks, plans),
             Purpose::Offload => tracing::debug_span!(target: "kvbm", "offload", %to, blocks, plans),
             Purpose::Private => tracing::debug_span!(target: "kvbm", "private", %to, blocks, plans),
         };

@@ -1,0 +1,38 @@
+"""Callbacks that raise nothing."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+__all__ = ["guarded"]
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def guarded(
+    otherwise: Callable[..., Any],
+) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+    """A callback whose error is a miss: it is counted and logged, and the result is `otherwise`
+    of the same arguments.
+
+    SGLang does not start a storage thread again that an exception ended, and an exception in its
+    scheduler ends the engine.
+    """
+
+    def decorate(callback: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        @functools.wraps(callback)
+        def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+            try:
+                return callback(*args, **kwargs)
+            except Exception as error:
+                owner: Any = args[0]
+                owner.failures.add(callback.__name__, error)
+                result: _Result = otherwise(*args[1:], **kwargs)
+                return result
+
+        return call
+
+    return decorate

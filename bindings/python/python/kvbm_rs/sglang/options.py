@@ -1,0 +1,43 @@
+"""The options of both classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .. import Config
+from ..errors import ConfigInvalid
+from ..settings import read_settings
+from ..vllm.identity import weights_version
+from . import _sglang_compat as compat
+
+__all__ = ["Options"]
+
+_LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an operator set, for one rank."""
+
+    #: Settings of kvbm.
+    config: Config
+    #: The version of the weights.
+    weights: str
+    #: The lowest level of kvbm's log records.
+    log_level: int
+
+    @classmethod
+    def read(cls, rank: compat.Rank, where: str) -> Options:
+        """From the extra configuration of a rank."""
+        config, own = read_settings(
+            rank.extra, where=where, own=("weights", "log_level"), folder=rank.folder
+        )
+        level = own.get("log_level", "INFO")
+        if level not in _LEVELS:
+            raise ConfigInvalid(
+                f"{where}: option 'log_level' is {level!r}: give one of {', '.join(_LEVELS)}"
+            )
+        weights = own.get("weights")
+        if weights is None:
+            weights = weights_version(rank.model, None)
+        return cls(config=config, weights=str(weights), log_level=_LEVELS[level])

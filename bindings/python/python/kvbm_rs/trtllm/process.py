@@ -1,0 +1,126 @@
+"""What the scheduler and the worker share: with one rank they are two objects of one process."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from typing import Any
+
+from .. import Config, KvBlockManager
+from ..counts import Counts
+from ..errors import BuildFailed, ConfigInvalid, KvbmError
+from ..failures import Failures
+from . import _trtllm_compat as compat
+
+__all__ = ["EngineProcess", "join_process"]
+
+logger = logging.getLogger("kvbm_rs.trtllm")
+
+_LOCK = threading.Lock()
+#: Steps that TensorRT-LLM may plan before their work is done.
+_MOST_PLANS = 16
+#: Has one of its two roles.
+_HALF: EngineProcess | None = None
+
+
+def join_process(role: str, llm_args: Any) -> EngineProcess:
+    """The one that scheduler and worker of an engine share; they may be made in any order, and at
+    the same time.
+    """
+    global _HALF
+    with _LOCK:
+        half = _HALF
+        if half is None or role in half.roles:
+            half = _HALF = EngineProcess(llm_args)
+        else:
+            _HALF = None
+        half.roles.add(role)
+        return half
+
+
+def _settings() -> Config:
+    """TensorRT-LLM hands a connector no options: settings come from `KVBM_*` variables."""
+    if not os.environ.get("KVBM_HOST_CAPACITY"):
+        raise ConfigInvalid(
+            "KVBM_HOST_CAPACITY is not set: say how much host memory kvbm may use, such as KVBM_HOST_CAPACITY=16GiB"
+        )
+    config = Config()
+    if os.environ.get("KVBM_DISK_DIR"):
+        # A cache that survives `kill -9` has its blocks on disk before they leave host memory.
+        config.set("offload.g2_g3.write_through", "true")
+    config.apply_environment()
+    return config
+
+
+class EngineProcess:
+    """The manager of an engine, and what it counts."""
+
+    def __init__(self, llm_args: Any) -> None:
+        self.roles: set[str] = set()
+        self.failures = Failures(logger)
+        self.counts = Counts(logger)
+        self.num_blocks = 0
+        self._llm_args = llm_args
+        self._config = _settings()
+        self._manager: KvBlockManager | None = None
+        self._lock = threading.Lock()
+        self._plans: dict[int, Any] = {}
+        self._steps = 0
+
+    def open(self, tensor: Any) -> None:
+        """Builds the manager over TensorRT-LLM's tensor."""
+        if self._manager is not None:
+            raise ConfigInvalid("register_kv_caches was called twice: one tensor is supported")
+        layout, namespace = compat.layout_and_namespace(self._llm_args, tensor)
+        manager = self._manager = KvBlockManager(self._config, layout, namespace)
+        self.num_blocks = layout.num_blocks
+        atexit.register(self.close)
+        _, host, disk, _ = manager.capacity
+        size = layout.page_size
+        logger.info(
+            "kvbm: host memory for %d tokens%s; blocks of %d tokens, %.0f KiB",
+            host * size,
+            f", disk for {disk * size}" if disk else "",
+            size,
+            layout.block_bytes / 1024,
+        )
+
+    @property
+    def manager(self) -> KvBlockManager:
+        if self._manager is None:
+            raise BuildFailed("the manager is not open: KvbmWorker.register_kv_caches opens it")
+        return self._manager
+
+    def keep_plan(self, plan: Any) -> int:
+        """Keeps the plan of a step for the worker. Its number."""
+        with self._lock:
+            self._steps += 1
+            self._plans[self._steps] = plan
+            self._plans.pop(self._steps - _MOST_PLANS, None)
+            return self._steps
+
+    def plan(self, number: int) -> Any:
+        """The plan of step `number`."""
+        with self._lock:
+            plan = self._plans.get(number)
+        if plan is None:
+            raise KvbmError(
+                f"step {number} has no plan here: {_MOST_PLANS} later steps were planned, or the scheduler is in another process"
+            )
+        return plan
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What was counted, and `errors`."""
+        return self.counts.read() | {"errors": sum(self.failures.counts.values())}
+
+    def close(self) -> None:
+        """Ends the manager, once."""
+        manager, self._manager = self._manager, None
+        atexit.unregister(self.close)
+        if manager is not None:
+            not_saved = manager.close()
+            if not_saved is not None:
+                logger.warning("kvbm: %s", not_saved)

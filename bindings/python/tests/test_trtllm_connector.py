@@ -1,0 +1,439 @@
+"""The connector for TensorRT-LLM, called in the engine's order over classes of the published shape.
+
+The engine itself was never run. Classes below have the names, fields and abstract methods that
+version 1.2 publishes.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import pickle
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from kvbm_rs import ConfigInvalid, KvbmError
+
+BLOCKS, SIZE = 32, 4
+
+_MODULE = "tensorrt_llm._torch.pyexecutor.kv_cache_connector"
+
+
+class Tensor(np.ndarray[Any, Any]):
+    """A numpy array with what the connector reads of a torch tensor."""
+
+    def data_ptr(self) -> int:
+        return int(self.ctypes.data)
+
+    def element_size(self) -> int:
+        return self.itemsize
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(step // self.itemsize for step in self.strides)
+
+
+@dataclass
+class RequestData:
+    request_id: int
+    new_tokens: list[int]
+    new_block_ids: list[int]
+    computed_position: int
+    num_scheduled_tokens: int
+
+
+@dataclass
+class SchedulerOutput:
+    new_requests: list[RequestData] = field(default_factory=list)
+    cached_requests: list[RequestData] = field(default_factory=list)
+
+
+class KvCacheConnectorWorker(abc.ABC):
+    def __init__(self, llm_args: Any) -> None:
+        self._llm_args, self._metadata = llm_args, None
+
+    def bind_connector_meta(self, metadata: Any) -> None:
+        self._metadata = metadata
+
+    def get_connector_meta(self) -> Any:
+        return self._metadata
+
+    @abc.abstractmethod
+    def register_kv_caches(self, kv_cache_tensor: Any) -> None: ...
+
+    @abc.abstractmethod
+    def start_load_kv(self, stream: Any) -> None: ...
+
+    @abc.abstractmethod
+    def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None: ...
+
+    @abc.abstractmethod
+    def save_kv_layer(self, layer_idx: int, stream: Any) -> None: ...
+
+    @abc.abstractmethod
+    def wait_for_save(self, stream: Any) -> None: ...
+
+    @abc.abstractmethod
+    def get_finished(self, finished: list[int], started: list[int]) -> Any: ...
+
+
+class KvCacheConnectorScheduler(abc.ABC):
+    def __init__(self, llm_args: Any) -> None:
+        self._llm_args = llm_args
+
+    @abc.abstractmethod
+    def build_connector_meta(self, scheduler_output: Any) -> Any: ...
+
+    @abc.abstractmethod
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any: ...
+
+    @abc.abstractmethod
+    def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool: ...
+
+    @abc.abstractmethod
+    def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None: ...
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trtllm() -> Iterator[types.ModuleType]:
+    names = _MODULE.split(".")
+    for end in range(1, len(names)):
+        sys.modules[".".join(names[:end])] = types.ModuleType(names[end - 1])
+    sys.modules["tensorrt_llm"].__dict__["__version__"] = "1.2.1"
+    module = types.ModuleType(_MODULE)
+    classes = (KvCacheConnectorScheduler, KvCacheConnectorWorker, RequestData, SchedulerOutput)
+    module.__dict__.update({published.__name__: published for published in classes})
+    sys.modules[_MODULE] = module
+    yield module
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "HOST_CAPACITY": "512",
+        "HOST_PINNED": "false",
+        "POLICY_ADMISSION": "all",
+    }.items():
+        monkeypatch.setenv(f"KVBM_{name}", value)
+
+
+def arguments(**changes: Any) -> SimpleNamespace:
+    """What TensorRT-LLM hands to both classes."""
+    cache = SimpleNamespace(tokens_per_block=SIZE, enable_block_reuse=True)
+    return SimpleNamespace(
+        **({"model": "m", "kv_cache_config": cache, "tensor_parallel_size": 1} | changes)
+    )
+
+
+class Request:
+    """An `LlmRequest`."""
+
+    def __init__(self, number: int, tokens: list[int], **more: Any) -> None:
+        self.request_id, self.tokens = number, tokens
+        self.__dict__.update(more)
+
+    def get_tokens(self, beam: int) -> list[int]:
+        assert beam == 0
+        return self.tokens
+
+
+class Engine:
+    """Calls both classes as TensorRT-LLM's executor does, with one block of bytes for each block
+    of tokens.
+    """
+
+    def __init__(self, args: Any = None) -> None:
+        from kvbm_rs.trtllm import KvbmScheduler, KvbmWorker
+
+        args = args or arguments()
+        made: dict[str, Any] = {}
+        # As rank 0 does: one may depend on the other.
+        threads = [
+            threading.Thread(target=lambda: made.update(scheduler=KvbmScheduler(args))),
+            threading.Thread(target=lambda: made.update(worker=KvbmWorker(args))),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        self.scheduler, self.worker = made["scheduler"], made["worker"]
+        assert self.scheduler._process is self.worker._process
+        self.memory = np.zeros((BLOCKS, 2, 2, SIZE * 64), dtype=np.float32).view(Tensor)
+        self.worker.register_kv_caches(self.memory)
+        self.stream = SimpleNamespace(synchronize=lambda: None)
+
+    def run(self, request: Request, blocks: list[int], computed: int = 0, chunk: int = 0) -> int:
+        """Prefill of a request in chunks. Tokens that were not computed."""
+        matched, is_async = self.scheduler.get_num_new_matched_tokens(request, computed)
+        assert not is_async
+        self.scheduler.update_state_after_alloc(request, blocks)
+        at, is_new = computed + matched, True
+        while at < len(request.tokens):
+            planned = min(chunk or len(request.tokens), len(request.tokens) - at)
+            data = RequestData(
+                request.request_id,
+                request.tokens if is_new else [],
+                blocks if is_new else [],
+                # The first output does not count what the connector matched.
+                at - matched if is_new else at,
+                planned,
+            )
+            output = SchedulerOutput([data], []) if is_new else SchedulerOutput([], [data])
+            self.step(output, functools.partial(self.compute, request, blocks, at, planned))
+            at, is_new = at + planned, False
+        return int(matched)
+
+    def step(self, output: SchedulerOutput, forward: Any = lambda: None) -> None:
+        # Metadata is broadcast, which may copy it.
+        metadata = pickle.loads(pickle.dumps(self.scheduler.build_connector_meta(output)))
+        self.worker.bind_connector_meta(metadata)
+        self.worker.start_load_kv(self.stream)
+        for layer in range(2):
+            self.worker.wait_for_layer_load(layer, self.stream)
+            self.worker.save_kv_layer(layer, self.stream)
+        forward()
+        self.worker.wait_for_save(self.stream)
+        assert self.worker.get_finished([], []) == ([], [])
+
+    def compute(self, request: Request, blocks: list[int], at: int, count: int) -> None:
+        for position in range(at, at + count):
+            block, token = blocks[position // SIZE], position % SIZE
+            # What a token computes depends on all tokens before it.
+            value = hash(tuple(request.tokens[: position + 1])) % 10_000
+            self.memory[block, :, :, token * 64 : (token + 1) * 64] = value
+
+    def finish(self, request: Request, blocks: list[int]) -> None:
+        assert self.scheduler.request_finished(request, blocks) is False
+
+    def settle(self) -> None:
+        assert self.scheduler._process.manager.wait_offloads(10)
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    engine = Engine()
+    yield engine
+    engine.worker.shutdown()
+
+
+PROMPT = list(range(100, 118))  # 4 blocks and two tokens
+
+
+def test_a_prompt_that_comes_again_is_loaded(engine: Engine) -> None:
+    first, second = [3, 1, 7, 5, 2], [10, 11, 12, 13, 14]
+    assert engine.run(Request(1, PROMPT), first) == 0
+    engine.finish(Request(1, PROMPT), first)
+    engine.settle()
+    assert engine.run(Request(2, PROMPT), second) == 16
+    assert (engine.memory[second[:4]] == engine.memory[first[:4]]).all()
+    # Two of its blocks are TensorRT-LLM's own: the others are loaded behind them.
+    third = [*first[:2], 20, 21, 22]
+    assert engine.run(Request(3, PROMPT), third, computed=8) == 8
+    assert (engine.memory[[20, 21]] == engine.memory[first[2:4]]).all()
+    counters = engine.scheduler._process.counters
+    assert (counters["promised_blocks"], counters["loaded_blocks"], counters["errors"]) == (6, 6, 0)
+
+
+def test_the_last_token_is_always_computed(engine: Engine) -> None:
+    engine.run(Request(1, PROMPT[:16]), [0, 1, 2, 3])
+    engine.settle()
+    assert engine.run(Request(2, PROMPT[:16]), [4, 5, 6, 7]) == 12
+    assert engine.run(Request(3, PROMPT), [8, 9, 10, 11, 12], computed=5) == 0, "a part of a block"
+
+
+def test_chunks_and_generated_tokens_are_saved(engine: Engine) -> None:
+    request, blocks = Request(1, list(PROMPT)), [0, 1, 2, 3, 4]
+    engine.run(request, blocks, chunk=5)
+    for token in range(6):
+        request.tokens.append(token)
+        new = [5] if len(request.tokens) == 21 else []
+        blocks += new
+        data = RequestData(1, [token], new, len(request.tokens) - 1, 1)
+        at = len(request.tokens) - 1
+        engine.step(
+            SchedulerOutput([], [data]), functools.partial(engine.compute, request, blocks, at, 1)
+        )
+    engine.finish(request, blocks)
+    engine.settle()
+    turn = Request(2, [*request.tokens, 1, 2, 3])
+    assert engine.run(turn, [10, 11, 12, 13, 14, 15, 16]) == 24
+    assert (engine.memory[10:16] == engine.memory[:6]).all()
+
+
+def test_blocks_that_are_given_away_are_never_stored_with_other_bytes(engine: Engine) -> None:
+    for turn in range(40):
+        prompt = [turn * 100 + at for at in range(18)]
+        # Some are given away while they are copied, some are not.
+        if turn % 8 == 0:
+            engine.settle()
+        engine.run(Request(turn, prompt), [0, 1, 2, 3, 4])
+        engine.finish(Request(turn, prompt), [0, 1, 2, 3, 4])
+        if turn % 8 == 7:
+            engine.settle()
+    engine.settle()
+    hits = 0
+    for turn in range(40):
+        request = Request(1000 + turn, [turn * 100 + at for at in range(18)])
+        blocks = [10, 11, 12, 13, 14]
+        engine.memory[10:15] = -1
+        matched = engine.run(request, blocks)
+        hits += matched
+        loaded = engine.memory[10 : 10 + matched // SIZE].copy()
+        engine.compute(request, blocks, 0, 18)
+        assert (loaded == engine.memory[10 : 10 + matched // SIZE]).all()
+    assert hits >= 5 * 16, "those whose copies were over"
+
+
+def test_what_is_on_disk_is_staged_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "DISK_DIR": str(tmp_path),
+        "DISK_CAPACITY": "128",
+        "DISK_DRIVE_WRITES_PER_DAY": "0",
+    }.items():
+        monkeypatch.setenv(f"KVBM_{name}", value)
+    from kvbm_rs.trtllm import connector
+
+    monkeypatch.setattr(connector, "STAGE_WAIT", 10.0)
+    engine = Engine()
+    engine.run(Request(1, PROMPT), [0, 1, 2, 3, 4])
+    engine.settle()
+    engine.worker.shutdown()
+    other = Engine()
+    assert other.run(Request(1, PROMPT), [5, 6, 7, 8, 9]) == 16
+    assert (other.memory[5:9] == engine.memory[:4]).all()
+    other.worker.shutdown()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"lora_task_id": 3},
+        {"multimodal_hashes": [[1]]},
+        {"cache_salt_id": 1},
+        {"sampling_config": SimpleNamespace(beam_width=2)},
+    ],
+)
+def test_requests_of_more_than_tokens_share_nothing(engine: Engine, more: dict[str, Any]) -> None:
+    engine.run(Request(1, PROMPT, **more), [0, 1, 2, 3, 4])
+    engine.settle()
+    assert engine.run(Request(2, PROMPT), [5, 6, 7, 8, 9]) == 0, "it was not saved"
+    engine.settle()
+    assert engine.run(Request(3, PROMPT, **more), [10, 11, 12, 13, 14]) == 0, "nor loaded"
+
+
+def test_errors_cost_a_hit_and_a_broken_promise_stops_the_engine(engine: Engine) -> None:
+    engine.run(Request(1, PROMPT), [0, 1, 2, 3, 4])
+    engine.settle()
+    bad: Any = SimpleNamespace(request_id=5)
+    assert engine.scheduler.get_num_new_matched_tokens(bad, 0) == (0, False)
+    assert engine.scheduler.get_num_new_matched_tokens(None, 0) == (0, False)
+    assert engine.scheduler.request_finished(None, []) is False
+    # What the step overwrites is not known: no copy of any block may go on.
+    engine.step(SchedulerOutput([bad], []))
+    request = Request(2, PROMPT)
+    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (16, False)
+    with pytest.raises(KvbmError, match="promised 4 blocks and has 3 for them"):
+        engine.scheduler.update_state_after_alloc(request, [5, 6, 7])
+    # The memory of a promised block is not there: the load cannot be carried out.
+    engine.scheduler.update_state_after_alloc(request, [5, 6, 7, BLOCKS + 1])
+    with pytest.raises(KvbmError):
+        engine.step(SchedulerOutput([RequestData(2, PROMPT, [5, 6, 7, 8], 0, 2)], []))
+    errors = engine.scheduler._process.failures.counts
+    assert errors == {
+        "get_num_new_matched_tokens": 2,
+        "request_finished": 1,
+        "build_connector_meta": 1,
+    }
+
+
+def test_promises_of_requests_that_never_run_end(engine: Engine) -> None:
+    engine.run(Request(1, PROMPT), [0, 1, 2, 3, 4])
+    engine.settle()
+    manager = engine.scheduler._process.manager
+    for number in range(2, 200):
+        request = Request(number, PROMPT)
+        assert engine.scheduler.get_num_new_matched_tokens(request, 0)[0] == 16
+        engine.finish(request, [])
+    assert manager.open_tickets == (0, 0) and len(engine.scheduler._requests) == 1
+    assert len(engine.scheduler._process._plans) <= 16
+
+
+def test_promises_of_one_step_hold_however_many_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Together they pin at most what no other promise takes back."""
+    monkeypatch.setenv("KVBM_HOST_CAPACITY", "40")
+    engine = Engine()
+    prompts = [[number * 100 + at for at in range(18)] for number in range(6)]
+    for number, prompt in enumerate(prompts):
+        engine.run(Request(number, prompt), [0, 1, 2, 3, 4])
+        engine.settle()
+    again = [Request(100 + number, prompt) for number, prompt in enumerate(prompts)]
+    matched = [engine.scheduler.get_num_new_matched_tokens(request, 0)[0] for request in again]
+    assert matched == [16, 16, 8, 0, 0, 0]
+    data = []
+    for at, request in enumerate(again[:4]):
+        blocks = list(range(8 + at * 5, 13 + at * 5))
+        engine.scheduler.update_state_after_alloc(request, blocks)
+        data.append(RequestData(request.request_id, request.tokens, blocks, 0, 18 - matched[at]))
+    engine.step(SchedulerOutput(data, []))
+    for at, request in enumerate(again[:3]):
+        loaded = engine.memory[8 + at * 5 : 8 + at * 5 + matched[at] // SIZE].copy()
+        engine.compute(request, list(range(5)), 0, 18)
+        assert (loaded == engine.memory[: matched[at] // SIZE]).all()
+    assert engine.scheduler.get_num_new_matched_tokens(Request(200, prompts[5]), 0)[0] == 16
+    engine.worker.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"tensor_parallel_size": 2}, "2 ranks"),
+        ({"pipeline_parallel_size": 4}, "4 ranks"),
+        ({"enable_attention_dp": True}, "enable_attention_dp"),
+        ({"speculative_config": object()}, "speculative_config"),
+        (
+            {"kv_cache_config": SimpleNamespace(tokens_per_block=4, enable_block_reuse=False)},
+            "enable_block_reuse",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_at_the_start(changes: dict[str, Any], text: str) -> None:
+    from kvbm_rs.trtllm import KvbmScheduler, KvbmWorker
+
+    for refused in (KvbmScheduler, KvbmWorker):
+        with pytest.raises(ConfigInvalid, match=text):
+            refused(arguments(**changes))
+
+
+def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvbm_rs.trtllm import KvbmScheduler
+
+    monkeypatch.delenv("KVBM_HOST_CAPACITY")
+    with pytest.raises(ConfigInvalid, match="KVBM_HOST_CAPACITY is not set"):
+        KvbmScheduler(arguments())
+
+
+def test_what_an_upgrade_dropped_is_named(
+    trtllm: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvbm_rs.trtllm import KvbmScheduler
+    from kvbm_rs.trtllm import _trtllm_compat as compat
+
+    assert compat.missing() == []
+    monkeypatch.delattr(KvCacheConnectorWorker, "wait_for_save")
+    monkeypatch.delattr(trtllm, "SchedulerOutput")
+    dropped = compat.missing()
+    assert f"{_MODULE}.KvCacheConnectorWorker.wait_for_save" in dropped
+    assert f"{_MODULE}.SchedulerOutput" in dropped
+    with pytest.raises(ConfigInvalid, match=r"TensorRT-LLM 1.2.1 lacks .*wait_for_save"):
+        KvbmScheduler(arguments())
