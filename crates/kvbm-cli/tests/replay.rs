@@ -183,8 +183,9 @@ fn a_trace_is_counted_block_by_block() {
             // Nothing of the first request, two blocks of the second, four of the third.
             assert_eq!(hits(&json), [6, 0, 0], "{mode}: {json:#}");
             assert_eq!(json["hit_ratio"], 0.5, "{mode}");
+            // Of requests that run side by side any may end first.
+            assert_eq!(json["hit_ratio_first_10pct"], 0.0, "{mode}");
         }
-        assert_eq!(json["hit_ratio_first_10pct"], 0.0, "{mode}");
         let verified = if mode == "--metadata-only" { 0 } else { hits(&json).iter().sum() };
         assert_eq!(number(&json, "/verified_blocks"), verified, "{mode}");
         for nothing in ["/corrupt_blocks", "/failed_transfers", "/quarantined_blocks", "/offload_dropped"] {
