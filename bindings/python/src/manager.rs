@@ -266,16 +266,25 @@ impl KvBlockManager {
         self.call(py, |open| Ok(open.manager.flush(timeout)?.durable_blocks))
     }
 
-    /// Removes every block that nobody uses from a tier (`"g2"` or `"g3"`). How many went.
-    fn clear(&self, py: Python<'_>, tier: &str) -> PyResult<u64> {
+    /// Removes every block that nobody uses from a tier (`"g2"` or `"g3"`). How many went. With
+    /// `wait=False` the disks make it durable later; `flush` waits for that.
+    #[pyo3(signature = (tier, *, wait = true))]
+    fn clear(&self, py: Python<'_>, tier: &str, wait: bool) -> PyResult<u64> {
         let tier: Tier = tier.parse().map_err(|error| Error::argument(format!("tier {tier:?}: {error}")))?;
-        self.call(py, |open| Ok(open.manager.clear(tier)?))
+        self.call(py, |open| {
+            let manager = &open.manager;
+            Ok(if wait { manager.clear(tier)? } else { manager.clear_in_background(tier)? })
+        })
     }
 
-    /// Removes a namespace from all tiers. How many blocks went.
-    fn forget(&self, py: Python<'_>, namespace: &Namespace) -> PyResult<u64> {
+    /// Removes a namespace from all tiers. How many blocks went. `wait` as with `clear`.
+    #[pyo3(signature = (namespace, *, wait = true))]
+    fn forget(&self, py: Python<'_>, namespace: &Namespace, wait: bool) -> PyResult<u64> {
         let namespace = namespace.inner.clone();
-        self.call(py, |open| Ok(open.manager.forget(&namespace)))
+        self.call(py, |open| {
+            let manager = &open.manager;
+            Ok(if wait { manager.forget(&namespace) } else { manager.forget_in_background(&namespace) })
+        })
     }
 
     /// A subscriber that sees every event from now on.

@@ -26,6 +26,7 @@ use crate::metrics::Metrics;
 use crate::offload::Offload;
 use crate::ranks::Ranks;
 use crate::ranks::recovery::Recoveries;
+pub(crate) use crate::slots::Commit;
 use crate::slots::Slots;
 use crate::tenants::Tenants;
 use crate::transfers::Transfers;

@@ -2,6 +2,7 @@
 
 use super::Leader;
 use crate::metrics::EvictReason;
+use crate::slots::Commit;
 use kvbm_plan::{BlockIdentity, Failure, NamespaceId, Path, Rank, Tier};
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
@@ -213,20 +214,20 @@ impl Leader {
         unsaved.len() as u64
     }
 
-    pub(crate) fn clear(&self, tier: Tier) -> Result<u64, ClearError> {
+    pub(crate) fn clear(&self, tier: Tier, commit: Commit) -> Result<u64, ClearError> {
         if tier == Tier::G4 && !self.volumes.is_empty() {
             return Ok(self.volumes.forget(None, EvictReason::Cleared));
         }
         if self.registry.capacity(tier) == 0 {
             return Err(ClearError { tier });
         }
-        let removed = self.slots.clear(tier);
+        let removed = self.slots.clear(tier, commit);
         self.metrics.tier(tier).evictions(EvictReason::Cleared).add(removed);
         Ok(removed)
     }
 
-    pub(crate) fn forget(&self, namespace: NamespaceId) -> u64 {
-        let (blocks, removed) = self.slots.forget(namespace);
+    pub(crate) fn forget(&self, namespace: NamespaceId, commit: Commit) -> u64 {
+        let (blocks, removed) = self.slots.forget(namespace, commit);
         for (tier, removed) in Tier::SLOTTED.into_iter().zip(removed) {
             self.metrics.tier(tier).evictions(EvictReason::Forgotten).add(removed);
         }

@@ -13,7 +13,7 @@ mod tenants;
 
 use crate::config::{Config, ONLY_GROUP, stored_bytes};
 use crate::events::EventPump;
-use crate::leader::{ClearError, FlushError, FlushReport, Leader, ShutdownReport};
+use crate::leader::{ClearError, Commit, FlushError, FlushReport, Leader, ShutdownReport};
 use crate::metrics::Metrics;
 use crate::onboard::Onboarding;
 use crate::places::{self, Places};
@@ -368,7 +368,18 @@ impl<G> KvBlockManager<G> {
     /// # Errors
     /// A tier that is not configured, or not ours.
     pub fn clear(&self, tier: Tier) -> Result<u64, ClearError> {
-        self.leader.clear(tier)
+        self.leader.clear(tier, Commit::Await)
+    }
+
+    /// As [`clear`](Self::clear), without waiting for a disk: for the thread of a scheduler. The
+    /// blocks cannot be found any more when this returns. A process that is killed before the
+    /// disks' next commit may find some of them on G3 in its next life; [`flush`](Self::flush)
+    /// waits for that commit.
+    ///
+    /// # Errors
+    /// A tier that is not configured, or not ours.
+    pub fn clear_in_background(&self, tier: Tier) -> Result<u64, ClearError> {
+        self.leader.clear(tier, Commit::Background)
     }
 
     /// Removes a model or tenant from all tiers. How many blocks went. Blocks that are in use go
@@ -384,7 +395,13 @@ impl<G> KvBlockManager<G> {
     /// told when its worker starts again under this manager; where that is the only rank and the
     /// manager ends first, repeat this under the next one.
     pub fn forget(&self, namespace: &Namespace) -> u64 {
-        self.leader.forget(NamespaceId::from(namespace.tag()))
+        self.leader.forget(NamespaceId::from(namespace.tag()), Commit::Await)
+    }
+
+    /// As [`forget`](Self::forget), without waiting for a disk, as
+    /// [`clear_in_background`](Self::clear_in_background).
+    pub fn forget_in_background(&self, namespace: &Namespace) -> u64 {
+        self.leader.forget(NamespaceId::from(namespace.tag()), Commit::Background)
     }
 
     /// Makes everything that is on G3 durable, and what was on its way there when this was called.

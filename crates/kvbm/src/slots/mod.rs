@@ -34,6 +34,15 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Whether the caller of a removal waits for the disks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Commit {
+    /// Until the removal is durable, or its deadline passes.
+    Await,
+    /// The disks commit it later.
+    Background,
+}
+
 /// See the module.
 pub(crate) struct Slots {
     registry: Registry,
@@ -225,7 +234,11 @@ impl Slots {
     }
 
     /// Waits until the disks have made durable what was removed from them, or logs which has not.
-    fn commit_removal(&self) {
+    /// A removal in the background is durable with the disks' next commit, or the next flush.
+    fn commit_removal(&self, commit: Commit) {
+        if commit == Commit::Background {
+            return;
+        }
         if let Err((rank, failure)) = self.flush(deadline_after(Instant::now(), self.durable_within)) {
             tracing::warn!(
                 target: "kvbm", %rank, %failure,
@@ -235,19 +248,19 @@ impl Slots {
     }
 
     /// Removes all inactive blocks from `tier`. How many went.
-    pub(crate) fn clear(&self, tier: Tier) -> u64 {
+    pub(crate) fn clear(&self, tier: Tier, commit: Commit) -> u64 {
         let order = self.order();
         let removed = self.registry.clear(tier).blocks;
         if tier == Tier::G3 {
             self.remove_unused();
             drop(order);
-            self.commit_removal();
+            self.commit_removal(commit);
         }
         removed
     }
 
     /// Removes a namespace from G1, G2 and G3. How many blocks went, in all and from each tier.
-    pub(crate) fn forget(&self, namespace: NamespaceId) -> (u64, [u64; 3]) {
+    pub(crate) fn forget(&self, namespace: NamespaceId, commit: Commit) -> (u64, [u64; 3]) {
         let order = self.order();
         let removed = || Tier::SLOTTED.map(|tier| self.registry.counters(tier).removed);
         let before = removed();
@@ -260,7 +273,7 @@ impl Slots {
             // copy that is on its way there is released when it ends.
             self.remove(Removal::Namespace(namespace));
             drop(order);
-            self.commit_removal();
+            self.commit_removal(commit);
         }
         (blocks, each)
     }

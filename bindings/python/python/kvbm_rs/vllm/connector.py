@@ -268,7 +268,9 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_guarded(lambda: False)
     def reset_cache(self) -> bool | None:
-        removed = self._process.manager.forget(self._process.manager.namespace)
+        manager = self._process.manager
+        # The scheduler's thread waits for no disk.
+        removed = manager.forget(manager.namespace, wait=False)
         logger.info("kvbm: the cache was reset: %d blocks removed", removed)
         for tracked in self._requests.values():
             tracked.offered = 0

@@ -9,7 +9,7 @@ use kvbm::metrics::EvictReason;
 use kvbm::plan::Command;
 use kvbm::{ClearError, FailureKind, Namespace, Tier};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[test]
 fn one_tenant_is_forgotten_and_the_other_is_not_even_after_a_restart() {
@@ -363,4 +363,26 @@ fn looking_up_pins_nothing_and_counts_as_no_use() {
     let other = Namespace::new("another-model").page_size(16);
     let foreign = manager.sequence_in(&other, &(0..64).collect::<Vec<_>>(), b"").unwrap();
     assert!(manager.look_up(&foreign).is_empty());
+}
+
+/// A disk that does not answer keeps nobody who does not wait for it; the next flush does.
+#[test]
+fn a_removal_in_the_background_waits_for_no_disk() {
+    let ranks = Ranks::new(1);
+    let manager = ranks.manager([16, 32, 32], |config| config.offload.g2_g3.write_through = true);
+    let sequence = tokens(&manager, 1, 4);
+    manager.offload(&fill(&manager, &sequence, 0), Tier::G2).unwrap();
+    assert!(manager.wait_offloads(soon()));
+    ranks.set_all(Mode::Silent);
+    let began = Instant::now();
+    assert_eq!(manager.clear_in_background(Tier::G3), Ok(4));
+    assert_eq!(manager.forget_in_background(manager.namespace()), 8);
+    // A removal that waits takes `transfer.deadline` here, 30 s.
+    assert!(began.elapsed() < Duration::from_secs(10));
+    assert!(manager.look_up(&sequence).is_empty());
+    let sent = ranks.commands(0);
+    for tier in ["Release", "Forget"] {
+        assert!(sent.iter().any(|command| format!("{command:?}").starts_with(tier)), "{sent:?}");
+    }
+    assert!(manager.flush(Duration::from_millis(50)).is_err(), "it is not durable yet");
 }
