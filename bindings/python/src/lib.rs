@@ -4,11 +4,11 @@
 //! calls stands in the Python package beside this crate.
 //!
 //! Rules that every module follows:
-//! - What waits, copies, joins or frees runs without the GIL ([`guard::detached`]).
-//! - No thread of kvbm takes the GIL. Logs wait in a bounded ring ([`logs`]) until Python drains
+//! - What waits, copies, joins or frees runs without the GIL (`guard::detached`).
+//! - No thread of kvbm takes the GIL. Logs wait in a bounded ring (`logs`) until Python drains
 //!   it.
-//! - No panic reaches Python: [`guard`] turns it into `kvbm_rs.InternalError`.
-//! - An object is used only in the process that made it ([`guard::Process`]).
+//! - No panic reaches Python: `guard` turns it into `kvbm_rs.InternalError`.
+//! - An object is used only in the process that made it (`guard::Process`).
 //!
 //! # Modules
 //! A module uses only modules in rows below its own, and only those in its third column.

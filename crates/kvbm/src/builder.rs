@@ -255,7 +255,7 @@ impl<State> Builder<State> {
     }
 
     /// Sockets of the workers, one for each rank in order: each is a process of its own (`kvbm
-    /// worker`, [`WorkerServer`](crate::WorkerServer)). They may be started before or after
+    /// worker`, `WorkerServer`). They may be started before or after
     /// `build`, which waits for them for a minute at most.
     #[must_use]
     pub fn remote_workers(mut self, sockets: impl IntoIterator<Item = impl Into<PathBuf>>) -> Self {

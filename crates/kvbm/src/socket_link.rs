@@ -1,6 +1,6 @@
 //! Links to workers in other processes, over Unix sockets.
 //!
-//! The worker listens ([`WorkerServer`](crate::WorkerServer), `kvbm worker`). The leader connects
+//! The worker listens (`WorkerServer`, `kvbm worker`). The leader connects
 //! in [`Builder::build`](crate::Builder::build), in either order of birth, and connects again when
 //! a worker was started again.
 

@@ -97,7 +97,7 @@ pub struct StillBusy {
     pub blocks: Vec<BlockId>,
 }
 
-/// A device event behind everything that the engine had submitted, see [`KvBlockManager::fence`].
+/// A device event behind everything that the engine had submitted, see `KvBlockManager::fence`.
 pub use crate::transfers::Fence;
 
 /// Ends the transfer's share in engine blocks when the hardware is done.
