@@ -1,14 +1,13 @@
 """vLLM's own offloading on the CPU platform, for comparison.
 
-Its manager, policies and tiers are vLLM's. Only the worker that copies between the KV tensors and
-the CPU tier has no form for the CPU in
-vLLM: here it copies with torch, on one thread.
+Its manager, policies and tiers are vLLM's. vLLM has no worker for the CPU that copies between the
+KV tensors and the CPU tier. The worker here copies with torch, at once, on the engine's thread: a
+Python thread beside the engine's loop would wait for the GIL far longer than a copy takes.
 """
 
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
@@ -35,50 +34,50 @@ class HostCopies(OffloadingWorker):  # type: ignore[misc]
                 else region.create_next_worker_view(chunk)
             )
             self._host.append(view)
-        self._thread = ThreadPoolExecutor(1, "host-copies")
-        self._jobs: dict[int, Future[tuple[int, float]]] = {}
+        self._done: list[TransferResult] = []
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
-        self._jobs[job_id] = self._thread.submit(self._copy, src_spec, dst_spec, True)
+        self._done.append(TransferResult(job_id, True, *self._copy(src_spec, dst_spec, True)))
         return True
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
-        self._jobs[job_id] = self._thread.submit(self._copy, dst_spec, src_spec, False)
+        self._done.append(TransferResult(job_id, True, *self._copy(dst_spec, src_spec, False)))
         return True
 
     def _copy(self, blocks: Any, chunks: Any, to_host: bool) -> tuple[int, float]:
+        """One call of torch for each tensor."""
+        import torch
+
         began, copied = time.perf_counter(), 0
-        ids, places = blocks.block_ids.tolist(), chunks.block_ids.tolist()
+        ids, places = torch.from_numpy(blocks.block_ids), torch.from_numpy(chunks.block_ids)
         at, chunk_at = 0, 0
         for group, count in enumerate(blocks.group_sizes):
             if not count:
                 continue
             first = blocks.block_indices[group] % self._per_chunk
-            for index in range(count):
-                chunk, within = divmod(first + index, self._per_chunk)
-                for ref in self._groups[group]:
-                    kv, host = self._kv[ref.tensor_idx], self._host[ref.tensor_idx]
-                    size = kv.shape[1]
-                    part = host[places[chunk_at + chunk], within * size : (within + 1) * size]
-                    block = kv[ids[at + index]]
-                    if to_host:
-                        part.copy_(block)
-                    else:
-                        block.copy_(part)
-                    copied += size
+            within = torch.arange(first, first + count)
+            source = ids[at : at + count].long()
+            chunk = places[chunk_at + within // self._per_chunk].long()
+            within %= self._per_chunk
+            for ref in self._groups[group]:
+                kv = self._kv[ref.tensor_idx]
+                host = self._host[ref.tensor_idx].unflatten(1, (self._per_chunk, kv.shape[1]))
+                if to_host:
+                    host[chunk, within] = kv[source]
+                else:
+                    kv[source] = host[chunk, within]
+                copied += count * kv.shape[1]
             at, chunk_at = at + count, chunk_at + (first + count - 1) // self._per_chunk + 1
         return copied, time.perf_counter() - began
 
     def get_finished(self) -> list[TransferResult]:
-        done = [job for job, future in self._jobs.items() if future.done()]
-        return [TransferResult(job, True, *self._jobs.pop(job).result()) for job in done]
+        done, self._done = self._done, []
+        return done
 
     def wait(self, job_ids: set[int]) -> None:
-        for job in job_ids & self._jobs.keys():
-            self._jobs[job].result()
+        """Every job is over when it was submitted."""
 
     def shutdown(self) -> None:
-        self._thread.shutdown(wait=True)
         if self._region is not None:
             self._host.clear()
             self._region.cleanup()

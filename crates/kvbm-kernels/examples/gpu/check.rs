@@ -164,7 +164,8 @@ fn fused_copy_roundtrip(gpu: &Gpu, options: &Options) -> Result<u64, Failure> {
             let blank = vec![0; bytes.len()];
             let wanted = expected(&shape, (&stack, heads, &bytes), (&universal, heads, &blank))?;
             let mut arrived = vec![0; bytes.len()];
-            // SAFETY: the only copy that writes to the memory is over, and no other one is submitted.
+            // SAFETY: the only copy that writes to the memory is over, and no other one is
+            // submitted.
             unsafe { host.region().read_at(0, &mut arrived) }?;
             if arrived != wanted {
                 return Err(format!("round {round}: the universal form is wrong").into());
