@@ -216,7 +216,12 @@ def restart_reference(
 
 @scenario
 def failures(
-    model: str, disk: str, rounds: int, options: dict[str, Any], **settings: Any
+    model: str,
+    disk: str,
+    rounds: int,
+    options: dict[str, Any],
+    kinds: tuple[str, ...] = ("corrupt", "truncated", "late", "aborted"),
+    **settings: Any,
 ) -> dict[str, Any]:
     """Loads that fail: bytes on disk that changed, files that became shorter, results that come
     late, requests that are aborted.
@@ -225,7 +230,7 @@ def failures(
     free = engine.free_blocks()
     rng = random.Random(3)
     manager = engine.connector._process.manager
-    unequal, kinds = 0, ("corrupt", "truncated", "late", "aborted")
+    unequal = 0
     for turn in range(rounds):
         prompt = unrelated(1, rng.randrange(200, 600), 1000 + turn)[0]
         (right,) = engine.tokens([prompt], 8)
@@ -308,6 +313,12 @@ def corrupt(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], None
     return lambda: None
 
 
+def corrupt_rank_1(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], None]:
+    """As `corrupt`, on the second of two ranks alone."""
+    (folder,) = disk.rglob("rank-1-of-2")
+    return corrupt(engine, folder, rng)
+
+
 def truncated(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], None]:
     """Cuts the slot files off, so that reads come back short; their length returns afterwards,
     their bytes do not.
@@ -341,7 +352,13 @@ def aborted(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], None
     return late(engine, disk, rng)
 
 
-FAULTS = {"corrupt": corrupt, "truncated": truncated, "late": late, "aborted": aborted}
+FAULTS = {
+    "corrupt": corrupt,
+    "corrupt_rank_1": corrupt_rank_1,
+    "truncated": truncated,
+    "late": late,
+    "aborted": aborted,
+}
 
 
 def abort_while_loading(engine: Engine, prompt: list[int]) -> None:

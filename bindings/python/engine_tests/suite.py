@@ -195,6 +195,72 @@ class Suite:
         self.row("control_differs", float(differs))
         self.check("one wrong bit in a loaded block changes tokens", differs, control)
 
+    def processes(self) -> None:
+        """Workers in processes of their own: one rank, and two."""
+        count, longest, length = (40, 1000, 1536) if self.quick else (200, 4000, 4608)
+        size = {"count": count, "longest": longest, "max_model_len": length}
+        small_g1 = {"num_gpu_blocks_override": (length // 32) * 3 // 2}
+        unequal, disagree = 0, 0.0
+        for label, settings in (
+            ("one worker", {"distributed_executor_backend": "mp"}),
+            ("two ranks", {"tensor_parallel_size": 2}),
+        ):
+            right = str(self.work / f"{label.replace(' ', '-')}.json")
+            self.run(
+                f"reference {label}", "reference", model=self.tiny, out=right, **size, **settings
+            )
+            found = self.run(
+                f"equal {label}",
+                "equality",
+                model=self.tiny,
+                reference=right,
+                options={"host": "512MiB"},
+                **size,
+                **small_g1,
+                **settings,
+            )
+            if not found:
+                unequal += count
+                continue
+            unequal += found["unequal"]
+            disagree += abs(found["vllm_hits"] - found["kvbm_hits"])
+            self.check(
+                f"{label}: blocks were loaded", found["loaded_blocks"] > 0, found["loaded_blocks"]
+            )
+            self.check(
+                f"{label}: nothing is left behind", not any(found["left"].values()), found["left"]
+            )
+            self.check(
+                f"{label}: no error inside the connector", found["errors"] == 0, found["errors"]
+            )
+        self.row("processes_unequal", unequal)
+        self.check("several processes: tokens are right", unequal == 0, unequal)
+        self.check("several processes: vLLM's external hits are ours", disagree == 0, disagree)
+        found = self.run(
+            "one rank fails",
+            "failures",
+            model=self.tiny,
+            disk=self.fresh("disk-rank-fails"),
+            rounds=2 if self.quick else 12,
+            kinds=["corrupt_rank_1"],
+            options={
+                "host": "64MiB",
+                "disk_capacity": "512MiB",
+                "disk.drive_writes_per_day": 0,
+            },
+            max_model_len=2048,
+            tensor_parallel_size=2,
+        )
+        self.check("one rank fails: tokens are right", found.get("unequal") == 0, found)
+        self.check(
+            "one rank fails: blocks are computed again", found.get("failed_blocks", 0) > 0, found
+        )
+        self.check(
+            "one rank fails: nothing is left behind",
+            not any(found.get("left", {"": 1}).values()),
+            found.get("left"),
+        )
+
     def restart(self) -> None:
         count, longest = (16, 800) if self.quick else (60, 4000)
         size = {"count": count, "longest": longest, "max_model_len": 8448}
@@ -442,6 +508,7 @@ def main() -> int:
     parts: dict[str, Callable[[], None]] = {
         "attributes": suite.attributes,
         "equality": suite.equality,
+        "processes": suite.processes,
         "restart": suite.restart,
         "failures": suite.failures,
         "latency": suite.latency,

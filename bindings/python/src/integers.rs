@@ -1,8 +1,10 @@
-//! Tokens and block ids out of lists, tuples, arrays and buffers.
+//! Tokens, block ids and times out of lists, tuples, arrays, buffers and numbers.
 
 use crate::errors::{Error, Kind, Result};
+use kvbm::BlockId;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
+use std::time::Duration;
 
 /// Non-negative integers below 2^32. `what` names them in errors.
 ///
@@ -70,4 +72,18 @@ fn decode(bytes: &[u8], format: &str, what: &str) -> Result<Vec<u32>> {
             format!("{what}: a buffer of elements {format:?}; give integers, such as numpy's int32 or int64"),
         )),
     }
+}
+
+/// Block ids out of a list or a buffer.
+pub(crate) fn block_ids(ids: &Bound<'_, PyAny>) -> PyResult<Vec<BlockId>> {
+    Ok(u32s(ids, "block ids")?.into_iter().map(BlockId).collect())
+}
+
+/// A time to wait, of seconds: a day at most, so that a deadline can be computed.
+pub(crate) fn seconds(timeout: f64) -> Result<Duration> {
+    const LONGEST: Duration = Duration::from_secs(24 * 3600);
+    let timeout = Duration::try_from_secs_f64(timeout);
+    timeout
+        .map(|timeout| timeout.min(LONGEST))
+        .map_err(|error| Error::argument(format!("timeout: {error}; give seconds, 0 or more")))
 }

@@ -21,10 +21,16 @@ pub(crate) struct Layout {
 
 /// One tensor of the engine.
 struct EngineTensor {
+    block_bytes: usize,
+    /// None where the tensor is in a worker's process.
+    memory: Option<TensorMemory>,
+}
+
+/// Where a tensor lies.
+struct TensorMemory {
     address: usize,
     length: usize,
     block_stride: usize,
-    block_bytes: usize,
     owner: Py<PyAny>,
 }
 
@@ -75,8 +81,22 @@ impl Layout {
         if u32::try_from(block_bytes).is_err() {
             return refuse(format!("{block_bytes} bytes a block: at most {} are supported", u32::MAX));
         }
-        self.tensors.push(EngineTensor { address, length, block_stride, block_bytes, owner });
+        let memory = Some(TensorMemory { address, length, block_stride, owner });
+        self.tensors.push(EngineTensor { block_bytes, memory });
         Ok(())
+    }
+
+    /// The layout of blocks that workers in other processes hold: `tensor_bytes[i]` bytes of each
+    /// block lie in tensor `i` of every rank. For `KvBlockManager(..., workers=...)`.
+    #[staticmethod]
+    fn of_workers(num_blocks: u32, page_size: u32, tensor_bytes: Vec<u32>) -> Result<Self> {
+        let mut layout = Self::new(num_blocks, page_size)?;
+        if let Some(at) = tensor_bytes.iter().position(|bytes| *bytes == 0) {
+            return Err(Error::argument(format!("tensor {at}: 0 bytes a block: give 1 or more")));
+        }
+        let tensor = |bytes: u32| EngineTensor { block_bytes: bytes as usize, memory: None };
+        layout.tensors = tensor_bytes.into_iter().map(tensor).collect();
+        Ok(layout)
     }
 
     /// Blocks.
@@ -95,6 +115,12 @@ impl Layout {
     #[getter]
     pub(crate) fn block_bytes(&self) -> usize {
         self.tensors.iter().map(|tensor| tensor.block_bytes).sum()
+    }
+
+    /// Bytes of a block in each tensor: what `of_workers` takes.
+    #[getter]
+    fn tensor_bytes(&self) -> Vec<usize> {
+        self.tensors.iter().map(|tensor| tensor.block_bytes).collect()
     }
 
     /// Tensors.
@@ -120,24 +146,24 @@ impl Layout {
 
     /// The layout, bound to the engine's memory; the owners live as long as it does.
     pub(crate) fn bind(&self, py: Python<'_>) -> Result<BoundLayout> {
-        let place = |(region, tensor): (u32, &EngineTensor)| OpaqueTensor {
-            region,
-            offset: 0,
-            block_stride: tensor.block_stride as u64,
-            block_bytes: tensor.block_bytes as u32,
-        };
-        let layout = OpaqueLayout::new(self.num_blocks, (0..).zip(&self.tensors).map(place))?;
-        let layout: Arc<dyn BlockLayout> = Arc::new(layout);
-        let mut bindings = Vec::with_capacity(self.tensors.len());
-        for tensor in &self.tensors {
-            bindings.push(RegionBinding::new(Arc::new(tensor.memory(py)?)));
+        let (mut places, mut bindings) = (Vec::new(), Vec::new());
+        for (region, tensor) in (0..).zip(&self.tensors) {
+            let Some(memory) = &tensor.memory else {
+                let text = "the layout is that of workers in other processes: name their sockets (`workers`), \
+                            or add tensors of this process";
+                return Err(Error::argument(text));
+            };
+            let (block_stride, block_bytes) = (memory.block_stride as u64, tensor.block_bytes as u32);
+            places.push(OpaqueTensor { region, offset: 0, block_stride, block_bytes });
+            bindings.push(RegionBinding::new(Arc::new(memory.bind(py)?)));
         }
+        let layout: Arc<dyn BlockLayout> = Arc::new(OpaqueLayout::new(self.num_blocks, places)?);
         Ok(BoundLayout::bind(layout, bindings)?)
     }
 }
 
-impl EngineTensor {
-    fn memory(&self, py: Python<'_>) -> Result<HostStorage> {
+impl TensorMemory {
+    fn bind(&self, py: Python<'_>) -> Result<HostStorage> {
         let owner: Owner = Arc::new(self.owner.clone_ref(py));
         let start =
             NonNull::new(std::ptr::with_exposed_provenance_mut(self.address)).unwrap_or(NonNull::dangling());

@@ -15,6 +15,7 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
+//! | `worker` | `Worker`: a rank in a process of its own | `layout`, `config`, `integers`, `guard`, `errors` |
 //! | `manager` | `KvBlockManager` | `loads`, `events`, `sequence`, `layout`, `config`, `logs`, `integers`, `guard`, `errors` |
 //! | `loads` | look-ups, loads and offloads as Python sees them | `errors` |
 //! | `events` | `Events` and `KvIndex` | `sequence`, `guard`, `errors` |
@@ -22,7 +23,7 @@
 //! | `layout` | `Layout`: the engine's tensors | `guard`, `errors` |
 //! | `config` | `Config` | `errors` |
 //! | `logs` | the ring of log records | - |
-//! | `integers` | tokens and ids out of lists and buffers | `errors` |
+//! | `integers` | tokens, ids and times out of Python's numbers | `errors` |
 //! | `guard` | calls without the GIL, without panics, in the right process | `errors` |
 //! | `errors` | from errors of kvbm to exceptions | - |
 
@@ -36,6 +37,7 @@ mod loads;
 mod logs;
 mod manager;
 mod sequence;
+mod worker;
 
 use pyo3::prelude::*;
 
@@ -53,6 +55,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<loads::FinishedLoad>()?;
     module.add_class::<loads::OffloadStarted>()?;
     module.add_class::<manager::KvBlockManager>()?;
+    module.add_class::<manager::Fence>()?;
+    module.add_class::<worker::Worker>()?;
     module.add_class::<events::Events>()?;
     module.add_class::<events::Event>()?;
     module.add_class::<events::Gap>()?;

@@ -6,18 +6,19 @@ use crate::config::Config;
 use crate::errors::{Error, Kind, Result};
 use crate::events::Events;
 use crate::guard::{Process, caught, detached, drop_detached};
-use crate::integers::u32s;
+use crate::integers::{block_ids, seconds};
 use crate::layout::Layout;
 use crate::loads::{FinishedLoad, LookUp, OffloadStarted};
 use crate::sequence::{AnySequence, Namespace};
 use kvbm::config::Config as Settings;
-use kvbm::{BlockId, Engine, KvBlockManager as Manager, Tier};
+use kvbm::{Engine, KvBlockManager as Manager, Tier};
 use parking_lot::RwLock;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// A block manager over blocks that the engine allocates and names.
 ///
@@ -29,6 +30,10 @@ pub(crate) struct KvBlockManager {
     block_bytes: usize,
     open: RwLock<Option<Arc<Open>>>,
 }
+
+/// A point of the engine's work, named by `KvBlockManager.fence`.
+#[pyclass(module = "kvbm_rs", frozen)]
+pub(crate) struct Fence(kvbm::Fence);
 
 /// A manager that was not closed yet.
 struct Open {
@@ -65,16 +70,23 @@ impl KvBlockManager {
     /// is: host memory, disk, volumes; its `[model]` and `[namespace]` are taken from `layout` and
     /// `namespace`. With `shadow` it keeps the books and moves no byte: what it finds was never
     /// stored, so nothing of it may be loaded.
+    ///
+    /// `workers` are the sockets of workers in other processes (`Worker`), one for each rank in
+    /// order: `layout` is `Layout.of_workers` then. The workers may start later; this waits for
+    /// them, a minute at most.
     #[new]
-    #[pyo3(signature = (config, layout, namespace, *, shadow = false))]
+    #[pyo3(signature = (config, layout, namespace, *, shadow = false, workers = Vec::new()))]
     fn new(
         py: Python<'_>,
         config: &Config,
         layout: &Layout,
         namespace: &Namespace,
         shadow: bool,
+        workers: Vec<PathBuf>,
     ) -> PyResult<Self> {
-        let (model, bound) = (layout.model()?, layout.bind(py)?);
+        let model = layout.model()?;
+        let elsewhere = shadow || !workers.is_empty();
+        let bound = if elsewhere { None } else { Some(layout.bind(py)?) };
         let (settings, namespace) = (config.settings.clone(), namespace.inner.clone());
         let block_bytes = layout.block_bytes();
         let num_blocks = layout.num_blocks();
@@ -85,10 +97,16 @@ impl KvBlockManager {
                 (built.model, built.namespace) = (model, namespace);
             };
             let builder = Manager::<Engine>::builder().model(model).namespace(namespace);
-            let manager = if shadow {
-                builder.engine_blocks(num_blocks).configure(configure).build_metadata_only()?
-            } else {
-                builder.engine_host(vec![bound]).configure(configure).build()?
+            let manager = match bound {
+                Some(bound) => builder.engine_host(vec![bound]).configure(configure).build()?,
+                None if shadow => {
+                    builder.engine_blocks(num_blocks).configure(configure).build_metadata_only()?
+                }
+                None => {
+                    let ranks = u32::try_from(workers.len()).unwrap_or(u32::MAX);
+                    let builder = builder.engine_blocks(num_blocks).configure(configure);
+                    builder.tensor_parallel(ranks).remote_workers(workers).build()?
+                }
             };
             Ok(Open { manager })
         })?;
@@ -151,10 +169,24 @@ impl KvBlockManager {
         })
     }
 
-    /// Starts the load of the first `len(ids)` promised blocks into the engine's blocks `ids`.
-    fn commit(&self, py: Python<'_>, request: &str, ids: &Bound<'_, PyAny>) -> PyResult<()> {
-        let ids = block_ids(ids)?;
-        self.call(py, |open| Ok(open.manager.tickets().commit(request, &ids, None)?))
+    /// Names a point of the engine's work that every worker has passed when it was told so
+    /// (`Worker.signal(number)`). For workers in other processes. Numbers grow from call to call.
+    fn fence(&self, py: Python<'_>, number: u64) -> PyResult<Fence> {
+        self.call(py, |open| Ok(Fence(open.manager.fence_at(number)?)))
+    }
+
+    /// Starts the load of the first `len(ids)` promised blocks into the engine's blocks `ids`, when
+    /// the engine has passed `after`.
+    #[pyo3(signature = (request, ids, after = None))]
+    fn commit(
+        &self,
+        py: Python<'_>,
+        request: &str,
+        ids: &Bound<'_, PyAny>,
+        after: Option<&Fence>,
+    ) -> PyResult<()> {
+        let (ids, after) = (block_ids(ids)?, after.map(|fence| fence.0));
+        self.call(py, |open| Ok(open.manager.tickets().commit(request, &ids, after)?))
     }
 
     /// Drops the request's ticket, or gives up its load, which comes from `finished` when no copy
@@ -192,19 +224,21 @@ impl KvBlockManager {
     }
 
     /// Copies engine blocks to host memory in the background: `ids[i]` holds block `first + i` of
-    /// `sequence`. The blocks hold their final bytes when this is called.
-    #[pyo3(signature = (ids, sequence, first = 0))]
+    /// `sequence`. The blocks hold their final bytes when this is called, or when the engine has
+    /// passed `after`.
+    #[pyo3(signature = (ids, sequence, first = 0, after = None))]
     fn offload(
         &self,
         py: Python<'_>,
         ids: &Bound<'_, PyAny>,
         sequence: AnySequence<'_>,
         first: usize,
+        after: Option<&Fence>,
     ) -> PyResult<OffloadStarted> {
-        let ids = block_ids(ids)?;
+        let (ids, after) = (block_ids(ids)?, after.map(|fence| fence.0));
         let chain = sequence.chain();
         self.call(py, |open| {
-            let begun = open.manager.offload(&ids, chain, first, None)?;
+            let begun = open.manager.offload(&ids, chain, first, after)?;
             Ok(OffloadStarted::from(begun))
         })
     }
@@ -367,17 +401,4 @@ impl KvBlockManager {
         let state = if self.closed() { "closed" } else { "open" };
         format!("KvBlockManager({:?}, {state})", self.namespace.model_id())
     }
-}
-
-fn block_ids(ids: &Bound<'_, PyAny>) -> PyResult<Vec<BlockId>> {
-    Ok(u32s(ids, "block ids")?.into_iter().map(BlockId).collect())
-}
-
-fn seconds(timeout: f64) -> Result<Duration> {
-    /// The longest wait, so that a deadline can be computed.
-    const LONGEST: Duration = Duration::from_secs(24 * 3600);
-    let timeout = Duration::try_from_secs_f64(timeout);
-    timeout
-        .map(|timeout| timeout.min(LONGEST))
-        .map_err(|error| Error::argument(format!("timeout: {error}; give seconds, 0 or more")))
 }

@@ -6,6 +6,8 @@ The real engine runs in `cargo xtask engine-test`; here is what it seldom does.
 from __future__ import annotations
 
 import enum
+import functools
+import pickle
 import sys
 import time
 import types
@@ -77,6 +79,7 @@ def vllm() -> Iterator[Any]:
     module(
         f"{base}.base",
         KVConnectorBase_V1=Base,
+        KVConnectorHandshakeMetadata=type("KVConnectorHandshakeMetadata", (), {}),
         KVConnectorMetadata=type("KVConnectorMetadata", (), {}),
         KVConnectorRole=KVConnectorRole,
         SupportsHMA=type("SupportsHMA", (), {}),
@@ -93,7 +96,7 @@ def vllm() -> Iterator[Any]:
     from kvbm_rs.vllm import _vllm_compat as compat
 
     missing, compat.missing = compat.missing, list
-    yield SimpleNamespace(role=KVConnectorRole)
+    yield SimpleNamespace(role=KVConnectorRole, compat=compat)
     compat.missing = missing
 
 
@@ -119,7 +122,11 @@ class Request:
 
 
 class Engine:
-    """Scheduler and worker: calls the connector as vLLM does."""
+    """Scheduler and workers: calls the connector as vLLM does.
+
+    `executor="mp"` gives each of `ranks` a worker that the scheduler reaches only through what it
+    sends.
+    """
 
     def __init__(self, vllm: Any, **changes: Any) -> None:
         from kvbm_rs.vllm import KvbmConnector
@@ -132,7 +139,16 @@ class Engine:
         extra = {"host": "64", "host.pinned": False, "policy.admission": "all"} | changes.pop(
             "extra", {}
         )
-        world_size = changes.pop("world_size", 1)
+        ranks, executor = changes.pop("ranks", 1), changes.pop("executor", "uni")
+        parallel = {
+            "world_size": ranks,
+            "tensor_parallel_size": ranks,
+            "decode_context_parallel_size": 1,
+            "distributed_executor_backend": executor,
+            "nnodes": 1,
+            "data_parallel_index": 0,
+            "data_parallel_size": 1,
+        } | changes.pop("parallel", {})
         groups = changes.pop("groups", ["FullAttentionSpec"])
         self.config = SimpleNamespace(
             kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra, **transfer),
@@ -144,9 +160,7 @@ class Engine:
                 enable_prefix_caching=True,
                 prefix_caching_hash_algo="sha256",
             ),
-            parallel_config=SimpleNamespace(
-                world_size=world_size, data_parallel_index=0, data_parallel_size=1
-            ),
+            parallel_config=SimpleNamespace(**parallel),
             model_config=SimpleNamespace(
                 model="m",
                 revision="r",
@@ -156,10 +170,24 @@ class Engine:
         )
         spec = [SimpleNamespace(kv_cache_spec=type(name, (), {})()) for name in groups]
         cache = SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=spec)
-        self.kv = [tensor(), tensor()]
-        self.worker = KvbmConnector(self.config, vllm.role.WORKER, cache)
-        self.worker.register_kv_caches({f"layer.{at}": kv for at, kv in enumerate(self.kv)})
+        self.kv = [tensor() for _ in range(2 * ranks)]
+        self.workers = []
+        for rank in range(ranks):
+            vllm.compat.tensor_parallel_rank = functools.partial(int, rank)
+            worker = KvbmConnector(self.config, vllm.role.WORKER, cache)
+            worker.register_kv_caches(
+                {"layer.0": self.kv[2 * rank], "layer.1": self.kv[2 * rank + 1]}
+            )
+            self.workers.append(worker)
+        self.worker = self.workers[0]
         self.scheduler = KvbmConnector(self.config, vllm.role.SCHEDULER, cache)
+        handshakes = {
+            rank: pickle.loads(pickle.dumps(worker.get_handshake_metadata()))
+            for rank, worker in enumerate(self.workers)
+        }
+        if executor == "mp":
+            self.scheduler.set_xfer_handshake_metadata(handshakes)
+        self.is_remote = executor == "mp"
         self.manager = self.scheduler._process.manager
 
     @property
@@ -191,8 +219,11 @@ class Engine:
             ),
         )
         plan = self.scheduler.build_connector_meta(output)
-        self.worker.handle_preemptions(plan)
-        self.worker.bind_connector_metadata(plan)
+        if self.is_remote:
+            plan = pickle.loads(pickle.dumps(plan))
+        for worker in self.workers:
+            worker.handle_preemptions(plan)
+            worker.bind_connector_metadata(plan)
         if not self.worker._is_async:
             self.worker.start_load_kv(None)
         for request, ids, tokens in running.values():
@@ -206,9 +237,13 @@ class Engine:
             request.num_computed_tokens += tokens
         if self.worker._is_async:
             self.worker.start_load_kv(None)
-        self.worker.wait_for_save()
-        _, received = self.worker.get_finished(set())
-        return received or set(), self.worker.get_block_ids_with_load_errors()
+        for worker in self.workers:
+            worker.wait_for_save()
+        results = [worker.get_finished(set())[1] or set() for worker in self.workers]
+        assert all(result == results[0] for result in results)
+        return results[0], set().union(
+            *(worker.get_block_ids_with_load_errors() for worker in self.workers)
+        )
 
     def compute(self, request: Request, ids: list[int]) -> None:
         """Computes a request that nothing is known of, and waits for its copies."""
@@ -249,12 +284,13 @@ class Engine:
 
     def close(self) -> None:
         self.scheduler.shutdown()
-        self.worker.shutdown()
+        for worker in self.workers:
+            worker.shutdown()
 
 
-@pytest.fixture
-def engine(vllm: Any) -> Iterator[Engine]:
-    engine = Engine(vllm)
+@pytest.fixture(params=["uni", "mp"])
+def engine(vllm: Any, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    engine = Engine(vllm, executor=request.param, ranks=1 if request.param == "uni" else 2)
     yield engine
     engine.close()
 
@@ -458,7 +494,10 @@ def test_a_streaming_session_that_replaces_its_last_tokens(engine: Engine) -> No
     [
         ({"transfer": {"kv_load_failure_policy": "fail"}}, '"kv_load_failure_policy": "recompute"'),
         ({"transfer": {"kv_role": "kv_producer"}}, "kv_both"),
-        ({"world_size": 2}, "2 ranks"),
+        ({"parallel": {"distributed_executor_backend": "ray"}}, "'ray' on 1 nodes"),
+        ({"executor": "mp", "parallel": {"nnodes": 2}}, "'mp' on 2 nodes"),
+        ({"executor": "mp", "parallel": {"world_size": 2}}, "2 ranks, 1 of them tensor parallel"),
+        ({"executor": "mp", "extra": {"load": "sync"}}, "'load' is 'sync'"),
         (
             {"groups": ["FullAttentionSpec", "SlidingWindowSpec"]},
             "FullAttentionSpec, SlidingWindowSpec",
@@ -481,7 +520,7 @@ def test_a_scheduler_without_its_worker_is_refused(vllm: Any) -> None:
     engine.close()
     from kvbm_rs.vllm import KvbmConnector
 
-    with pytest.raises(BuildFailed, match="one process"):
+    with pytest.raises(BuildFailed, match="no worker has registered"):
         KvbmConnector(
             engine.config,
             vllm.role.SCHEDULER,

@@ -14,6 +14,7 @@ from kvbm_rs.vllm.identity import (
     adapter_version,
     namespace_of,
     process_root_is_random,
+    tensor_shapes,
     weights_version,
 )
 from kvbm_rs.vllm.options import Options
@@ -114,6 +115,7 @@ def view(**changes: Any) -> compat.ConfigView:
         "block_size": 32,
         "algorithm": "sha256",
         "quantization": None,
+        "ranks": 1,
         **changes,
     }
     hf = SimpleNamespace(_commit_hash=None, to_json_string=lambda use_diff: json.dumps(settings))
@@ -121,6 +123,7 @@ def view(**changes: Any) -> compat.ConfigView:
         SimpleNamespace(
             kv_transfer_config=None,
             kv_events_config=None,
+            parallel_config=SimpleNamespace(tensor_parallel_size=values["ranks"]),
             cache_config=SimpleNamespace(
                 block_size=values["block_size"],
                 cache_dtype=values["cache_dtype"],
@@ -155,7 +158,7 @@ def test_what_decides_the_bytes_decides_the_namespace(monkeypatch: pytest.Monkey
         backend: str = "A",
         own: bool = False,
     ) -> bytes:
-        return namespace_of(config, weights, {"layer.0": kv}, [backend], own).tag
+        return namespace_of(config, weights, tensor_shapes([kv]), [backend], own).tag
 
     tags = {tag(view())}
     assert tag(view()) in tags
@@ -180,6 +183,7 @@ def test_what_decides_the_bytes_decides_the_namespace(monkeypatch: pytest.Monkey
         tag(view(), kv=other_order),
         tag(view(), backend="B"),
         tag(view(), own=True),
+        tag(view(ranks=2)),
     ]
     monkeypatch.setattr("kvbm_rs.vllm.identity.vllm_version", lambda: "0.33.0")
     others.append(tag(view()))

@@ -23,6 +23,7 @@ from ._core import (
     Config,
     Event,
     ExternalSequence,
+    Fence,
     FinishedLoad,
     Gap,
     KvIndex,
@@ -49,6 +50,7 @@ from .errors import (
 from .manager import KvBlockManager
 from .metrics import Metrics
 from .tensors import layout_of
+from .worker import Worker
 
 __all__ = [
     "BuildFailed",
@@ -59,6 +61,7 @@ __all__ = [
     "Event",
     "Events",
     "ExternalSequence",
+    "Fence",
     "FinishedLoad",
     "ForkedError",
     "Gap",
@@ -75,6 +78,7 @@ __all__ = [
     "NoRoomError",
     "OffloadStarted",
     "TokenSequence",
+    "Worker",
     "__version__",
     "layout_of",
 ]

@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any, ClassVar, final
 
 from typing_extensions import Buffer
@@ -99,12 +100,16 @@ class Layout:
     def add(
         self, address: int, length: int, *, block_stride: int, block_bytes: int, owner: Any
     ) -> None: ...
+    @staticmethod
+    def of_workers(num_blocks: int, page_size: int, tensor_bytes: Sequence[int]) -> Layout: ...
     @property
     def num_blocks(self) -> int: ...
     @property
     def page_size(self) -> int: ...
     @property
     def block_bytes(self) -> int: ...
+    @property
+    def tensor_bytes(self) -> list[int]: ...
     @property
     def num_tensors(self) -> int: ...
 
@@ -141,11 +146,44 @@ class OffloadStarted:
     @property
     def refused(self) -> list[tuple[int, str]]: ...
 
+@final
+class Fence:
+    """A point of the engine's work."""
+
+class Worker:
+    """The worker of one rank, for a manager in another process."""
+
+    def __new__(
+        cls,
+        config: Config,
+        layout: Layout,
+        *,
+        model: str,
+        rank: int,
+        ranks: int,
+        socket: str | PathLike[str],
+    ) -> Worker: ...
+    @property
+    def socket(self) -> Path: ...
+    @property
+    def closed(self) -> bool: ...
+    def signal(self, number: int) -> None: ...
+    def wait_idle(self, ids: Sequence[int] | Buffer, timeout: float) -> list[int]: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *_raised: object) -> None: ...
+
 class KvBlockManager:
     """A block manager over blocks that the engine allocates and names."""
 
     def __new__(
-        cls, config: Config, layout: Layout, namespace: Namespace, *, shadow: bool = False
+        cls,
+        config: Config,
+        layout: Layout,
+        namespace: Namespace,
+        *,
+        shadow: bool = False,
+        workers: Sequence[str | PathLike[str]] = (),
     ) -> KvBlockManager: ...
     @property
     def namespace(self) -> Namespace: ...
@@ -171,7 +209,10 @@ class KvBlockManager:
         *,
         timeout: float,
     ) -> int: ...
-    def commit(self, request: str, ids: Sequence[int] | Buffer) -> None: ...
+    def fence(self, number: int) -> Fence: ...
+    def commit(
+        self, request: str, ids: Sequence[int] | Buffer, after: Fence | None = None
+    ) -> None: ...
     def abandon(self, request: str) -> bool: ...
     def finished(self) -> list[FinishedLoad]: ...
     def offload(
@@ -179,6 +220,7 @@ class KvBlockManager:
         ids: Sequence[int] | Buffer,
         sequence: TokenSequence | ExternalSequence,
         first: int = 0,
+        after: Fence | None = None,
     ) -> OffloadStarted: ...
     def places(self, sequence: TokenSequence | ExternalSequence) -> list[list[str]]: ...
     def released(self, ids: Sequence[int] | Buffer) -> list[int]: ...

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import select
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, cast
 
 from . import _core, logs
-from ._core import Config, FinishedLoad, Layout, Namespace
+from ._core import Config, Fence, FinishedLoad, Layout, Namespace
 from .errors import KvbmError
 from .metrics import Metrics
 
@@ -86,10 +87,17 @@ class KvBlockManager(_core.KvBlockManager):
     _finished_fd: int | None
 
     def __new__(
-        cls, config: Config, layout: Layout, namespace: Namespace, *, shadow: bool = False
+        cls,
+        config: Config,
+        layout: Layout,
+        namespace: Namespace,
+        *,
+        shadow: bool = False,
+        workers: Sequence[str | os.PathLike[str]] = (),
     ) -> KvBlockManager:
         manager = cast(
-            "KvBlockManager", super().__new__(cls, config, layout, namespace, shadow=shadow)
+            "KvBlockManager",
+            super().__new__(cls, config, layout, namespace, shadow=shadow, workers=workers),
         )
         manager._lock = threading.Lock()
         manager._awaited, manager._ended, manager._others = set(), {}, []
@@ -103,7 +111,7 @@ class KvBlockManager(_core.KvBlockManager):
         """Counters and gauges."""
         return Metrics(self)
 
-    def load(self, request: str, ids: Any) -> Onboarding:
+    def load(self, request: str, ids: Any, after: Fence | None = None) -> Onboarding:
         """`commit` for whoever waits for one load: its result comes by the object that this
         returns, not by `finished`.
         """
@@ -112,7 +120,7 @@ class KvBlockManager(_core.KvBlockManager):
                 raise KvbmError(
                     f"request {request!r} has a load that nobody took yet: take its result first"
                 )
-            self.commit(request, ids)
+            self.commit(request, ids, after)
             self._awaited.add(request)
         return Onboarding(self, request)
 

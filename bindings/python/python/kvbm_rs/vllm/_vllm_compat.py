@@ -53,6 +53,7 @@ _USED: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
             "get_external_cache_hit_sources",
             "get_finished",
             "get_kv_connector_stats",
+            "get_handshake_metadata",
             "get_num_new_matched_tokens",
             "handle_preemptions",
             "on_new_request",
@@ -62,6 +63,7 @@ _USED: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
             "requires_piecewise_for_cudagraph",
             "reset_cache",
             "save_kv_layer",
+            "set_xfer_handshake_metadata",
             "shutdown",
             "start_load_kv",
             "take_events",
@@ -71,6 +73,8 @@ _USED: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
         ),
     ),
     (_BASE, "KVConnectorRole", ("SCHEDULER", "WORKER")),
+    (_BASE, None, ("KVConnectorHandshakeMetadata",)),
+    ("vllm.distributed.parallel_state", None, ("get_tensor_model_parallel_rank",)),
     (_METRICS, None, ("KVConnectorPromMetrics", "KVConnectorStats")),
     (
         _METRICS,
@@ -159,7 +163,14 @@ _USED: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
     (
         "vllm.config.parallel",
         "ParallelConfig",
-        ("world_size", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_index"),
+        (
+            "world_size",
+            "tensor_parallel_size",
+            "data_parallel_index",
+            "decode_context_parallel_size",
+            "distributed_executor_backend",
+            "nnodes",
+        ),
     ),
     (
         "vllm.config.model",
@@ -222,6 +233,13 @@ def register_connector(name: str, module_path: str, class_name: str) -> None:
 def cache_groups(kv_cache_config: Any) -> list[str]:
     """The kinds of the cache groups, such as `FullAttentionSpec`."""
     return [type(group.kv_cache_spec).__name__ for group in kv_cache_config.kv_cache_groups]
+
+
+def tensor_parallel_rank() -> int:
+    """The rank of the worker in this process."""
+    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+    return int(get_tensor_model_parallel_rank())
 
 
 def attention_backends(vllm_config: Any) -> list[str]:
@@ -309,6 +327,27 @@ class ConfigView:
     @property
     def world_size(self) -> int:
         return int(self._config.parallel_config.world_size)
+
+    @property
+    def tensor_parallel(self) -> int:
+        return int(self._config.parallel_config.tensor_parallel_size)
+
+    @property
+    def decode_context_parallel(self) -> int:
+        return int(self._config.parallel_config.decode_context_parallel_size)
+
+    @property
+    def executor(self) -> str:
+        return str(self._config.parallel_config.distributed_executor_backend)
+
+    @property
+    def has_remote_workers(self) -> bool:
+        """Whether workers are processes of their own."""
+        return self.executor != "uni"
+
+    @property
+    def nodes(self) -> int:
+        return int(self._config.parallel_config.nnodes)
 
     @property
     def data_parallel(self) -> tuple[int, int]:

@@ -10,16 +10,18 @@ from typing import Any, ParamSpec, TypeVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
     SupportsHMA,
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from .. import Fence
 from ..errors import ConfigInvalid, KvbmError
 from . import _vllm_compat as compat
 from .events import CacheEvents
-from .process import EngineProcess, engine_process, logger
+from .process import EngineProcess, RankMemory, engine_process, logger
 from .requests import TrackedRequest
 from .stats import KvbmPromMetrics, KvbmStats
 
@@ -73,8 +75,10 @@ class Save:
 
 @dataclass
 class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
-    """What the worker does in a step. Scheduler and worker are in one process, so requests go as
-    they are.
+    """What the worker does in a step.
+
+    Where workers are in other processes, the scheduler starts loads and saves itself: `loads`,
+    `reused` and `saves` are empty, and `ended` and `bad` say what workers report to vLLM.
     """
 
     #: Requests and the blocks to load into.
@@ -84,6 +88,19 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
     saves: list[Save] = field(default_factory=list)
     #: Whether a request runs in the step.
     has_tokens: bool = False
+    #: Counts steps.
+    number: int = 0
+    #: Requests whose loads are over.
+    ended: set[str] = field(default_factory=set)
+    #: Blocks that did not arrive.
+    bad: set[int] = field(default_factory=set)
+
+
+@dataclass
+class RankHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+    """What a worker says to the scheduler before the first step."""
+
+    memory: RankMemory
 
 
 @dataclass
@@ -103,23 +120,33 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         _check(vllm_config, kv_cache_config)
         view = compat.ConfigView(vllm_config)
-        self._process: EngineProcess = engine_process(view)
+        self._rank: int | None = None
+        if view.has_remote_workers and role == KVConnectorRole.WORKER:
+            self._rank = compat.tensor_parallel_rank()
+        self._process: EngineProcess = engine_process(view, self._rank)
         self._block_size = view.block_size
         self._is_async = self._process.options.load == "async"
+        self._has_remote_workers = view.has_remote_workers
         self._num_blocks = int(kv_cache_config.num_blocks)
         # Of the scheduler.
         self._requests: dict[str, TrackedRequest] = {}
         self._to_load: list[tuple[str, list[int]]] = []
         self._events: CacheEvents | None = None
-        # Of the worker.
+        self._step = 0
+        # Of the worker; of the scheduler where workers are in other processes.
         self._loading: dict[str, _Loading] = {}
         self._bad: set[int] = set()
         self._ended: set[str] = set()
         self._had_tokens = True
-        if role == KVConnectorRole.SCHEDULER:
-            self._process.start(compat.attention_backends(vllm_config))
-            if view.publishes_events:
-                self._events = CacheEvents(self._process.manager, view.block_size)
+        self._attention_backends = functools.partial(compat.attention_backends, vllm_config)
+        self._publishes_events = view.publishes_events
+        if role == KVConnectorRole.SCHEDULER and not self._has_remote_workers:
+            self._start([])
+
+    def _start(self, ranks: list[RankMemory]) -> None:
+        self._process.start(self._attention_backends(), ranks)
+        if self._publishes_events:
+            self._events = CacheEvents(self._process.manager, self._block_size)
 
     # ------------------------------------------------------------------ class
 
@@ -218,6 +245,8 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         plan = StepPlan(loads=self._to_load)
         self._to_load = []
         self._plan(plan, compat.StepView(scheduler_output))
+        if self._has_remote_workers:
+            self._start_transfers(plan)
         return plan
 
     @_guarded(lambda: None)
@@ -248,6 +277,36 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         for request_id in step.finished:
             self._requests.pop(request_id, None)
         self._process.manager.step()
+
+    def _start_transfers(self, plan: StepPlan) -> None:
+        """Starts the loads and saves of the step; the workers are in other processes.
+
+        Every worker signals two points of a step: 2n, before its forward pass, and 2n + 1, after
+        it. Loads wait for the first, saves for the second.
+        """
+        self._step += 1
+        plan.number = self._step
+        if plan.reused or plan.loads:
+            self._start_loads(plan, 2 * plan.number)
+        if plan.saves:
+            self._start_saves(plan.saves, 2 * plan.number + 1)
+        if self._loading:
+            self._collect_for(plan)
+        plan.loads, plan.reused, plan.saves = [], [], []
+        plan.ended, self._ended = self._ended, set()
+        plan.bad, self._bad = self._bad, set()
+
+    @_guarded(lambda: None)
+    def _start_saves(self, saves: list[Save], number: int) -> None:
+        after = self._process.manager.fence(number)
+        for save in saves:
+            self._save(save, after)
+
+    @_guarded(lambda: None)
+    def _collect_for(self, plan: StepPlan) -> None:
+        self._collect()
+        if self._loading and not self._ended and not plan.has_tokens:
+            self._wait_idle()
 
     @_guarded(lambda: (False, None))
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
@@ -280,31 +339,63 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         self._process.register(kv_caches, self._num_blocks)
+        if self._rank is not None:
+            self._process.serve(self._rank, self._attention_backends())
+
+    def get_handshake_metadata(self) -> RankHandshake | None:
+        memory = self._process.rank_memory
+        return None if memory is None else RankHandshake(memory)
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
+        """Every worker listens: builds the manager."""
+        if self._has_remote_workers:
+            self._start([metadata[rank].memory for rank in sorted(metadata)])
 
     @_guarded(lambda: None)
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         plan: StepPlan = kv_connector_metadata
         self._had_tokens = plan.has_tokens
+        if self._has_remote_workers:
+            self._process.worker.signal(2 * plan.number)
+            return
         if not self._process.is_open:
             return
-        if plan.reused:
-            # A copy that still reads one of these is discarded, whatever it read.
-            self._process.manager.released(plan.reused)
-        for request_id, ids in plan.loads:
-            self._load(request_id, ids)
+        self._start_loads(plan, None)
 
-    def _load(self, request_id: str, ids: list[int]) -> None:
+    def _start_loads(self, plan: StepPlan, number: int | None) -> None:
+        """Starts the loads of the step, behind the point `number` of the engine's work. Each load
+        that does not start is reported: its request waits for it.
+        """
+        after = None
+        try:
+            if plan.reused:
+                # A copy that still reads one of these is discarded, whatever it read.
+                self._process.manager.released(plan.reused)
+            if number is not None and plan.loads:
+                after = self._process.manager.fence(number)
+        except Exception as error:
+            self._process.failed("start_loads", error)
+            for request_id, ids in plan.loads:
+                self._not_loaded(request_id, ids)
+            return
+        for request_id, ids in plan.loads:
+            self._load(request_id, ids, after)
+
+    def _load(self, request_id: str, ids: list[int], after: Fence | None = None) -> None:
         try:
             manager = self._process.manager
             manager.before_reuse(ids, _REUSE_WAIT)
-            manager.commit(request_id, ids)
+            manager.commit(request_id, ids, after)
             self._loading[request_id] = _Loading(ids, time.monotonic())
         except Exception as error:
             # The ticket is too old, the blocks are busy: nothing was loaded, and vLLM computes it.
             self._process.failed("load", error)
-            self._process.counters.add("failed_blocks", len(ids))
-            self._bad.update(ids)
-            self._ended.add(request_id)
+            self._not_loaded(request_id, ids)
+
+    def _not_loaded(self, request_id: str, ids: list[int]) -> None:
+        self._process.counters.add("failed_blocks", len(ids))
+        self._bad.update(ids)
+        self._ended.add(request_id)
 
     @_guarded(lambda: None)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
@@ -328,13 +419,15 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     @_guarded(lambda: None)
     def wait_for_save(self) -> None:
         plan: StepPlan = self._get_connector_metadata()
+        if self._has_remote_workers:
+            self._process.worker.signal(2 * plan.number + 1)
         for save in plan.saves:
             self._save(save)
 
-    def _save(self, save: Save) -> None:
+    def _save(self, save: Save, after: Fence | None = None) -> None:
         counters, manager = self._process.counters, self._process.manager
         try:
-            begun = manager.offload(save.ids, save.request.sequence, save.first)
+            begun = manager.offload(save.ids, save.request.sequence, save.first, after)
         except KvbmError as error:
             # No room, or a load writes one of them: offered again with the next block of the
             # request.
@@ -351,6 +444,10 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_guarded(lambda: (None, None))
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        if self._has_remote_workers:
+            plan: StepPlan = self._get_connector_metadata()
+            self._bad = plan.bad
+            return None, plan.ended or None
         if self._loading:
             self._collect()
             if self._loading and not self._ended and not self._had_tokens:
@@ -433,14 +530,30 @@ def _check(vllm_config: Any, kv_cache_config: Any) -> None:
         raise ConfigInvalid(
             f'kv_role is {view.role!r}: kvbm is a cache that is read and written; set "kv_role": "kv_both"'
         )
-    if view.world_size > 1:
-        raise ConfigInvalid(
-            f"{view.world_size} ranks (tensor or pipeline parallel): KvbmConnector supports one rank until workers in other "
-            "processes are; use data parallelism, or one GPU"
-        )
+    if view.has_remote_workers:
+        _check_ranks(view)
     groups = compat.cache_groups(kv_cache_config)
     if len(groups) != 1 or not groups[0].startswith(("FullAttention", "MLAAttention")):
         raise ConfigInvalid(
             f"the model has the cache groups {', '.join(groups)}: kvbm supports one group of full attention until groups are "
             "supported; start vLLM with --disable-hybrid-kv-cache-manager, where the model allows it"
+        )
+
+
+def _check_ranks(view: compat.ConfigView) -> None:
+    """Refuses workers in other processes that kvbm cannot serve."""
+    if view.executor != "mp" or view.nodes > 1:
+        raise ConfigInvalid(
+            f"the executor is {view.executor!r} on {view.nodes} nodes: KvbmConnector supports the executors 'uni' and 'mp' on "
+            "one node; set --distributed-executor-backend mp"
+        )
+    if view.world_size != view.tensor_parallel or view.decode_context_parallel > 1:
+        raise ConfigInvalid(
+            f"{view.world_size} ranks, {view.tensor_parallel} of them tensor parallel, context parallel over "
+            f"{view.decode_context_parallel}: KvbmConnector supports tensor parallel ranks only; use --tensor-parallel-size or "
+            "data parallelism"
+        )
+    if view.extra.get("load", "async") != "async":
+        raise ConfigInvalid(
+            "option 'load' is 'sync': workers in other processes load asynchronously only; leave the option out"
         )

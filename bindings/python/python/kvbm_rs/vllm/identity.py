@@ -5,14 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from .. import Namespace
 from ._vllm_compat import ConfigView, vllm_version
 
-__all__ = ["adapter_version", "namespace_of", "process_root_is_random", "weights_version"]
+__all__ = [
+    "adapter_version",
+    "namespace_of",
+    "process_root_is_random",
+    "tensor_shapes",
+    "weights_version",
+]
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
 
@@ -20,21 +26,17 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
 def namespace_of(
     view: ConfigView,
     weights: str | None,
-    tensors: Mapping[str, Any],
+    shapes: list[Any],
     backends: Iterable[str],
     own_hashes: bool,
 ) -> Namespace:
     """The namespace of a model as vLLM serves it.
 
     The bytes of a block are copied as they are, so what decides their order belongs to the
-    identity: the version of vLLM, the attention
-    backend, the shapes and strides of its tensors.
+    identity: the version of vLLM, the attention backend, the shapes and strides of its tensors
+    (`tensor_shapes`), the number of ranks.
     """
-    shapes = [
-        (list(tensor.shape[1:]), list(tensor.stride()), str(tensor.dtype))
-        for tensor in tensors.values()
-    ]
-    meaning = {
+    meaning: dict[str, Any] = {
         "vllm": vllm_version(),
         "backends": list(backends),
         "tensors": shapes,
@@ -43,6 +45,8 @@ def namespace_of(
         "quantization": view.quantization,
         "hashes": "own" if own_hashes else view.hash_algorithm,
     }
+    if view.tensor_parallel > 1:
+        meaning["ranks"] = view.tensor_parallel
     return Namespace(
         view.model,
         weights=weights if weights is not None else weights_version(view.model, view.revision),
@@ -51,6 +55,13 @@ def namespace_of(
         rope_scaling=_digest(_settings(view.model_settings)),
         kv_quantization=json.dumps(meaning, sort_keys=True),
     )
+
+
+def tensor_shapes(tensors: Iterable[Any]) -> list[Any]:
+    """Shape of a block, strides and dtype of each tensor."""
+    return [
+        (list(tensor.shape[1:]), list(tensor.stride()), str(tensor.dtype)) for tensor in tensors
+    ]
 
 
 def _settings(text: str) -> str:

@@ -1,5 +1,8 @@
-"""What the scheduler's and the worker's connector share: with one rank they are two objects of one
-process.
+"""What the connectors of a process share.
+
+With vLLM's executor `uni`, scheduler and worker are two objects of one process. With `mp`, each
+worker is a process of its own: it serves the memory of its rank at a socket, and the scheduler's
+process has the manager.
 """
 
 from __future__ import annotations
@@ -7,16 +10,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
-from .. import KvBlockManager, Layout, Namespace, layout_of, logs
+from .. import KvBlockManager, Layout, Namespace, Worker, layout_of, logs, sockets
 from ..errors import BuildFailed, KvbmError
 from . import _vllm_compat as compat
-from .identity import adapter_version, namespace_of, process_root_is_random
+from .identity import adapter_version, namespace_of, process_root_is_random, tensor_shapes
 from .options import Options
 from .stats import Counters
 
-__all__ = ["EngineProcess", "engine_process", "logger"]
+__all__ = ["EngineProcess", "RankMemory", "engine_process", "logger"]
 
 logger = compat.logger("kvbm_rs.vllm")
 
@@ -27,20 +31,39 @@ _LOCK = threading.Lock()
 _SAMPLES = 100_000
 
 
-def engine_process(view: compat.ConfigView) -> EngineProcess:
-    """The one of this engine; made with the first of its two connectors."""
+def engine_process(view: compat.ConfigView, rank: int | None = None) -> EngineProcess:
+    """The one of this engine in this process; made with the first of its connectors. `rank`: of a
+    worker that is a process of its own.
+    """
+    key = view.engine_id if rank is None else f"{view.engine_id}-{rank}"
     with _LOCK:
-        process = _PROCESSES.get(view.engine_id)
+        process = _PROCESSES.get(key)
         if process is None:
-            process = _PROCESSES[view.engine_id] = EngineProcess(view)
+            process = _PROCESSES[key] = EngineProcess(view, key)
         return process
 
 
-class EngineProcess:
-    """The manager of an engine, and what both roles of the connector count."""
+@dataclass(frozen=True)
+class RankMemory:
+    """What the manager has to know of a worker in another process."""
 
-    def __init__(self, view: compat.ConfigView) -> None:
-        self.view = view
+    rank: int
+    #: Where the worker listens.
+    socket: str
+    num_blocks: int
+    #: Bytes of a block in each tensor.
+    tensor_bytes: list[int]
+    #: Of the tensors, as `tensor_shapes` describes them.
+    shapes: list[Any]
+    #: Names of the attention backends.
+    backends: list[str]
+
+
+class EngineProcess:
+    """The manager of an engine, or the worker of a rank, and what the connectors count."""
+
+    def __init__(self, view: compat.ConfigView, key: str) -> None:
+        self.view, self._key = view, key
         self.options = Options.read(view.extra, view.data_parallel)
         self.counters = Counters()
         self.step_ns: deque[int] = deque(maxlen=_SAMPLES)
@@ -48,6 +71,9 @@ class EngineProcess:
         self.own_hashes = self._hashes_own()
         self._tensors: dict[str, Any] = {}
         self._manager: KvBlockManager | None = None
+        self._worker: Worker | None = None
+        #: Of the worker that serves its memory from this process.
+        self.rank_memory: RankMemory | None = None
         self._namespaces: dict[tuple[str, str], Namespace] = {}
         self._spent_ns = 0
         self._logged: dict[str, float] = {}
@@ -82,22 +108,56 @@ class EngineProcess:
         self.layout = layout_of(views, page_size=self.view.block_size)
         self._tensors = dict(kv_caches)
 
-    def start(self, backends: list[str]) -> None:
-        """Builds the manager; the worker has registered its tensors by now."""
+    def serve(self, rank: int, backends: list[str]) -> None:
+        """Serves the registered tensors to the manager, which is in the scheduler's process."""
+        assert self.layout is not None
+        logs.set_level(compat.log_level(self.options.log_level))
+        socket = sockets.private_path(self._key)
+        self._worker = Worker(
+            self.options.config,
+            self.layout,
+            model=self.view.model,
+            rank=rank,
+            ranks=self.view.tensor_parallel,
+            socket=socket,
+        )
+        self.rank_memory = RankMemory(
+            rank,
+            socket,
+            self.layout.num_blocks,
+            self.layout.tensor_bytes,
+            tensor_shapes(self._tensors.values()),
+            backends,
+        )
+
+    @property
+    def worker(self) -> Worker:
+        if self._worker is None:
+            raise BuildFailed("the worker was not built yet, or was closed")
+        return self._worker
+
+    def start(self, backends: list[str], ranks: list[RankMemory]) -> None:
+        """Builds the manager: over the tensors that this process registered, or over the memory of
+        `ranks`.
+        """
         if self._manager is not None:
             return
-        if self.layout is None:
-            raise BuildFailed(
-                "the worker has registered no KV tensors in this process: KvbmConnector needs scheduler and worker in one process "
-                "(one GPU, the executor 'uni'); several processes are not supported yet"
-            )
         started = time.monotonic()
         logs.set_level(compat.log_level(self.options.log_level))
-        namespace = namespace_of(
-            self.view, self.options.weights, self._tensors, backends, self.own_hashes
-        )
+        shapes = tensor_shapes(self._tensors.values())
+        if ranks:
+            self.layout, shapes, backends = _layout_of_ranks(ranks, self.view)
+        if self.layout is None:
+            raise BuildFailed(
+                "no worker has registered KV tensors: report it with the version of vLLM and its executor"
+            )
+        namespace = namespace_of(self.view, self.options.weights, shapes, backends, self.own_hashes)
         self._manager = KvBlockManager(
-            self.options.config, self.layout, namespace, shadow=self.options.shadow
+            self.options.config,
+            self.layout,
+            namespace,
+            shadow=self.options.shadow,
+            workers=[memory.socket for memory in ranks],
         )
         logger.info("%s", self.describe(time.monotonic() - started))
 
@@ -152,8 +212,11 @@ class EngineProcess:
     def close(self) -> None:
         """Ends the manager, once."""
         with _LOCK:
-            _PROCESSES.pop(self.view.engine_id, None)
+            _PROCESSES.pop(self._key, None)
             manager, self._manager = self._manager, None
+            worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
         if manager is not None:
             not_saved = manager.close(timeout=5.0)
             if not_saved is not None:
@@ -190,3 +253,23 @@ class EngineProcess:
                 error,
                 exc_info=not isinstance(error, KvbmError),
             )
+
+
+def _layout_of_ranks(
+    ranks: list[RankMemory], view: compat.ConfigView
+) -> tuple[Layout, list[Any], list[str]]:
+    """What all ranks have in common: layout, shapes of tensors, attention backends."""
+    if len(ranks) != view.tensor_parallel:
+        raise BuildFailed(
+            f"{len(ranks)} workers registered KV tensors, and there are {view.tensor_parallel} ranks: see the workers' logs"
+        )
+    first = ranks[0]
+    for memory in ranks[1:]:
+        for what in ("num_blocks", "tensor_bytes", "shapes", "backends"):
+            one, other = getattr(first, what), getattr(memory, what)
+            if one != other:
+                raise BuildFailed(
+                    f"{what} of rank {memory.rank} differs from rank {first.rank}: {other} and {one}; kvbm needs ranks alike"
+                )
+    layout = Layout.of_workers(first.num_blocks, view.block_size, first.tensor_bytes)
+    return layout, first.shapes, first.backends

@@ -1,0 +1,155 @@
+//! `Worker`: the worker of one rank, for a manager in another process.
+
+use crate::config::Config;
+use crate::errors::{Error, Kind, Result};
+use crate::guard::{Process, caught, detached, drop_detached};
+use crate::integers::{block_ids, seconds};
+use crate::layout::Layout;
+use kvbm::device::Event;
+use kvbm::{G1Memory, Rank, WorkerServer};
+use parking_lot::RwLock;
+use pyo3::prelude::*;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// The worker of one rank: it has the engine's tensors of that rank and listens at a socket for the
+/// manager, which is in another process.
+///
+/// Close it (or use it in a `with` statement): the socket's file is removed then.
+#[pyclass(module = "kvbm_rs", frozen, subclass)]
+pub(crate) struct Worker {
+    made: Process,
+    socket: PathBuf,
+    open: RwLock<Option<Open>>,
+}
+
+/// A worker that was not closed yet.
+struct Open {
+    server: Arc<WorkerServer>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // No copy writes to the engine's tensors when the thread is over.
+        (self.server.stopper())();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of a worker panicked");
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if let Some(open) = self.open.get_mut().take() {
+            drop_detached(self.made, open);
+        }
+    }
+}
+
+impl Worker {
+    fn server(&self) -> Result<Arc<WorkerServer>> {
+        self.made.check("Worker")?;
+        let open = self.open.read();
+        let server = open.as_ref().map(|open| Arc::clone(&open.server));
+        server.ok_or_else(|| Error::new(Kind::Closed, "the worker was closed: build another one"))
+    }
+}
+
+#[pymethods]
+impl Worker {
+    /// Allocates the host memory of `rank`, one of `ranks`, and listens at `socket`, whose folder
+    /// only this user may write to. `config` and `model` (the namespace's) are those of the
+    /// manager. Does not wait for the manager, which may start earlier or later.
+    #[new]
+    #[pyo3(signature = (config, layout, *, model, rank, ranks, socket))]
+    fn new(
+        py: Python<'_>,
+        config: &Config,
+        layout: &Layout,
+        model: String,
+        rank: u16,
+        ranks: u32,
+        socket: PathBuf,
+    ) -> PyResult<Self> {
+        let mut settings = config.settings.clone();
+        settings.model = layout.model()?;
+        settings.namespace.model = model;
+        settings.parallelism.tensor_parallel = ranks;
+        let memory = G1Memory::EngineHost(layout.bind(py)?);
+        let at = socket.clone();
+        let open = detached(py, move || {
+            let server = Arc::new(WorkerServer::bind(&settings, Rank(rank), &memory, &at)?);
+            let serving = Arc::clone(&server);
+            let thread = std::thread::Builder::new().name(format!("kvbm-worker-{rank}"));
+            let thread = thread.spawn(move || serving.serve());
+            let thread = thread.map_err(|error| {
+                let text = format!("cannot start the worker's thread: {error}; raise the limit of threads");
+                Error::new(Kind::Build, text)
+            })?;
+            Ok(Open { server, thread: Some(thread) })
+        })?;
+        Ok(Self { made: Process::this(), socket, open: RwLock::new(Some(open)) })
+    }
+
+    /// Where it listens.
+    #[getter]
+    fn socket(&self) -> PathBuf {
+        self.socket.clone()
+    }
+
+    /// The engine has passed the point that the manager calls `number` (`KvBlockManager.fence`):
+    /// copies that wait for it start.
+    fn signal(&self, py: Python<'_>, number: u64) -> PyResult<()> {
+        let server = self.server()?;
+        detached(py, move || {
+            server.register_event(number, &Event::complete());
+            Ok(())
+        })
+    }
+
+    /// Waits until no copy of this rank touches these blocks. The ids that are still busy after
+    /// `timeout` seconds.
+    fn wait_idle(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, timeout: f64) -> PyResult<Vec<u32>> {
+        let (ids, timeout, server) = (block_ids(ids)?, seconds(timeout)?, self.server()?);
+        detached(py, move || {
+            let busy = server.wait_idle(&ids, Instant::now() + timeout).err();
+            Ok(busy.map_or_else(Vec::new, |busy| busy.blocks.iter().map(|id| id.0).collect()))
+        })
+    }
+
+    /// Stops when no copy touches the engine's tensors any more. A second call does nothing.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.made.check("Worker")?;
+        let Some(open) = self.open.write().take() else { return Ok(()) };
+        detached(py, move || {
+            caught(move || {
+                drop(open);
+                Ok(())
+            })
+        })
+    }
+
+    /// Whether it was closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.open.read().is_none()
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_raised))]
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, pyo3::types::PyTuple>) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Worker({})", self.socket.display())
+    }
+}
