@@ -44,6 +44,7 @@ mod mapping;
 mod near;
 mod numa;
 mod pinned;
+mod population;
 mod storage;
 mod system;
 
@@ -56,6 +57,7 @@ pub use host::HostStorage;
 pub use near::{Processors, ThreadPlacement, near, node_of};
 pub use numa::NumaPlacement;
 pub use pinned::{PinFallback, PinProgress, PinState, PinnedAllocator, PinnedStorage};
+pub use population::{Population, PopulationEnd};
 pub use storage::{Backing, FileRange, Storage, StorageAllocator, StorageExt, StorageKind};
 pub use system::{HugePages, PageSize, SystemAllocator, SystemStorage};
 

@@ -59,6 +59,22 @@ pub(crate) fn advise_huge(region: &HostRegion) -> io::Result<()> {
     }
 }
 
+/// Has the system provide the pages of `len` bytes at `offset`, as if each were written to. Their
+/// contents stay.
+pub(crate) fn populate(region: &HostRegion, offset: u64, len: u64) -> io::Result<()> {
+    let part = region.slice(offset, len).map_err(io::Error::other)?;
+    let start = part.as_ptr().addr();
+    // Whole pages: the first one begins at or before the part.
+    let page = start & !(BASE_PAGE as usize - 1);
+    let bytes = part.len() as usize + (start - page);
+    let first = part.as_ptr().with_addr(page).cast::<c_void>();
+    // SAFETY: the pages belong to mappings of this process, and the advice changes no byte.
+    match unsafe { libc::madvise(first, bytes, libc::MADV_POPULATE_WRITE) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 fn anonymous(len: u64, extra_flags: i32) -> io::Result<Mapping> {
     let len = usize::try_from(len).ok().filter(|len| isize::try_from(*len).is_ok());
     let len = len.ok_or(io::ErrorKind::OutOfMemory)?;

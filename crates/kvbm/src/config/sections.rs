@@ -142,6 +142,10 @@ section! {
         /// the system refuses, the memory is used as it is and the log says so. Without a device,
         /// where the engine's G1 is host memory, nothing is locked.
         pinned: bool = true, [""];
+        /// Touch all of the memory in the background after the start, so that no copy waits until
+        /// the system provides a page. Where less than a sixteenth of the machine's memory is left,
+        /// the rest is provided when it is used, and the log says so.
+        populate: bool = true, [""];
     }
 }
 

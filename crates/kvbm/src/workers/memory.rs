@@ -9,7 +9,8 @@ use kvbm_layout::{
 };
 use kvbm_plan::{Rank, Tier};
 use kvbm_storage::{
-    BoundLayout, DeviceAllocator, HugePages, PinFallback, PinnedAllocator, StorageKind, SystemAllocator,
+    BoundLayout, DeviceAllocator, HugePages, PinFallback, PinnedAllocator, Population, PopulationEnd,
+    RegionBytes, StorageKind, SystemAllocator,
 };
 use kvbm_volume::VolumeRegistry;
 use std::sync::Arc;
@@ -65,6 +66,8 @@ pub(super) struct RankMemory {
     pub(super) device: Option<Arc<dyn Device>>,
     pub(super) g1: BoundLayout,
     pub(super) g2: Option<BoundLayout>,
+    /// Touches G2 while this is there.
+    _population: Option<Arc<Population>>,
 }
 
 impl RankMemory {
@@ -78,7 +81,8 @@ impl RankMemory {
         let (device, g1) = memory.resolve(config, rank, g1_blocks)?;
         let g2 =
             (g2_blocks > 0).then(|| host_memory(config, device.as_ref(), rank, g2_blocks)).transpose()?;
-        Ok(Self { device, g1, g2 })
+        let population = g2.as_ref().filter(|_| config.host.populate).and_then(|g2| populate(g2, rank));
+        Ok(Self { device, g1, g2, _population: population })
     }
 
     /// For volumes of which the leader tells: blocks reach them through G2.
@@ -195,6 +199,34 @@ fn host_memory(
         );
     }
     Ok(bound)
+}
+
+/// Touches G2 in the background.
+fn populate(g2: &BoundLayout, rank: Rank) -> Option<Arc<Population>> {
+    let host = |memory: &RegionBytes| match memory {
+        RegionBytes::Host(region) => Some(region.clone()),
+        _ => None,
+    };
+    let ended = move |end| match end {
+        PopulationEnd::Complete => tracing::debug!(target: "kvbm", %rank, "host memory is populated"),
+        PopulationEnd::Stopped => {}
+        PopulationEnd::Low { done, available } => tracing::warn!(
+            target: "kvbm", %rank, populated = done, available,
+            "this machine has little memory left: the rest of host memory is provided when it is used; \
+             set a smaller host.capacity"
+        ),
+        PopulationEnd::Refused { done, error } => tracing::info!(
+            target: "kvbm", %rank, populated = done, %error,
+            "the system does not populate host memory: pages are provided when they are used"
+        ),
+    };
+    let started = Population::start(g2.memory().iter().filter_map(host).collect(), ended);
+    started
+        .inspect_err(|error| {
+            tracing::warn!(target: "kvbm", %rank, %error, "host memory is not populated ahead of its use");
+        })
+        .ok()
+        .map(Arc::new)
 }
 
 /// Page-locking gigabytes takes seconds: whoever waits is told about every tenth.
