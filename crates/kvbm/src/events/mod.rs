@@ -47,6 +47,8 @@ pub struct EventPump {
     of_volume: Arc<AtomicU64>,
     /// Longest wait for room in the ring; zero where the oldest events go instead.
     full_wait: Duration,
+    /// Events that the publisher had taken when a wait ended during which it took none.
+    stuck_at: AtomicU64,
     _answering: Answering,
 }
 
@@ -242,6 +244,7 @@ impl EventPump {
             progress,
             of_volume,
             full_wait,
+            stuck_at: AtomicU64::new(u64::MAX),
             _answering: answering,
         })
     }
@@ -350,17 +353,28 @@ impl EventPump {
     }
 
     /// Before blocks are registered: where the configuration says so, waits until the ring is half
-    /// empty, so that there is room for what follows on all tiers, or its patience ends.
+    /// empty, so that there is room for what follows on all tiers, or its patience ends. A
+    /// transport that takes nothing during a whole wait costs that one: the next calls do not wait
+    /// before it takes events again.
     pub(crate) fn make_room(&self) {
         if self.full_wait.is_zero() {
             return;
         }
         let deadline = deadline_after(Instant::now(), self.full_wait);
+        let mut taken_before = None;
         loop {
             let ring = self.registry.event_backlog();
-            if ring.waiting <= ring.capacity / 2 || Instant::now() >= deadline {
+            let taken = ring.next_seq.saturating_sub(ring.waiting as u64).saturating_sub(ring.lost);
+            if ring.waiting <= ring.capacity / 2 || taken == self.stuck_at.load(Ordering::Relaxed) {
                 return;
             }
+            if Instant::now() >= deadline {
+                if *taken_before.get_or_insert(taken) == taken {
+                    self.stuck_at.store(taken, Ordering::Relaxed);
+                }
+                return;
+            }
+            taken_before.get_or_insert(taken);
             self.publisher.wake();
             std::thread::sleep(ROOM_TICK);
         }

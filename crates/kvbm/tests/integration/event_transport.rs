@@ -3,10 +3,11 @@
 #[cfg(feature = "zmq")]
 use crate::ports::free_port;
 use crate::support::{books, fill, tokens};
-#[cfg(feature = "zmq")]
 use kvbm::config::{Secret, WhenFull};
 use kvbm::{KvBlockManager, Owned, Tier};
 use std::time::Duration;
+#[cfg(feature = "nats")]
+use std::time::Instant;
 
 fn register(manager: &KvBlockManager<Owned>, sequences: u32) {
     for start in 0..sequences {
@@ -36,6 +37,25 @@ fn a_manager_runs_on_while_the_server_is_down_and_counts_what_it_cannot_keep() {
     let report = manager.shutdown(Duration::from_millis(200));
     assert_eq!(report.events_unpublished, manager.events().status().waiting);
     assert!(manager.events().status().unavailable > 0);
+}
+
+/// Mutation that makes it fail: `make_room` without `stuck_at`; it waits 100 times then.
+#[cfg(feature = "nats")]
+#[test]
+fn a_server_that_is_down_costs_who_would_wait_for_it_a_few_waits_at_most() {
+    let manager = books([64, 0, 0], |config| {
+        config.events.url = Some(Secret::new("nats://127.0.0.1:9"));
+        config.events.ring_capacity = 64;
+        config.events.batch_events = 16;
+        config.events.when_full = WhenFull::Block;
+        config.events.full_wait = Duration::from_secs(2);
+    });
+    let started = Instant::now();
+    register(&manager, 200);
+    assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
+    let status = manager.events().status();
+    assert_eq!(status.published, 0);
+    assert!(status.lost >= 1000 && status.gaps > 0, "{status:?}");
 }
 
 /// Mutation that makes it fail: `make_room` that does not wait.
