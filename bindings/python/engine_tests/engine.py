@@ -50,11 +50,23 @@ class Engine:
             "kv_connector_extra_config": {"policy.admission": "all", **options},
         }
 
-    def generate(self, prompts: list[list[int]], tokens: int = 16) -> list[Any]:
-        """vLLM's output of each prompt."""
+    def generate(
+        self,
+        prompts: list[list[int]],
+        tokens: int = 16,
+        salt: str | None = None,
+        adapter: str | None = None,
+    ) -> list[Any]:
+        """vLLM's output of each prompt. `adapter`: the folder of a LoRA adapter."""
+        from vllm.lora.request import LoRARequest
+
         params = self._params(temperature=0, max_tokens=tokens, ignore_eos=True)
+        extra = {} if salt is None else {"cache_salt": salt}
         return self.llm.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
+            [{"prompt_token_ids": prompt, **extra} for prompt in prompts],
+            params,
+            use_tqdm=False,
+            lora_request=None if adapter is None else LoRARequest("adapter", 1, adapter),
         )
 
     def tokens(self, prompts: list[list[int]], tokens: int = 16) -> list[list[int]]:

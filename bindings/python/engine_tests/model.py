@@ -97,5 +97,33 @@ def write(folder: Path, shape: str, seed: int = 1234) -> None:
     (folder / "complete").touch()
 
 
+def write_adapter(folder: Path, shape: str, seed: int = 5) -> None:
+    """Writes a LoRA adapter of the queries, unless it is there."""
+    if (folder / "adapter_config.json").is_file():
+        return
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config, rank = SHAPES[shape], 8
+    generator = torch.Generator().manual_seed(seed)
+    hidden, weights = config["hidden_size"], {}
+    for layer in range(config["num_hidden_layers"]):
+        at = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        for name, size in (("lora_A", (rank, hidden)), ("lora_B", (hidden, rank))):
+            weights[f"{at}.{name}.weight"] = torch.randn(size, generator=generator)
+    save_file(weights, folder / "adapter_model.safetensors")
+    about = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": 16,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": ["q_proj"],
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(about))
+
+
 if __name__ == "__main__":
     write(Path(sys.argv[1]), sys.argv[2])

@@ -41,6 +41,14 @@ def settle(engine: Engine) -> None:
     assert engine.connector._process.manager.wait_offloads(60)
 
 
+def loader(engine: Engine) -> Any:
+    """The connector that starts loads and collects their results."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    scheduler = engine.connector
+    return scheduler if scheduler._has_remote_workers else get_kv_transfer_group()
+
+
 def left_over(engine: Engine, free: int) -> dict[str, int]:
     """What a run must not leave behind; all 0."""
     manager = engine.connector._process.manager
@@ -178,29 +186,54 @@ def after_restart(
     longest: int,
     options: dict[str, Any],
     reference: str | None = None,
+    adapter: str | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """What of the prompts that a killed engine had flushed is found, and whether the tokens are
-    right. Nothing is saved meanwhile.
+    right. Nothing is saved meanwhile. Then the same prompts with a salt, and with an adapter.
     """
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
+    if adapter is not None:
+        settings |= {"enable_lora": True, "max_lora_rank": 8}
     engine = Engine(model, Engine.kvbm(disk=disk, **options), **settings)
-    get_kv_transfer_group()._save = lambda save: None
+    get_kv_transfer_group()._save = lambda save, after=None: None
     prompts = conversations(count, longest, 5)
     wanted = sum((len(prompt) - 1) // 32 * 32 for prompt in prompts)
-    found, got = 0, []
-    for prompt in prompts:
-        engine.forget_own_prefixes()
-        (output,) = engine.generate([prompt], 4)
-        found += output.num_cached_tokens
-        got.append(list(output.outputs[0].token_ids))
+
+    def find(**changes: str) -> tuple[int, list[list[int]]]:
+        found, got = 0, []
+        for prompt in prompts:
+            engine.forget_own_prefixes()
+            (output,) = engine.generate([prompt], 4, **changes)
+            found += output.num_cached_tokens
+            got.append(list(output.outputs[0].token_ids))
+        return found, got
+
+    found, got = find()
     right = None if reference is None else json.loads(Path(reference).read_text())
-    return {
+    result = {
         "wanted": wanted,
         "found": found,
+        "found_with_salt": find(salt="another tenant")[0],
         "unequal": -1 if right is None else sum(a != b for a, b in zip(got, right, strict=True)),
     }
+    if adapter is not None:
+        result["found_with_adapter"], other = find(adapter=adapter)
+        result["adapter_differs"] = other != got
+    return result
+
+
+@scenario
+def second_engine(
+    model: str, disk: str, options: dict[str, Any], **settings: Any
+) -> dict[str, Any]:
+    """What an engine says that is started on a directory which another one uses."""
+    try:
+        Engine(model, Engine.kvbm(disk=disk, **options), **settings)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"error": ""}
 
 
 @scenario
@@ -336,9 +369,7 @@ def truncated(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], No
 
 def late(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], None]:
     """Results of loads come up to 0.5 s late."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-    worker = get_kv_transfer_group()
+    worker = loader(engine)
     collect, until = worker._collect, time.monotonic() + rng.random() / 2
     worker._collect = lambda: collect() if time.monotonic() >= until else None
 

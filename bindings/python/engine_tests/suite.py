@@ -305,10 +305,13 @@ class Suite:
                 found.get("unequal") == 0,
                 found.get("unequal"),
             )
+            salted = found.get("found_with_salt")
+            self.check(f"restart, {label}: no hit with another salt", salted == 0, salted)
         others: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
             ("other weights", {"weights": "2"}, {}),
             ("other block size", {}, {"block_size": 64}),
             ("other dtype", {}, {"dtype": "bfloat16"}),
+            ("other revision", {}, {"revision": "another"}),
         ]
         for label, more, settings in others if not self.quick else others[:1]:
             found = self.run(
@@ -321,6 +324,28 @@ class Suite:
                 **settings,
             )
             self.check(f"{label}: no hit", found.get("found") == 0, found.get("found"))
+        if not self.quick:
+            self.restart_with_adapter(disk, size, options)
+
+    def restart_with_adapter(
+        self, disk: str, size: dict[str, Any], options: dict[str, Any]
+    ) -> None:
+        """Blocks of the model itself are found, blocks of an adapter are others."""
+        adapter = self.work / "adapter"
+        model.write_adapter(adapter, "tiny")
+        found = self.run(
+            "restart adapter",
+            "after_restart",
+            model=self.tiny,
+            disk=disk,
+            adapter=str(adapter),
+            options=options,
+            **size,
+        )
+        share = found.get("found", 0) / max(1, found.get("wanted", 1))
+        self.check("adapter: the model's own blocks are found", share >= 0.95, found)
+        self.check("adapter: its tokens are others", found.get("adapter_differs", False), found)
+        self.check("adapter: no hit", found.get("found_with_adapter") == 0, found)
 
     def fill_and_kill(
         self,
@@ -354,7 +379,20 @@ class Suite:
                 end = time.monotonic() + 600
                 while not ready.exists() and process.poll() is None and time.monotonic() < end:
                     time.sleep(0.1)
-                time.sleep(1)
+                second = self.run(
+                    f"second engine, {label}",
+                    "second_engine",
+                    environment,
+                    model=self.tiny,
+                    disk=disk,
+                    options=options,
+                    max_model_len=size["max_model_len"],
+                )
+                self.check(
+                    f"second engine, {label}: it is told who holds the directory",
+                    f"process {process.pid}" in second.get("error", ""),
+                    second,
+                )
             finally:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
