@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import KvBlockManager, Layout, Namespace, layout_of, logs
 from ..errors import BuildFailed, KvbmError
+from ..recording import build_manager
 from . import _vllm_compat as compat
 from .identity import adapter_version, namespace_of, process_root_is_random
 from .options import Options
@@ -96,8 +97,14 @@ class EngineProcess:
         namespace = namespace_of(
             self.view, self.options.weights, self._tensors, backends, self.own_hashes
         )
-        self._manager = KvBlockManager(
-            self.options.config, self.layout, namespace, shadow=self.options.shadow
+        self._manager = build_manager(
+            self.options.config,
+            self.layout,
+            namespace,
+            shadow=self.options.shadow,
+            record=self.options.record,
+            record_limit=self.options.record_limit,
+            logger=logger,
         )
         logger.info("%s", self.describe(time.monotonic() - started))
 
