@@ -280,7 +280,7 @@ def failures(
         unequal += got != right
         engine.forget_own_prefixes()
     totals = engine.connector._process.counters.totals
-    return {
+    result = {
         "rounds": rounds,
         "unequal": unequal,
         "failed_blocks": totals["failed_blocks"],
@@ -288,6 +288,35 @@ def failures(
         "errors": totals["errors"],
         "left": left_over(engine, free),
     }
+    engine.close()
+    return result
+
+
+@scenario
+def record(
+    model: str,
+    count: int,
+    longest: int,
+    options: dict[str, Any],
+    seed: int = 1,
+    batch: int = 4,
+    **settings: Any,
+) -> dict[str, Any]:
+    """A short run whose calls are recorded: `options` has `record`. crates/kvbm/tests/data/recordings
+    has what came of it; a run of `failures` is recorded by the same option.
+    """
+    engine = Engine(model, Engine.kvbm(**options), **settings)
+    free = engine.free_blocks()
+    in_batches(engine, prompts_of(count, longest, seed), batch, 16)
+    totals = engine.connector._process.counters.totals
+    result = {
+        "preemptions": engine.count("vllm:num_preemptions"),
+        "hits": [totals["hit_tokens_g2"], totals["hit_tokens_g3"]],
+        "errors": totals["errors"],
+        "left": left_over(engine, free),
+    }
+    engine.close()
+    return result
 
 
 @scenario

@@ -152,8 +152,11 @@ class KvBlockManager(_core.KvBlockManager):
         poller.register(self._finished_fd, select.POLLIN)
         poller.poll(timeout * 1000)
 
+    def _over(self) -> list[FinishedLoad]:
+        return super().finished()
+
     def _poll(self) -> None:
-        for done in super().finished():
+        for done in self._over():
             if done.request in self._awaited:
                 self._ended[done.request] = done
             else:

@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import Config
 from ..errors import ConfigInvalid
+from ..recording import RECORD_LIMIT
 
 __all__ = ["Options"]
 
@@ -21,7 +22,17 @@ _SHORT = {
     "prefill_tokens_per_s": "policy.prefill_tokens_per_s",
 }
 
-_OWN = ("config", "load", "hashes", "min_blocks", "weights", "shadow", "log_level")
+_OWN = (
+    "config",
+    "load",
+    "hashes",
+    "min_blocks",
+    "weights",
+    "shadow",
+    "log_level",
+    "record",
+    "record_limit",
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,10 @@ class Options:
     shadow: bool = False
     #: The lowest level of kvbm's log records.
     log_level: str = "INFO"
+    #: A file that takes a line for each call to the manager.
+    record: str | None = None
+    #: Most bytes of that file.
+    record_limit: int = RECORD_LIMIT
 
     @classmethod
     def read(cls, extra: dict[str, Any], data_parallel: tuple[int, int]) -> Options:
@@ -102,6 +117,8 @@ class Options:
                 )
         if not isinstance(self.min_blocks, int) or self.min_blocks < 1:
             raise ConfigInvalid(f"option 'min_blocks' is {self.min_blocks!r}: give 1 or more")
+        if self.record is not None and not isinstance(self.record, str):
+            raise ConfigInvalid(f"option 'record' is {self.record!r}: give the path of a file")
         if not isinstance(self.shadow, bool):
             raise ConfigInvalid(f"option 'shadow' is {self.shadow!r}: give true or false")
 

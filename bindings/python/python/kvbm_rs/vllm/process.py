@@ -15,6 +15,7 @@ from typing import Any
 
 from .. import KvBlockManager, Layout, Namespace, Worker, layout_of, logs, sockets
 from ..errors import BuildFailed, KvbmError
+from ..recording import build_manager
 from . import _vllm_compat as compat
 from .identity import adapter_version, namespace_of, process_root_is_random, tensor_shapes
 from .options import Options
@@ -152,12 +153,15 @@ class EngineProcess:
                 "no worker has registered KV tensors: report it with the version of vLLM and its executor"
             )
         namespace = namespace_of(self.view, self.options.weights, shapes, backends, self.own_hashes)
-        self._manager = KvBlockManager(
+        self._manager = build_manager(
             self.options.config,
             self.layout,
             namespace,
             shadow=self.options.shadow,
             workers=[memory.socket for memory in ranks],
+            record=self.options.record,
+            record_limit=self.options.record_limit,
+            logger=logger,
         )
         logger.info("%s", self.describe(time.monotonic() - started))
 
