@@ -300,6 +300,7 @@ def record(
     options: dict[str, Any],
     seed: int = 1,
     batch: int = 4,
+    tokens: int = 16,
     **settings: Any,
 ) -> dict[str, Any]:
     """A short run whose calls are recorded: `options` has `record`. crates/kvbm/tests/data/recordings
@@ -307,7 +308,7 @@ def record(
     """
     engine = Engine(model, Engine.kvbm(**options), **settings)
     free = engine.free_blocks()
-    in_batches(engine, prompts_of(count, longest, seed), batch, 16)
+    in_batches(engine, prompts_of(count, longest, seed), batch, tokens)
     totals = engine.connector._process.counters.totals
     result = {
         "preemptions": engine.count("vllm:num_preemptions"),

@@ -354,6 +354,14 @@ def test_a_promise_that_vllm_does_not_take_is_given_up(engine: Engine) -> None:
     assert engine.manager.open_tickets == (0, 0), "a request that was aborted while it waited"
 
 
+def test_a_promise_ends_when_vllm_has_the_blocks_itself(engine: Engine) -> None:
+    engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
+    again = Request("b", PROMPT)
+    assert engine.match(again) == (16, True)
+    assert engine.match(again, 16) == (0, False), "computed for another request meanwhile"
+    assert engine.manager.open_tickets == (0, 0)
+
+
 def test_a_load_that_cannot_begin_is_reported_and_ends(engine: Engine) -> None:
     engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
     again = Request("b", PROMPT)

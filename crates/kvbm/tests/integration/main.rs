@@ -34,6 +34,7 @@ mod priorities;
 #[path = "../../../kvbm-volume/tests/support/random.rs"]
 mod random;
 mod rank_chaos;
+mod recordings;
 mod shared_places;
 mod speculation;
 #[path = "../support/mod.rs"]

@@ -195,8 +195,11 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         # The last token is computed in any case: it gives the first output.
         most = min(tracked.hash(), (tracked.view.num_tokens - 1) // size)
         first = num_computed_tokens // size
-        tracked.promised, tracked.first = 0, first
+        promised, tracked.promised, tracked.first = tracked.promised, 0, first
         if first >= most or tracked.view.skips_reading:
+            if promised:
+                # vLLM computed the blocks for another request since it asked the last time.
+                process.manager.abandon(tracked.view.id)
             return 0, False
         found = process.manager.look_up(tracked.view.id, tracked.sequence, first)
         process.counters.add("look_ups")
