@@ -313,10 +313,12 @@ class Suite:
             ("other dtype", {}, {"dtype": "bfloat16"}),
             ("other revision", {}, {"revision": "another"}),
         ]
+        # The same hash seed as the last engine that filled the directory.
         for label, more, settings in others if not self.quick else others[:1]:
             found = self.run(
                 f"restart {label}",
                 "after_restart",
+                environment,
                 model=self.tiny,
                 disk=disk,
                 options=options | more,
@@ -325,10 +327,14 @@ class Suite:
             )
             self.check(f"{label}: no hit", found.get("found") == 0, found.get("found"))
         if not self.quick:
-            self.restart_with_adapter(disk, size, options)
+            self.restart_with_adapter(disk, size, options, environment)
 
     def restart_with_adapter(
-        self, disk: str, size: dict[str, Any], options: dict[str, Any]
+        self,
+        disk: str,
+        size: dict[str, Any],
+        options: dict[str, Any],
+        environment: dict[str, str],
     ) -> None:
         """Blocks of the model itself are found, blocks of an adapter are others."""
         adapter = self.work / "adapter"
@@ -336,6 +342,7 @@ class Suite:
         found = self.run(
             "restart adapter",
             "after_restart",
+            environment,
             model=self.tiny,
             disk=disk,
             adapter=str(adapter),
