@@ -74,7 +74,9 @@ pub(super) fn replay(recordings: &[Recording], disk: &Path) -> Result<Vec<Summar
         .iter()
         .flat_map(|recording| &recording.calls)
         .flat_map(|call| match &call.kind {
-            Kind::LookUp { chain, .. } | Kind::Stage { chain, .. } | Kind::Offload { chain, .. } => &chain[..],
+            Kind::LookUp { chain, .. } | Kind::Stage { chain, .. } | Kind::Offload { chain, .. } => {
+                &chain[..]
+            }
             _ => &[],
         })
         .copied()
@@ -91,7 +93,8 @@ pub(super) fn replay(recordings: &[Recording], disk: &Path) -> Result<Vec<Summar
         for call in &recording.calls {
             run.play(call).map_err(|why| format!("recording {}, line {}: {why}", number + 1, call.line))?;
         }
-        let (left, summary) = run.end().map_err(|why| format!("recording {}, at its end: {why}", number + 1))?;
+        let (left, summary) =
+            run.end().map_err(|why| format!("recording {}, at its end: {why}", number + 1))?;
         model = left;
         summaries.push(summary);
     }
@@ -205,7 +208,8 @@ impl<'a> Run<'a> {
         first: usize,
         is_expected: bool,
     ) -> Result<(), String> {
-        let known = self.tickets.remove(&request).filter(|ticket| ticket.chain == chain && ticket.first == first);
+        let known =
+            self.tickets.remove(&request).filter(|ticket| ticket.chain == chain && ticket.first == first);
         if is_expected {
             self.settle()?;
         }
@@ -327,7 +331,9 @@ impl<'a> Run<'a> {
             match self.content[id as usize] {
                 Some(held) if held == key => {}
                 Some(_) => {
-                    return Err(format!("engine block {id} changes, and the engine had not said that it would"));
+                    return Err(format!(
+                        "engine block {id} changes, and the engine had not said that it would"
+                    ));
                 }
                 None => compute(&self.manager, BlockId(id), self.names[&key]),
             }
