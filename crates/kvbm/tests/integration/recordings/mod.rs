@@ -88,16 +88,26 @@ fn a_recording_that_cannot_be_read_names_line_and_reason() {
 
 // Runs of vLLM 0.32 with a model of 128 KiB a block: the scenarios `record` and `failures` of
 // bindings/python/engine_tests/scenarios.py.
+const PREEMPTED: &str = include_str!("../../data/recordings/vllm-preempted.kvbmrec");
 const BEFORE_RESTART: &str = include_str!("../../data/recordings/vllm-before-restart.kvbmrec");
 const AFTER_RESTART: &str = include_str!("../../data/recordings/vllm-after-restart.kvbmrec");
 const FAILURES: &str = include_str!("../../data/recordings/vllm-failures.kvbmrec");
+
+/// Conversations of several turns, prompts in chunks of 256 tokens, 36 engine blocks for up to eight
+/// requests, and four preemptions.
+#[test]
+fn vllm_with_too_few_blocks_preempts_and_loads() {
+    let run = play(&[PREEMPTED]).unwrap().remove(0);
+    assert!(run.offloaded > 50 && run.loads > 10 && run.arrived > 60, "{run:?}");
+    assert_eq!(run.arrived, run.by_tier.iter().sum::<usize>(), "{run:?}");
+}
 
 /// Conversations of several turns with a preemption, then the same ones after a restart.
 #[test]
 fn vllm_finds_on_the_disk_what_it_stored_before_a_restart() {
     let summaries = play(&[BEFORE_RESTART, AFTER_RESTART]).unwrap();
     let [before, after] = &summaries[..] else { panic!("{summaries:?}") };
-    assert!(before.offloaded > 100 && before.loads > 5, "{before:?}");
+    assert!(before.offloaded > 50 && before.loads > 5, "{before:?}");
     assert!(after.loads > 5 && after.by_tier[2] > 20, "{after:?}");
     for run in &summaries {
         assert_eq!(run.arrived, run.by_tier.iter().sum::<usize>(), "{run:?}");

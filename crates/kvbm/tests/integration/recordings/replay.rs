@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes of a block, whatever the recording's blocks have.
-const BLOCK_BYTES: u64 = 512;
+const BLOCK_BYTES: u32 = 512;
 /// Before this age a ticket cannot have ended by itself.
 const YOUNG: Duration = Duration::from_secs(5);
 
@@ -116,8 +116,12 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn open(recording: &'a Recording, disk: &Path, capacity: u32, model: Model) -> Self {
-        let tensor =
-            OpaqueTensor { region: 0, offset: 0, block_stride: BLOCK_BYTES, block_bytes: BLOCK_BYTES };
+        let tensor = OpaqueTensor {
+            region: 0,
+            offset: 0,
+            block_stride: u64::from(BLOCK_BYTES),
+            block_bytes: BLOCK_BYTES,
+        };
         let layout = OpaqueLayout::new(recording.blocks, vec![tensor]).unwrap();
         let namespace = if recording.flat { namespace().flat() } else { namespace() };
         let mut builder = KvBlockManager::<Owned>::builder()
