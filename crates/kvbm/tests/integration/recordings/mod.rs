@@ -8,6 +8,7 @@ mod replay;
 
 use file::Recording;
 use replay::{Summary, replay};
+use std::fmt::Write as _;
 
 /// Replays texts of recordings, as restarts over one disk.
 fn play(texts: &[&str]) -> Result<Vec<Summary>, String> {
@@ -22,7 +23,7 @@ const HEADER: &str = r#"{"format":"kvbm-recording","version":1,"page_size":16,"b
 fn written(calls: &[&str]) -> String {
     let mut text = format!("{HEADER}\n");
     for (number, call) in calls.iter().enumerate() {
-        text += &format!("{{\"n\":{number},{}\n", &call[1..]);
+        writeln!(text, "{{\"n\":{number},{}", &call[1..]).unwrap();
     }
     text
 }
