@@ -60,6 +60,8 @@ usage: cargo xtask COMMAND
                                    committed one
   fuzz TARGET --input FILE         one input again
   wheel                            the Python package kvbm-rs as a manylinux wheel, in target/wheels
+  python-stress [--calls N] [--threads N] [--seconds S] [--json FILE]
+                                   a million calls, then 64 threads for a minute, on the Python package of a release build
   engine-test [--quick] [--json FILE] [--only PART]...
                                    the connector under a real vLLM on this machine's processors (5 GB below target/): equality
                                    of tokens, restarts, failed loads, times to the first token
@@ -156,6 +158,7 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
             println!("the prebuilt kernels belong to their source");
             Ok(true)
         }
+        "python-stress" => wheel::stress(&workspace::Workspace::load()?, rest).map(|()| true),
         "wheel" => wheel::build(&workspace::Workspace::load()?).map(|()| true),
         "tidy" => tidy::run(&workspace::Workspace::load()?),
         "test-gpu" => gpu::run(&workspace::Workspace::load()?),

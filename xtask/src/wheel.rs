@@ -122,6 +122,16 @@ fn counts(text: &str) -> (u64, u64) {
     (before("passed").unwrap_or(0), before("failed").unwrap_or(0) + before("errors").unwrap_or(0))
 }
 
+/// Runs `tests/stress.py`, which reads the arguments, over a release build.
+pub(crate) fn stress(workspace: &Workspace, arguments: &[String]) -> anyhow::Result<()> {
+    let package = assemble(workspace, Profile::Release)?;
+    let python = python::environment(workspace, "binding", TEST_PACKAGES)?;
+    let mut stress = Command::new(python);
+    stress.arg(workspace.root.join("bindings/python/tests/stress.py")).args(arguments);
+    stress.env("PYTHONPATH", package).env("PYTHONDONTWRITEBYTECODE", "1");
+    succeed(&mut stress)
+}
+
 /// Builds the manylinux wheel into `target/wheels`.
 pub(crate) fn build(workspace: &Workspace) -> anyhow::Result<()> {
     let python = python::environment(workspace, "wheel", BUILD_PACKAGES)?;

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import enum
 import functools
+import json
 import pickle
 import sys
 import time
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from kvbm_rs import ConfigInvalid
 
 BLOCKS, SIZE = 64, 4
 
@@ -539,3 +542,26 @@ def test_a_scheduler_without_its_worker_is_refused(vllm: Any) -> None:
                 ],
             ),
         )
+
+
+def test_a_run_is_recorded_where_an_option_says_so(vllm: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run.kvbmrec"
+    extra = {"record": str(path), "record_limit": 100_000}
+    engine = Engine(vllm, transfer={"engine_id": "recorded"}, extra=extra)
+    engine.compute(Request("secret-a", PROMPT), [1, 2, 3, 4, 5])
+    again = Request("secret-b", PROMPT)
+    assert engine.match(again) == (16, True)
+    engine.allocated(again, [11, 12, 13, 14, 15], 16)
+    assert engine.until_received("secret-b") == set()
+    engine.close()
+    calls = [json.loads(line) for line in path.read_text().splitlines()]
+    assert calls[0]["blocks"] == BLOCKS and "secret" not in path.read_text()
+    names = [call["call"] for call in calls[1:]]
+    assert [name for name in names if name in ("offload", "commit", "finished", "close")] == [
+        "offload",
+        "commit",
+        "finished",
+        "close",
+    ]
+    with pytest.raises(ConfigInvalid, match="record.*7"):
+        Engine(vllm, transfer={"engine_id": "wrong"}, extra={"record": 7})

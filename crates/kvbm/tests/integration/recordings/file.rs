@@ -27,20 +27,52 @@ pub(super) struct Call {
 #[derive(Debug)]
 pub(super) enum Kind {
     /// `promised` is `None` where a volume was being asked.
-    LookUp { request: u64, chain: Vec<Key>, first: usize, promised: Option<usize> },
-    Stage { request: u64, chain: Vec<Key>, first: usize },
-    Commit { request: u64, ids: Vec<u32>, failed: bool },
-    Abandon { request: u64 },
-    Finished { request: u64 },
-    Offload { chain: Vec<Key>, first: usize, ids: Vec<u32>, failed: bool },
-    Released { ids: Vec<u32> },
-    BeforeReuse { ids: Vec<u32> },
+    LookUp {
+        request: u64,
+        chain: Vec<Key>,
+        first: usize,
+        promised: Option<usize>,
+    },
+    Stage {
+        request: u64,
+        chain: Vec<Key>,
+        first: usize,
+    },
+    Commit {
+        request: u64,
+        ids: Vec<u32>,
+        failed: bool,
+    },
+    Abandon {
+        request: u64,
+    },
+    Finished {
+        request: u64,
+    },
+    Offload {
+        chain: Vec<Key>,
+        first: usize,
+        ids: Vec<u32>,
+        failed: bool,
+    },
+    Released {
+        ids: Vec<u32>,
+    },
+    BeforeReuse {
+        ids: Vec<u32>,
+    },
     Step,
-    BranchEnds { chain: Vec<Key> },
+    BranchEnds {
+        chain: Vec<Key>,
+    },
     WaitOffloads,
     Flush,
-    Clear { tier: String },
-    Forget { own: bool },
+    Clear {
+        tier: String,
+    },
+    Forget {
+        own: bool,
+    },
     /// The manager was closed, or the recording ended before it.
     End,
 }
@@ -64,7 +96,8 @@ impl Recording {
         )?;
         let mut keys = Vec::new();
         for (line, text) in lines {
-            let call = recording.call(text, line - 2, &mut keys).map_err(|why| format!("line {line}: {why}"))?;
+            let call =
+                recording.call(text, line - 2, &mut keys).map_err(|why| format!("line {line}: {why}"))?;
             recording.calls.push(Call { line, kind: call });
         }
         Ok(recording)

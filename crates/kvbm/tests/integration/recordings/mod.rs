@@ -8,6 +8,7 @@ mod replay;
 
 use file::Recording;
 use replay::{Summary, replay};
+use std::fmt::Write as _;
 
 /// Replays texts of recordings, as restarts over one disk.
 fn play(texts: &[&str]) -> Result<Vec<Summary>, String> {
@@ -22,13 +23,14 @@ const HEADER: &str = r#"{"format":"kvbm-recording","version":1,"page_size":16,"b
 fn written(calls: &[&str]) -> String {
     let mut text = format!("{HEADER}\n");
     for (number, call) in calls.iter().enumerate() {
-        text += &format!("{{\"n\":{number},{}\n", &call[1..]);
+        writeln!(text, "{{\"n\":{number},{}", &call[1..]).unwrap();
     }
     text
 }
 
 const OFFER: &str = r#"{"call":"offload","new":["00000000000000000000000000000001","00000000000000000000000000000002"],"chain":[[0,2]],"first":0,"ids":[1,2],"started":2,"present":0,"refused":[]}"#;
-const ASK: &str = r#"{"call":"look_up","request":0,"chain":[[0,2]],"first":0,"blocks":2,"by_tier":[0,2,0,0]}"#;
+const ASK: &str =
+    r#"{"call":"look_up","request":0,"chain":[[0,2]],"first":0,"blocks":2,"by_tier":[0,2,0,0]}"#;
 const LOAD: &str = r#"{"call":"commit","request":0,"ids":[5,6]}"#;
 const LOADED: &str = r#"{"call":"finished","request":0,"arrived":2,"wanted":2,"failures":0}"#;
 
@@ -67,16 +69,62 @@ fn a_recording_that_cannot_be_read_names_line_and_reason() {
         (good.replace("[5,6]", "[5,-1]"), "line 4: `ids` is [5,-1], which is no list of numbers"),
         (good.replace("0001\"", "000x\""), "line 2: `new` has"),
         (good.replacen("[[0,2]]", "[[0,3]]", 1), "line 2: `chain` has [0,3]"),
-        (good.replace(r#""ids":[1,2]"#, r#""ids":[1,2,3]"#), "line 2: 3 ids from block 0 on for a chain of 2"),
+        (
+            good.replace(r#""ids":[1,2]"#, r#""ids":[1,2,3]"#),
+            "line 2: 3 ids from block 0 on for a chain of 2",
+        ),
         (good.replace(r#"{"n":2,"#, r#"{"n":3,"#), "line 4: call 3 stands where call 2 has to be"),
         (good.replace(r#"{"n":2,"#, r#"["n":2,"#), "line 4: the line is no JSON object"),
         (good.replace(r#""request":0,"ids""#, r#""ids""#), "line 4: the field `request` is missing"),
-        (good + "{\"n\":4,\"call\":\"close\"}\n{\"n\":5,\"call\":\"step\"}\n", "line 7: a call follows the end"),
+        (
+            good + "{\"n\":4,\"call\":\"close\"}\n{\"n\":5,\"call\":\"step\"}\n",
+            "line 7: a call follows the end",
+        ),
     ];
     for (text, expected) in cases {
         let error = Recording::parse(&text).unwrap_err();
         assert!(error.starts_with(expected), "{error:?} for {expected:?}");
     }
+}
+
+// Runs of vLLM 0.32 with a model of 128 KiB a block: the scenarios `record` and `failures` of
+// bindings/python/engine_tests/scenarios.py.
+const PREEMPTED: &str = include_str!("../../data/recordings/vllm-preempted.kvbmrec");
+const BEFORE_RESTART: &str = include_str!("../../data/recordings/vllm-before-restart.kvbmrec");
+const AFTER_RESTART: &str = include_str!("../../data/recordings/vllm-after-restart.kvbmrec");
+const FAILURES: &str = include_str!("../../data/recordings/vllm-failures.kvbmrec");
+
+/// Conversations of several turns, prompts in chunks of 256 tokens, 36 engine blocks for up to eight
+/// requests, and four preemptions.
+#[test]
+fn vllm_with_too_few_blocks_preempts_and_loads() {
+    let run = play(&[PREEMPTED]).unwrap().remove(0);
+    assert!(run.offloaded > 50 && run.loads > 10 && run.arrived > 60, "{run:?}");
+    assert_eq!(run.arrived, run.by_tier.iter().sum::<usize>(), "{run:?}");
+}
+
+/// Conversations of several turns with a preemption, then the same ones after a restart.
+#[test]
+fn vllm_finds_on_the_disk_what_it_stored_before_a_restart() {
+    let summaries = play(&[BEFORE_RESTART, AFTER_RESTART]).unwrap();
+    let [before, after] = &summaries[..] else { panic!("{summaries:?}") };
+    assert!(before.offloaded > 50 && before.loads > 5, "{before:?}");
+    assert!(after.loads > 5 && after.by_tier[2] > 20, "{after:?}");
+    for run in &summaries {
+        assert_eq!(run.arrived, run.by_tier.iter().sum::<usize>(), "{run:?}");
+    }
+    // Alone, the second finds nothing from before.
+    let alone = play(&[AFTER_RESTART]).unwrap().remove(0);
+    assert_eq!(alone.by_tier[2], 0, "{alone:?}");
+}
+
+/// In the recording half of the loads fail: damaged and shortened files. The calls around them are
+/// vLLM's.
+#[test]
+fn vllm_goes_on_after_loads_that_failed() {
+    let run = play(&[FAILURES]).unwrap().remove(0);
+    assert!(run.loads >= 8 && run.by_tier[2] > 20, "{run:?}");
+    assert_eq!(run.arrived, run.by_tier.iter().sum::<usize>(), "{run:?}");
 }
 
 /// Replays the files that the environment names, in this order, as restarts over one disk.

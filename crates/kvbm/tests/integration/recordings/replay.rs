@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes of a block, whatever the recording's blocks have.
-const BLOCK_BYTES: u64 = 512;
+const BLOCK_BYTES: u32 = 512;
 /// Before this age a ticket cannot have ended by itself.
 const YOUNG: Duration = Duration::from_secs(5);
 
@@ -74,7 +74,9 @@ pub(super) fn replay(recordings: &[Recording], disk: &Path) -> Result<Vec<Summar
         .iter()
         .flat_map(|recording| &recording.calls)
         .flat_map(|call| match &call.kind {
-            Kind::LookUp { chain, .. } | Kind::Stage { chain, .. } | Kind::Offload { chain, .. } => &chain[..],
+            Kind::LookUp { chain, .. } | Kind::Stage { chain, .. } | Kind::Offload { chain, .. } => {
+                &chain[..]
+            }
             _ => &[],
         })
         .copied()
@@ -91,7 +93,8 @@ pub(super) fn replay(recordings: &[Recording], disk: &Path) -> Result<Vec<Summar
         for call in &recording.calls {
             run.play(call).map_err(|why| format!("recording {}, line {}: {why}", number + 1, call.line))?;
         }
-        let (left, summary) = run.end().map_err(|why| format!("recording {}, at its end: {why}", number + 1))?;
+        let (left, summary) =
+            run.end().map_err(|why| format!("recording {}, at its end: {why}", number + 1))?;
         model = left;
         summaries.push(summary);
     }
@@ -113,8 +116,12 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn open(recording: &'a Recording, disk: &Path, capacity: u32, model: Model) -> Self {
-        let tensor =
-            OpaqueTensor { region: 0, offset: 0, block_stride: BLOCK_BYTES, block_bytes: BLOCK_BYTES };
+        let tensor = OpaqueTensor {
+            region: 0,
+            offset: 0,
+            block_stride: u64::from(BLOCK_BYTES),
+            block_bytes: BLOCK_BYTES,
+        };
         let layout = OpaqueLayout::new(recording.blocks, vec![tensor]).unwrap();
         let namespace = if recording.flat { namespace().flat() } else { namespace() };
         let mut builder = KvBlockManager::<Owned>::builder()
@@ -205,7 +212,8 @@ impl<'a> Run<'a> {
         first: usize,
         is_expected: bool,
     ) -> Result<(), String> {
-        let known = self.tickets.remove(&request).filter(|ticket| ticket.chain == chain && ticket.first == first);
+        let known =
+            self.tickets.remove(&request).filter(|ticket| ticket.chain == chain && ticket.first == first);
         if is_expected {
             self.settle()?;
         }
@@ -327,7 +335,9 @@ impl<'a> Run<'a> {
             match self.content[id as usize] {
                 Some(held) if held == key => {}
                 Some(_) => {
-                    return Err(format!("engine block {id} changes, and the engine had not said that it would"));
+                    return Err(format!(
+                        "engine block {id} changes, and the engine had not said that it would"
+                    ));
                 }
                 None => compute(&self.manager, BlockId(id), self.names[&key]),
             }
