@@ -94,8 +94,8 @@ const BEFORE_RESTART: &str = include_str!("../../data/recordings/vllm-before-res
 const AFTER_RESTART: &str = include_str!("../../data/recordings/vllm-after-restart.kvbmrec");
 const FAILURES: &str = include_str!("../../data/recordings/vllm-failures.kvbmrec");
 
-/// Conversations of several turns, prompts in chunks of 256 tokens, 36 engine blocks for up to eight
-/// requests, and four preemptions.
+/// Conversations of several turns, prompts in chunks of 256 tokens, 36 engine blocks for up to
+/// eight requests, and four preemptions.
 #[test]
 fn vllm_with_too_few_blocks_preempts_and_loads() {
     let run = play(&[PREEMPTED]).unwrap().remove(0);
