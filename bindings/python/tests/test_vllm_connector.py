@@ -475,9 +475,15 @@ def test_synchronous_loads_end_before_the_step(vllm: Any) -> None:
 def test_shadow_mode_moves_nothing(vllm: Any) -> None:
     engine = Engine(vllm, extra={"shadow": True})
     engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
-    assert engine.match(Request("b", PROMPT)) == (0, False)
-    assert engine.totals["shadow_hit_tokens"] == 16
-    assert engine.manager.open_tickets == (0, 0)
+    again = Request("b", PROMPT)
+    assert engine.match(again) == (0, False)
+    assert engine.match(again) == (0, False), "vLLM asks again while the request waits"
+    totals = engine.totals
+    assert totals["shadow_hit_tokens"] == totals["shadow_hit_tokens_g2"] == 16
+    assert totals["shadow_prompt_tokens"] == 2 * len(PROMPT)
+    assert totals["loaded_blocks"] == 0 and engine.manager.open_tickets == (0, 0)
+    report = engine.scheduler._process.shadow
+    assert report.requests == 2 and report.found_bytes == 4 * engine.manager.block_bytes
     engine.close()
 
 

@@ -207,11 +207,14 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             process.counters.add("pending_look_ups")
             return None, False
         blocks = min(found.blocks, most - first)
-        if blocks < process.options.min_blocks or process.options.shadow:
+        if blocks < process.options.min_blocks or process.shadow is not None:
             if found.blocks:
                 process.manager.abandon(tracked.view.id)
-            if process.options.shadow:
-                process.counters.add("shadow_hit_tokens", blocks * size)
+            if process.shadow is not None and not tracked.was_counted:
+                # Once for each request: vLLM asks again while the request waits.
+                tracked.was_counted = True
+                by_tier = _split(blocks, found.by_tier)
+                process.count_shadow(tracked, first, by_tier)
             return 0, False
         tracked.promised, tracked.by_tier = blocks, _split(blocks, found.by_tier)
         return blocks * size, self._is_async
@@ -255,6 +258,8 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     @_guarded(lambda: None)
     def _plan(self, plan: StepPlan, step: compat.StepView) -> None:
         plan.has_tokens = step.total > 0
+        if self._process.shadow is not None:
+            self._process.shadow_step(step.total)
         for new, computed in step.new_blocks():
             plan.reused += new[computed // self._block_size :]
         for request_id, tokens in step.scheduled.items():

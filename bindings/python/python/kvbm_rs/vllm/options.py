@@ -52,6 +52,8 @@ class Options:
     weights: str | None = None
     #: Match and count, and move nothing.
     shadow: bool = False
+    #: How fast the engine computes prompts, where the operator says so.
+    prefill_tokens_per_s: float | None = None
     #: The lowest level of kvbm's log records.
     log_level: str = "INFO"
     #: A file that takes a line for each call to the manager.
@@ -101,7 +103,10 @@ class Options:
             # A cache that survives `kill -9` has its blocks on disk before they leave host memory.
             config.set("offload.g2_g3.write_through", "true")
         own.pop("config", None)
-        options = cls(config=config, **own)
+        speed = extra.get("prefill_tokens_per_s")
+        options = cls(
+            config=config, prefill_tokens_per_s=None if speed is None else float(speed), **own
+        )
         options._check()
         return options
 

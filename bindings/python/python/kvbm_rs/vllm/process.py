@@ -19,6 +19,8 @@ from ..recording import build_manager
 from . import _vllm_compat as compat
 from .identity import adapter_version, namespace_of, process_root_is_random, tensor_shapes
 from .options import Options
+from .requests import TrackedRequest
+from .shadow import ShadowReport
 from .stats import Counters
 
 __all__ = ["EngineProcess", "RankMemory", "engine_process", "logger"]
@@ -71,6 +73,8 @@ class EngineProcess:
         self.layout: Layout | None = None
         self.own_hashes = self._hashes_own()
         self._tensors: dict[str, Any] = {}
+        #: In shadow mode.
+        self.shadow: ShadowReport | None = None
         self._manager: KvBlockManager | None = None
         self._worker: Worker | None = None
         #: Of the worker that serves its memory from this process.
@@ -163,6 +167,12 @@ class EngineProcess:
             record_limit=self.options.record_limit,
             logger=logger,
         )
+        if self.options.shadow:
+            self.shadow = ShadowReport(
+                self.view.block_size,
+                self.layout.block_bytes * max(1, len(ranks)),
+                self.options.prefill_tokens_per_s,
+            )
         logger.info("%s", self.describe(time.monotonic() - started))
 
     def describe(self, seconds: float) -> str:
@@ -222,10 +232,33 @@ class EngineProcess:
         if worker is not None:
             worker.close()
         if manager is not None:
+            if self.shadow is not None and self.shadow.requests:
+                logger.info("kvbm: %s", self.shadow.line())
             not_saved = manager.close(timeout=5.0)
             if not_saved is not None:
                 logger.warning("kvbm: %s", not_saved)
         self.layout, self._tensors = None, {}
+
+    def count_shadow(self, request: TrackedRequest, first: int, by_tier: list[int]) -> None:
+        """Counts what a request would have found, once for each request."""
+        assert self.shadow is not None
+        self.shadow.add(request.view.num_tokens, request.sequence.hashes, first, by_tier)
+        size = self.view.block_size
+        self.counters.add("shadow_prompt_tokens", request.view.num_tokens)
+        self.counters.add("shadow_hit_tokens", sum(by_tier) * size)
+        for tier, name in ((1, "g2"), (2, "g3"), (3, "g4")):
+            self.counters.add(f"shadow_hit_tokens_{name}", by_tier[tier] * size)
+        speed = self.shadow.speed.tokens_per_s
+        if speed is not None:
+            self.counters.add("shadow_saved_seconds", sum(by_tier) * size / speed)
+
+    def shadow_step(self, tokens: int) -> None:
+        """A step of so many tokens begins."""
+        assert self.shadow is not None
+        now = time.monotonic()
+        self.shadow.speed.step(tokens, now)
+        if self.shadow.is_due(now):
+            logger.info("kvbm: %s", self.shadow.line())
 
     def spent(self, began_ns: int) -> None:
         """Time that a callback took."""

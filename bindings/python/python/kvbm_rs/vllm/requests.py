@@ -20,6 +20,7 @@ class TrackedRequest:
         "promised",
         "sequence",
         "view",
+        "was_counted",
         "_hashed",
         "_image",
         "_last",
@@ -38,6 +39,8 @@ class TrackedRequest:
         self.by_tier = [0, 0, 0, 0]
         #: Blocks that were offered for a copy.
         self.offered = 0
+        #: Whether shadow mode has counted what was found.
+        self.was_counted = False
         self._begin()
 
     def _begin(self) -> None:

@@ -30,7 +30,12 @@ COUNTERS = {
     "steps": "Steps of the engine.",
     "step_seconds": "Time that the connector took of the steps.",
     "errors": "Errors inside the connector that cost a hit or a copy and nothing else.",
+    "shadow_prompt_tokens": "Shadow mode: tokens of the requests that were looked up.",
     "shadow_hit_tokens": "Shadow mode: tokens that would have been loaded.",
+    "shadow_hit_tokens_g2": "Shadow mode: of these, from host memory.",
+    "shadow_hit_tokens_g3": "Shadow mode: of these, from disk.",
+    "shadow_hit_tokens_g4": "Shadow mode: of these, from volumes.",
+    "shadow_saved_seconds": "Shadow mode: time to compute these tokens, once the speed is known.",
 }
 
 
