@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import subprocess
@@ -365,6 +366,18 @@ def test_clear_removes_all() -> None:
     assert all(storage.batch_set_v1(names, indices([0, 1, 2])))
     assert storage.clear() is True and storage.batch_exists(names) == 0
     storage.close()
+
+
+def test_calls_are_recorded_for_each_rank(tmp_path: Path) -> None:
+    pool, names = host_pool("page_first"), keys(2)
+    storage = backend(pool, options(record=str(tmp_path / "calls")))
+    assert all(storage.batch_set_v1(names, indices([0, 1])))
+    assert all(storage.batch_get_v1(names, indices([2, 3])))
+    storage.close()
+    (path,) = tmp_path.iterdir()
+    assert path.name == "calls.tp0-pp0-cp0-dp0"
+    calls = [json.loads(line).get("call") for line in path.read_text().splitlines()]
+    assert {"offload", "look_up", "commit", "finished", "close"} <= set(calls)
 
 
 @pytest.mark.parametrize(

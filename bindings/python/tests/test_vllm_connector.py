@@ -483,7 +483,8 @@ def test_shadow_mode_moves_nothing(vllm: Any) -> None:
     assert totals["shadow_prompt_tokens"] == 2 * len(PROMPT)
     assert totals["loaded_blocks"] == 0 and engine.manager.open_tickets == (0, 0)
     report = engine.scheduler._process.shadow
-    assert report.requests == 2 and report.found_bytes == 4 * engine.manager.block_bytes
+    assert report is not None and report.requests == 2
+    assert report.found_bytes == 4 * engine.manager.block_bytes
     engine.close()
 
 

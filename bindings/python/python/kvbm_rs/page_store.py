@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ._core import Config, ExternalSequence, Layout, Namespace
 from .errors import BusyError, InvalidArgument, KvbmError, NoRoomError
-from .manager import KvBlockManager
+from .recording import RECORD_LIMIT, build_manager
 
 __all__ = ["PageStore"]
 
@@ -27,8 +27,18 @@ class PageStore:
     may come from several threads. A page is a block of the manager; a key has no parent.
     """
 
-    def __init__(self, config: Config, layout: Layout, namespace: Namespace) -> None:
-        self.manager = KvBlockManager(config, layout, namespace)
+    def __init__(
+        self,
+        config: Config,
+        layout: Layout,
+        namespace: Namespace,
+        *,
+        record: str | None = None,
+        record_limit: int = RECORD_LIMIT,
+    ) -> None:
+        self.manager = build_manager(
+            config, layout, namespace, record=record, record_limit=record_limit
+        )
         self._numbers = itertools.count()
         # As many copies as may wait for the disk: more would be dropped.
         self._batch = max(1, self.manager.capacity[1] // 4)

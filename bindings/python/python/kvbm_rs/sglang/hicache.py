@@ -60,7 +60,13 @@ class KvbmHiCache(HiCacheStorage):  # type: ignore[misc]
         namespace = compat.namespace_of(
             self._rank, self._options.weights, layout.page_size, meaning
         )
-        store = PageStore(self._options.config, layout, namespace)
+        store = PageStore(
+            self._options.config,
+            layout,
+            namespace,
+            record=self._options.record,
+            record_limit=self._options.record_limit,
+        )
         self._page_size = layout.page_size
         with self._lock:
             self._store = store

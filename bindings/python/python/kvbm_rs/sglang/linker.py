@@ -86,7 +86,13 @@ class KvbmLinker(UnifiedCacheLinker):  # type: ignore[misc]
         self._page_size = layout.page_size
         self._num_layers = int(pool.layer_num)
         self.layer_done_counter = LayerWiseLoadCounter(self._num_layers)
-        self._store = PageStore(options.config, layout, namespace)
+        self._store = PageStore(
+            options.config,
+            layout,
+            namespace,
+            record=options.record,
+            record_limit=options.record_limit,
+        )
         self._looked_up: dict[str, _LookUp] = {}
         self._queued: dict[str, _Load] = {}
         self._loads: Queue[tuple[int, list[_Load]] | None] = Queue()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .. import Config
 from ..errors import ConfigInvalid
+from ..recording import RECORD_LIMIT
 from ..settings import read_settings
 from ..vllm.identity import weights_version
 from . import _sglang_compat as compat
@@ -25,12 +26,19 @@ class Options:
     weights: str
     #: The lowest level of kvbm's log records.
     log_level: int
+    #: A file that takes a line for each call to the manager.
+    record: str | None
+    #: Most bytes of that file.
+    record_limit: int
 
     @classmethod
     def read(cls, rank: compat.Rank, where: str) -> Options:
         """From the extra configuration of a rank."""
         config, own = read_settings(
-            rank.extra, where=where, own=("weights", "log_level"), folder=rank.folder
+            rank.extra,
+            where=where,
+            own=("weights", "log_level", "record", "record_limit"),
+            folder=rank.folder,
         )
         level = own.get("log_level", "INFO")
         if level not in _LEVELS:
@@ -40,4 +48,12 @@ class Options:
         weights = own.get("weights")
         if weights is None:
             weights = weights_version(rank.model, None)
-        return cls(config=config, weights=str(weights), log_level=_LEVELS[level])
+        record = own.get("record")
+        return cls(
+            config=config,
+            weights=str(weights),
+            log_level=_LEVELS[level],
+            # Each rank writes a file of its own.
+            record=None if record is None else f"{record}.{rank.folder}",
+            record_limit=own.get("record_limit", RECORD_LIMIT),
+        )
