@@ -60,7 +60,7 @@ usage: cargo xtask COMMAND
                                    committed one
   fuzz TARGET --input FILE         one input again
   wheel                            the Python package kvbm-rs as a manylinux wheel, in target/wheels
-  python-stress [--calls N] [--threads N] [--seconds S] [--json FILE]
+  python-stress [--calls N] [--warm-up N] [--threads N] [--seconds S] [--json FILE]
                                    a million calls, then 64 threads for a minute, on the Python package of a release build
   engine-test [--quick] [--json FILE] [--only PART]...
                                    the connector under a real vLLM on this machine's processors (5 GB below target/): equality
