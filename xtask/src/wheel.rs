@@ -138,6 +138,11 @@ pub(crate) fn build(workspace: &Workspace) -> anyhow::Result<()> {
     let mut maturin = Command::new(&python);
     maturin.args(["-m", "maturin", "build", "--release", "--zig", "--compatibility", "manylinux_2_28"]);
     maturin.args(["--out"]).arg(workspace.target.join("wheels"));
+    // maturin starts the zig of the first `python3` on the path.
+    let tools = python.parent().map(Path::to_path_buf);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths(tools.into_iter().chain(std::env::split_paths(&path)));
+    maturin.env("PATH", path.context("PATH cannot be extended")?);
     succeed(maturin.current_dir(workspace.root.join("bindings/python")))
 }
 
