@@ -90,6 +90,14 @@ class Engine:
         """The scheduler's connector."""
         return self.core.scheduler.connector
 
+    @property
+    def loader(self) -> Any:
+        """The connector that starts loads and collects their results."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        remote = self.connector._has_remote_workers
+        return self.connector if remote else get_kv_transfer_group()
+
     def free_blocks(self) -> int:
         """Blocks of vLLM's pool that nobody uses."""
         return int(self.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())

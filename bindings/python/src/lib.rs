@@ -15,7 +15,7 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `worker` | `Worker`: a rank in a process of its own | `layout`, `config`, `integers`, `guard`, `errors` |
+//! | `worker` | `Worker`: a rank for another process | `layout`, `config`, `integers`, `guard`, `errors` |
 //! | `manager` | `KvBlockManager` | `loads`, `events`, `sequence`, `layout`, `config`, `logs`, `integers`, `guard`, `errors` |
 //! | `loads` | look-ups, loads and offloads as Python sees them | `errors` |
 //! | `events` | `Events` and `KvIndex` | `sequence`, `guard`, `errors` |

@@ -1,7 +1,8 @@
 """Recordings: what an engine asked of its manager, in a file that a test can replay.
 
 A recording has no bytes of blocks, no tokens and no ids of requests. Requests are numbered. Blocks
-are numbered too, and each has the hash that kvbm knows it by. docs/operate.md says how to replay one.
+are numbered too, and each has the hash that kvbm knows it by. docs/operate.md says how to replay
+one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from ._core import (
     Config,
@@ -34,7 +35,6 @@ from .manager import KvBlockManager
 __all__ = ["RECORD_LIMIT", "RecordedManager", "Recording", "build_manager"]
 
 _Sequence = TokenSequence | ExternalSequence
-_Result = TypeVar("_Result")
 
 #: The format; the replayer refuses another one.
 _VERSION = 1
@@ -434,7 +434,7 @@ def build_manager(
 
 
 def _create(path: str) -> tuple[str, int]:
-    """A file that nobody else can read. What is there already stays: a restart takes the next name."""
+    """A file that nobody else can read. A file that is there stays: a restart takes the next name."""
     if not isinstance(path, str) or not path:
         raise ConfigInvalid(f"option 'record' is {path!r}: give the path of a file")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

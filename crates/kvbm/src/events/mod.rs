@@ -19,7 +19,7 @@ use kvbm_events::{
     SourceId, StreamId, Subscriber, TransportError,
 };
 use kvbm_plan::{BlockIdentity, LocalHash, Location, NodeId, SequenceHash, Tier, VolumeId, deadline_after};
-use kvbm_pool::Registry;
+use kvbm_pool::{EventBacklog, Registry};
 use kvbm_tokens::{BlockChain, BlockHasher};
 use notes::Notes;
 use parking_lot::Mutex;
@@ -361,22 +361,19 @@ impl EventPump {
             return;
         }
         let deadline = deadline_after(Instant::now(), self.full_wait);
-        let mut taken_before = None;
-        loop {
-            let ring = self.registry.event_backlog();
-            let taken = ring.next_seq.saturating_sub(ring.waiting as u64).saturating_sub(ring.lost);
-            if ring.waiting <= ring.capacity / 2 || taken == self.stuck_at.load(Ordering::Relaxed) {
-                return;
-            }
+        let taken = |ring: &EventBacklog| ring.next_seq.saturating_sub(ring.waiting as u64 + ring.lost);
+        let mut ring = self.registry.event_backlog();
+        let taken_before = taken(&ring);
+        while ring.waiting > ring.capacity / 2 && taken(&ring) != self.stuck_at.load(Ordering::Relaxed) {
             if Instant::now() >= deadline {
-                if *taken_before.get_or_insert(taken) == taken {
-                    self.stuck_at.store(taken, Ordering::Relaxed);
+                if taken(&ring) == taken_before {
+                    self.stuck_at.store(taken_before, Ordering::Relaxed);
                 }
                 return;
             }
-            taken_before.get_or_insert(taken);
             self.publisher.wake();
             std::thread::sleep(ROOM_TICK);
+            ring = self.registry.event_backlog();
         }
     }
 

@@ -1,0 +1,95 @@
+"""What makes loads fail: each fault returns a function that undoes it."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from engine import Engine
+
+__all__ = ["FAULTS", "abort_while_loading"]
+
+
+def slot_files(disk: Path) -> list[Path]:
+    files = [path for path in disk.rglob("*") if path.is_file() and path.stat().st_size > 1 << 20]
+    assert files, f"no slot file below {disk}"
+    return files
+
+
+def corrupt(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], None]:
+    """Flips a byte in each 8 KiB of what is there."""
+    for path in slot_files(disk):
+        with open(path, "r+b") as file:
+            for at in range(0, path.stat().st_size, 8192):
+                file.seek(at + rng.randrange(4096))
+                byte = file.read(1)
+                if byte and byte != b"\0":
+                    file.seek(-1, os.SEEK_CUR)
+                    file.write(bytes([byte[0] ^ 1]))
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return lambda: None
+
+
+def corrupt_rank_1(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], None]:
+    """As `corrupt`, on the second of two ranks alone."""
+    (folder,) = disk.rglob("rank-1-of-2")
+    return corrupt(engine, folder, rng)
+
+
+def truncated(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], None]:
+    """Cuts the slot files off, so that reads come back short; their length returns afterwards,
+    their bytes do not.
+    """
+    lengths = {path: path.stat().st_size for path in slot_files(disk)}
+    for path in lengths:
+        os.truncate(path, 4096)
+
+    def undo() -> None:
+        for path, length in lengths.items():
+            os.truncate(path, length)
+
+    return undo
+
+
+def late(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], None]:
+    """Results of loads come up to 0.5 s late."""
+    worker = engine.loader
+    collect, until = worker._collect, time.monotonic() + rng.random() / 2
+    worker._collect = lambda: collect() if time.monotonic() >= until else None
+
+    def undo() -> None:
+        worker._collect = collect
+
+    return undo
+
+
+def aborted(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], None]:
+    return late(engine, disk, rng)
+
+
+FAULTS = {
+    "corrupt": corrupt,
+    "corrupt_rank_1": corrupt_rank_1,
+    "truncated": truncated,
+    "late": late,
+    "aborted": aborted,
+}
+
+
+def abort_while_loading(engine: Engine, prompt: list[int]) -> None:
+    """Adds the request, lets its load begin, and aborts it."""
+    from vllm import SamplingParams
+
+    llm_engine = engine.llm.llm_engine
+    request = f"aborted-{time.monotonic_ns()}"
+    llm_engine.add_request(
+        request,
+        {"prompt_token_ids": prompt},
+        SamplingParams(temperature=0, max_tokens=4, ignore_eos=True),
+    )
+    llm_engine.step()
+    llm_engine.abort_request([request])
