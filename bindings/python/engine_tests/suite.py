@@ -224,8 +224,8 @@ class Suite:
                 "host": "64MiB",
                 "disk_capacity": "512MiB",
                 "disk.drive_writes_per_day": 0,
-                "disk.read_deadline": f"{faults.DEADLINE}s",
-                "transfer.deadline": f"{faults.DEADLINE}s",
+                "disk.read_deadline": f"{faults.DEADLINE:g}s",
+                "transfer.deadline": f"{faults.DEADLINE:g}s",
             },
             max_model_len=2048,
             tensor_parallel_size=2,
@@ -446,7 +446,7 @@ class Suite:
             "disk_capacity": "1GiB",
             "offload.g2_g3.write_through": True,
             "disk.drive_writes_per_day": 0,
-            "disk.read_deadline": f"{faults.DEADLINE}s",
+            "disk.read_deadline": f"{faults.DEADLINE:g}s",
             "volumes.longest_pause": "1s",
         }
         disk = self.fresh("disk-failures")
