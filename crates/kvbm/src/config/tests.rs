@@ -145,6 +145,8 @@ fn variables_come_after_the_file_and_unknown_ones_are_refused() {
             ("PATH", "/bin"),
             ("KVBM_CUDA_DRIVER", "/opt/libcuda.so.1"),
             ("KVBM_NATS_SERVER", "/opt/nats-server"),
+            ("KVBM_RECORD", "/var/tmp/run.kvbmrec"),
+            ("KVBM_RECORD_LIMIT", "65536"),
             ("KVBM_HOST_CAPACITY", "4_000"),
             ("KVBM_HOST_HUGE_PAGES", "TRUE"),
             ("KVBM_OFFLOAD_G2_G3_WATERMARK", "0.5"),
