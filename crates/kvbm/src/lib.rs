@@ -159,6 +159,8 @@ pub use kvbm_device as device;
 #[cfg(feature = "worker")]
 pub use kvbm_disk as disk;
 pub use kvbm_events as events_plane;
+#[cfg(feature = "worker")]
+pub use kvbm_kernels as kernels;
 pub use kvbm_layout as layout;
 pub use kvbm_plan as plan;
 pub use kvbm_pool as pool;
@@ -169,7 +171,8 @@ pub use kvbm_tokens as tokens;
 pub use kvbm_volume as volumes;
 
 pub use kvbm_plan::{
-    BlockId, BlockIdentity, Failure, FailureKind, Path, Rank, Tier, VolumeDescriptor, VolumeId,
+    BlockId, BlockIdentity, Comparison, Elements, Failure, FailureKind, Path, Rank, Tier, VolumeDescriptor,
+    VolumeId,
 };
 pub use kvbm_pool::{
     AllocError, BlockBatch, BlockMetadata, Cached, Complete, Duplicates, G1, G2, G3, Lost, Partial, PinError,

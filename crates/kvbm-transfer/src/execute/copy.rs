@@ -1,12 +1,13 @@
 //! Copies between two memories: batched and scattered on a device stream, or by the CPU where both
 //! are host memory.
 
+use super::compare::{self, Difference, Fetched};
 use super::fused::Way;
 use super::sums::{PassingSums, Summed};
 use crate::completion_queue::{CompletionQueue, Done, Stage};
 use kvbm_device::{CopyBatch, CudaStream, Device, DeviceError, Direction, Event, Stream};
 use kvbm_layout::{CopyPlan, PlanError, Run, Selection};
-use kvbm_plan::{ChecksumMode, LayerRange, TransferPlan};
+use kvbm_plan::{ChecksumMode, Comparison, FailureKind, LayerRange, TransferPlan};
 use kvbm_storage::{BoundLayout, RegionBytes};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -114,14 +115,41 @@ struct Batch<T> {
     attempts: u8,
 }
 
+impl<T> Batch<T> {
+    /// How its blocks are compared, where they are not copied.
+    fn comparison(&self) -> Option<Comparison> {
+        self.items.first().and_then(|item| item.plan.compare)
+    }
+}
+
 /// A batch that a stream has.
 struct Flying<T> {
     batch: Batch<T>,
     sums: Option<Summed>,
+    /// What the blocks are compared with.
+    fetched: Option<Fetched>,
 }
 
 /// What came of a block: the checksum of its content, where it was computed on the way.
-pub(crate) type Copied = Result<Option<u64>, DeviceError>;
+pub(crate) type Copied = Result<Option<u64>, NotCopied>;
+
+/// Why a block was not copied, or is not what it was compared with.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum NotCopied {
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error("{0}")]
+    Differs(Difference),
+}
+
+impl NotCopied {
+    pub(crate) fn kind(&self) -> FailureKind {
+        match self {
+            Self::Device(_) => FailureKind::Device,
+            Self::Differs(_) => FailureKind::Differs,
+        }
+    }
+}
 
 /// Copies batches of blocks over one route. Results gather until [`Copier::finished`] takes them.
 pub(crate) struct Copier<T> {
@@ -188,15 +216,16 @@ impl<T> Copier<T> {
 
     /// An event of this copier completed.
     pub(crate) fn complete(&mut self, ticket: u64, result: Result<(), DeviceError>) {
-        let Some(Flying { batch, sums }) = self.flying.remove(&ticket) else { return };
-        match result {
-            Ok(()) => {
+        let Some(Flying { batch, sums, fetched }) = self.flying.remove(&ticket) else { return };
+        match (result, fetched) {
+            (Ok(()), Some(fetched)) => self.compare_fetched(batch, &fetched),
+            (Ok(()), None) => {
                 let sums = sums.and_then(|sums| sums.of(batch.items.len()));
                 let sum = |index: usize| sums.as_ref().and_then(|sums| sums.get(index).copied());
                 let items = batch.items.into_iter().enumerate();
                 self.finished.extend(items.map(|(index, item)| (item, Ok(sum(index)))));
             }
-            Err(error) => self.recover(batch, &error),
+            (Err(error), _) => self.recover(batch, &error),
         }
     }
 
@@ -217,7 +246,7 @@ impl<T> Copier<T> {
     }
 
     fn fail(&mut self, batch: Batch<T>, error: &DeviceError) {
-        self.finished.extend(batch.items.into_iter().map(|item| (item, Err(error.clone()))));
+        self.finished.extend(batch.items.into_iter().map(|item| (item, Err(error.clone().into()))));
     }
 
     fn launch(&mut self, batch: Batch<T>) {
@@ -226,8 +255,12 @@ impl<T> Copier<T> {
             Ok(plan) => plan,
             Err(error) => return self.fail(batch, &refused(&error)),
         };
+        let comparison = batch.comparison();
         match &mut self.lane {
-            Lane::Host => self.copy_now(batch, &plan),
+            Lane::Host => match comparison {
+                Some(comparison) => self.compare_now(batch, &plan, comparison),
+                None => self.copy_now(batch, &plan),
+            },
             Lane::Device { device, stream, .. } => {
                 if stream.status().is_err() {
                     match device.create_stream(stream.name()) {
@@ -235,15 +268,56 @@ impl<T> Copier<T> {
                         Err(error) => return self.fail(batch, &error),
                     }
                 }
-                self.launch_on_device(batch, &plan);
+                match comparison {
+                    Some(comparison) => self.fetch(batch, &plan, comparison),
+                    None => self.launch_on_device(batch, &plan),
+                }
             }
+        }
+    }
+
+    fn compare_now(&mut self, batch: Batch<T>, plan: &CopyPlan, comparison: Comparison) {
+        for item in batch.items {
+            let result = compare::on_host(&self.route, plan, item.from, item.to, comparison);
+            self.finished.push((item, compared(result)));
+        }
+    }
+
+    /// Brings the other ends to the host, a few at a time: an audit may wait.
+    fn fetch(&mut self, mut batch: Batch<T>, plan: &CopyPlan, comparison: Comparison) {
+        let Lane::Device { stream, .. } = &self.lane else { return };
+        if self.flying.values().any(|flying| flying.fetched.is_some()) {
+            return self.parked.push_back(batch);
+        }
+        let most = Fetched::most(plan);
+        if batch.items.len() > most {
+            let (items, attempts) = (batch.items.split_off(most), batch.attempts);
+            self.parked.push_back(Batch { items, attempts });
+        }
+        let slots: Vec<_> = batch.items.iter().map(|item| (item.from, item.to)).collect();
+        match Fetched::start(&**stream, &self.route, plan, &slots, comparison) {
+            Ok((fetched, event)) => self.fly(batch, None, Some(fetched), &event),
+            Err(DeviceError::QueueFull { .. }) => self.parked.push_back(batch),
+            Err(error) => self.recover(batch, &error),
+        }
+    }
+
+    fn compare_fetched(&mut self, batch: Batch<T>, fetched: &Fetched) {
+        let layers = batch.items.first().and_then(|item| item.plan.layers);
+        let plan = match self.route.plan(layers) {
+            Ok(plan) => plan,
+            Err(error) => return self.fail(batch, &refused(&error)),
+        };
+        for (index, item) in batch.items.into_iter().enumerate() {
+            let result = fetched.compare(&self.route, &plan, index, (item.from, item.to));
+            self.finished.push((item, compared(result)));
         }
     }
 
     fn copy_now(&mut self, batch: Batch<T>, plan: &CopyPlan) {
         for item in batch.items {
             let result = copy_on_host(&self.route, plan, item.from, item.to);
-            self.finished.push((item, result.map(|()| None)));
+            self.finished.push((item, result.map(|()| None).map_err(NotCopied::from)));
         }
     }
 
@@ -301,19 +375,25 @@ impl<T> Copier<T> {
     /// Waits for a batch that was queued, or tries again with one that was not.
     fn launched(&mut self, batch: Batch<T>, sums: Option<Summed>, queued: Result<Event, DeviceError>) {
         match queued {
-            Ok(event) => {
-                let ticket = self.next_ticket;
-                self.next_ticket += 2;
-                self.flying.insert(ticket, Flying { batch, sums });
-                let completions = Arc::clone(&self.completions);
-                event.on_complete(move |result| {
-                    completions.put(Done { ticket, result: Stage::Copy(result) });
-                });
-            }
+            Ok(event) => self.fly(batch, sums, None, &event),
             Err(DeviceError::QueueFull { .. }) => self.parked.push_back(batch),
             Err(error) => self.recover(batch, &error),
         }
     }
+
+    fn fly(&mut self, batch: Batch<T>, sums: Option<Summed>, fetched: Option<Fetched>, event: &Event) {
+        let ticket = self.next_ticket;
+        self.next_ticket += 2;
+        self.flying.insert(ticket, Flying { batch, sums, fetched });
+        let completions = Arc::clone(&self.completions);
+        event.on_complete(move |result| {
+            completions.put(Done { ticket, result: Stage::Copy(result) });
+        });
+    }
+}
+
+fn compared(result: Result<Result<(), Difference>, DeviceError>) -> Copied {
+    result?.map(|()| None).map_err(NotCopied::Differs)
 }
 
 pub(super) fn refused(error: &PlanError) -> DeviceError {
@@ -324,7 +404,7 @@ pub(super) fn refused(error: &PlanError) -> DeviceError {
     }
 }
 
-fn regions<'a>(route: &'a Route, run: &Run) -> Option<(&'a RegionBytes, &'a RegionBytes)> {
+pub(super) fn regions<'a>(route: &'a Route, run: &Run) -> Option<(&'a RegionBytes, &'a RegionBytes)> {
     let src = route.src.memory().get(run.src_region as usize)?;
     let dst = route.dst.memory().get(run.dst_region as usize)?;
     Some((src, dst))

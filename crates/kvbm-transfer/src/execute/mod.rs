@@ -4,6 +4,7 @@
 //! What moves the bytes is a [`Carrier`]. The hardware owns source and destination of what a
 //! carrier has in flight; an executor ends only when nothing is.
 
+mod compare;
 mod copy;
 mod disk;
 mod fused;
@@ -209,6 +210,7 @@ mod tests {
             budget_ms: 0,
             checksums: ChecksumMode::Required,
             tag: 0,
+            compare: None,
         }
     }
 

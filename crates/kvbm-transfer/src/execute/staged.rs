@@ -58,7 +58,7 @@ pub(super) fn settle_copies(site: &Site, copier: &mut Copier<Staged>, free: &mut
             Ok(_) => (done(&plan, hold.checksum), hold.bytes),
             Err(error) => {
                 let block = &plan.blocks[index as usize];
-                (site.failure(block, FailureKind::Device, &error.to_string()), 0)
+                (site.failure(block, error.kind(), &error.to_string()), 0)
             }
         };
         if let Some(over) = over.as_mut().filter(|over| over.plan_id == plan.plan_id) {

@@ -26,7 +26,7 @@ use crate::signal::Signal;
 use crate::transfers::Check;
 pub use generations::NoSuchBlock;
 use generations::{Generations, Hold};
-use kvbm_plan::{BlockId, Failure, FailureKind, Tier};
+use kvbm_plan::{BlockId, Comparison, Failure, FailureKind, Tier};
 use kvbm_pool::{AllocError, Lost, Prefix};
 pub use offload::{OffloadStarted, RefusedBlock};
 pub use onboard::{EngineOnboardError, EngineOnboarding};
@@ -200,6 +200,17 @@ impl KvBlockManager<Engine> {
         ids: &[BlockId],
         after: Option<Fence>,
     ) -> Result<EngineOnboarding, EngineError> {
+        self.start(prefix, ids, after, None)
+    }
+
+    /// Starts an onboard, or a comparison.
+    fn start(
+        &self,
+        prefix: Prefix,
+        ids: &[BlockId],
+        after: Option<Fence>,
+        compare: Option<Comparison>,
+    ) -> Result<EngineOnboarding, EngineError> {
         self.check(ids)?;
         if !self.leader.registry.owns_prefix(&prefix) {
             return Err(EngineError::ForeignPrefix);
@@ -215,7 +226,7 @@ impl KvBlockManager<Engine> {
             self.leader.transfers.count_lost(lost);
             return Err(EngineError::LostPrefix(lost));
         }
-        EngineOnboarding::start(&self.leader, &self.g1.blocks, prefix, ids, losses, after)
+        EngineOnboarding::start(&self.leader, &self.g1.blocks, prefix, ids, losses, after, compare)
     }
 }
 

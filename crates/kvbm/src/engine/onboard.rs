@@ -7,7 +7,7 @@ use crate::leader::Leader;
 use crate::onboard::PrefixTransfer;
 use crate::signal::Signal;
 use crate::transfers::{Destination, Handle, Purpose};
-use kvbm_plan::{BlockId, Failure, FailureKind, Tier, deadline_after};
+use kvbm_plan::{BlockId, Comparison, Failure, FailureKind, Tier, deadline_after};
 use kvbm_pool::{Losses, Prefix};
 use std::collections::HashSet;
 use std::fmt;
@@ -32,6 +32,8 @@ pub struct EngineOnboarding {
     over: Arc<Signal>,
     /// The engine gave it up.
     cancelled: bool,
+    /// Nothing is written: the blocks are compared.
+    is_audit: bool,
 }
 
 /// A prefix that did not arrive whole: the first `arrived` blocks hold verified bytes, compute the
@@ -52,7 +54,8 @@ pub struct EngineOnboardError {
 }
 
 impl EngineOnboarding {
-    /// Starts the transfer of `prefix` into `ids`, as many as it has blocks.
+    /// Starts the transfer of `prefix` into `ids`, as many as it has blocks, or its comparison with
+    /// them.
     pub(super) fn start(
         leader: &Arc<Leader>,
         blocks: &Arc<Generations>,
@@ -60,24 +63,31 @@ impl EngineOnboarding {
         ids: &[BlockId],
         losses: Losses,
         after: Option<Fence>,
+        compare: Option<Comparison>,
     ) -> Result<Self, EngineError> {
         let transfer = PrefixTransfer::new(leader, prefix);
-        let (over, ids) = (Arc::new(Signal::default()), ids.to_vec());
-        let mut onboarding = Self { transfer, blocks: Arc::clone(blocks), ids, over, cancelled: false };
-        let Self { transfer, ids, over, .. } = &mut onboarding;
+        let (over, ids, is_audit) = (Arc::new(Signal::default()), ids.to_vec(), compare.is_some());
+        let blocks = Arc::clone(blocks);
+        let mut onboarding = Self { transfer, blocks, ids, over, cancelled: false, is_audit };
+        let Self { transfer, blocks, ids, over, .. } = &mut onboarding;
         let moves: Vec<_> = ids.iter().enumerate().map(|(at, &dst)| transfer.to(at, dst)).collect();
         if moves.is_empty() {
             over.set();
             return Ok(onboarding);
         }
-        let holds = blocks.begin_write(ids, losses).map_err(EngineError::Busy)?;
-        let changed = "was given to another use while it was written";
+        let (holds, changed, purpose) = if is_audit {
+            (blocks.begin_read(ids), "was reused while it was compared", Purpose::Audit)
+        } else {
+            let changed = "was given to another use while it was written";
+            (blocks.begin_write(ids, losses), changed, Purpose::EngineOnboard)
+        };
+        let holds = holds.map_err(EngineError::Busy)?;
         let check = still_the_same(blocks, holds.clone(), changed);
         let busy = Busy { blocks: Arc::clone(blocks), holds, over: Some(Arc::clone(over)) };
         let destination = Destination::Unregistered;
-        let mut request = transfer.request(Purpose::EngineOnboard, moves, destination, losses).hold(busy);
+        let mut request = transfer.request(purpose, moves, destination, losses).hold(busy);
         request.check = Some(check);
-        request.fence = after;
+        (request.fence, request.compare) = (after, compare);
         transfer.handles.push(leader.transfers.start(request));
         Ok(onboarding)
     }
@@ -159,8 +169,14 @@ impl EngineOnboarding {
         let bad: HashSet<_> = failures.iter().map(|failure: &BlockFailure| failure.identity.hash).collect();
         let mut identities = self.transfer.identities.iter();
         let arrived = identities.position(|identity| bad.contains(&identity.hash)).unwrap_or(wanted);
-        self.transfer.leader.count_hits(&self.transfer.prefix, arrived);
-        self.promote(arrived);
+        if self.is_audit {
+            let differ = |failure: &&BlockFailure| failure.failure.kind == FailureKind::Differs;
+            let compared = wanted - failures.len() + failures.iter().filter(differ).count();
+            self.transfer.leader.metrics.audited.add(compared as u64);
+        } else {
+            self.transfer.leader.count_hits(&self.transfer.prefix, arrived);
+            self.promote(arrived);
+        }
         if failures.is_empty() {
             return Ok(wanted);
         }

@@ -10,8 +10,8 @@ use crate::error::BlockFailure;
 use crate::leader::Leader;
 use crate::manager::KvBlockManager;
 use crate::volume::Probe;
-use kvbm_plan::{BlockId, SequenceHash, Tier};
-use kvbm_pool::Prefix;
+use kvbm_plan::{BlockId, Comparison, SequenceHash, Tier};
+use kvbm_pool::{Prefix, PrefixBlock};
 use kvbm_tokens::{BlockChain, ChainOrigin, NamespaceTag};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
@@ -285,6 +285,35 @@ impl Tickets<'_> {
     /// [`TicketError`]: nothing was started and nothing comes from `finished`. The ticket has
     /// ended, but where there are too many ids.
     pub fn commit(&self, request: &str, ids: &[BlockId], after: Option<Fence>) -> Result<(), TicketError> {
+        self.start(request, ids, after, None)
+    }
+
+    /// Like [`commit`](Self::commit), where the engine has computed the promised blocks into `ids`
+    /// and wants to know whether the stored copies are the same. Nothing is written to `ids`, which
+    /// the engine may read meanwhile. The outcome comes from [`finished`](Self::finished): a block
+    /// that is not the same has [`FailureKind::Differs`](kvbm_plan::FailureKind::Differs) and its
+    /// history; its copies on G2 and G3 are quarantined. What is only on a volume is not compared,
+    /// nor what follows it.
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit).
+    pub fn audit(
+        &self,
+        request: &str,
+        ids: &[BlockId],
+        after: Option<Fence>,
+        comparison: Comparison,
+    ) -> Result<(), TicketError> {
+        self.start(request, ids, after, Some(comparison))
+    }
+
+    fn start(
+        &self,
+        request: &str,
+        ids: &[BlockId],
+        after: Option<Fence>,
+        compare: Option<Comparison>,
+    ) -> Result<(), TicketError> {
         let table = self.table();
         let mut tickets = table.tickets.lock();
         let mut prefix = match tickets.remove(request) {
@@ -310,10 +339,16 @@ impl Tickets<'_> {
         };
         drop(tickets);
         prefix.truncate(prefix.start() + ids.len());
+        if compare.is_some() {
+            let is_near = |block: &&PrefixBlock| matches!(block.tier, Tier::G2 | Tier::G3);
+            let near = prefix.blocks().iter().take_while(is_near).count();
+            prefix.truncate(prefix.start() + near);
+        }
+        let ids = &ids[..ids.len().min(prefix.blocks().len())];
         if ids.is_empty() {
             return Ok(());
         }
-        let onboarding = self.0.onboard(prefix, ids, after)?;
+        let onboarding = self.0.start(prefix, ids, after, compare)?;
         if let Some(notify) = table.notify() {
             onboarding.notify(&Context::from_waker(&Waker::from(Arc::clone(notify))));
         }

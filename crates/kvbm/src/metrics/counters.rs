@@ -353,6 +353,8 @@ pub(super) const OTHER_PATH: &str = "other";
 pub struct Counters {
     /// Blocks that requests asked for.
     pub lookups: Counter,
+    /// Stored blocks that audits compared with what the engine computed.
+    pub audited: Counter,
     /// Allocations that had to wait for a transfer. Nothing in kvbm makes one wait: this says so.
     pub sync_offloads: Counter,
     /// Events that a transport took.

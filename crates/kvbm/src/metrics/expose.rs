@@ -37,6 +37,11 @@ impl Exposition {
         for (name, help, counter) in [
             ("lookup_blocks", "Blocks that requests asked for", &counters.lookups),
             (
+                "audited_blocks",
+                "Stored blocks compared with what the engine computed again",
+                &counters.audited,
+            ),
+            (
                 "sync_offloads",
                 "Allocations that had to wait for a transfer (0 by construction)",
                 &counters.sync_offloads,

@@ -28,9 +28,9 @@ fn every_combination_starts_at_zero() {
     // Blocks, bytes, queue depth, in flight, busy time; sum, count, 26 bounds and +Inf of the
     // latency.
     let per_path = 5 + 29 + FailureKind::ALL.len() + DropReason::ALL.len();
-    // Look-ups, waits, malformed messages, ignored reports; nine of events; two of disks that are
-    // left alone.
-    assert_eq!(series, 4 + 9 + 2 + RecoveryOutcome::ALL.len() + tiers * per_tier + paths * per_path);
+    // Look-ups, audits, waits, malformed messages, ignored reports; nine of events; two of disks
+    // that are left alone.
+    assert_eq!(series, 5 + 9 + 2 + RecoveryOutcome::ALL.len() + tiers * per_tier + paths * per_path);
     for needed in [
         "kvbm_sync_offloads_total",
         "kvbm_events_lost_total",

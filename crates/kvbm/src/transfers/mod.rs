@@ -33,6 +33,7 @@
 //! |---|---|---|
 //! | `disk_reads` | results of reads from the disk tier | `transfer` |
 //! | `handle` | a caller's share in a transfer | `transfer` |
+//! | `history` | the last copies of blocks | - |
 //! | `inflight` | plans that not all workers have answered | - |
 //! | `joins` | blocks on their way to G1, for later requests | `transfer` |
 //! | `late` | transfers past their deadline | `transfer` |
@@ -45,6 +46,7 @@
 
 pub(crate) mod disk_reads;
 mod handle;
+mod history;
 mod inflight;
 mod joins;
 mod late;
@@ -61,11 +63,13 @@ use crate::metrics::Metrics;
 use crate::ranks::Ranks;
 use crate::slots::Slots;
 pub(crate) use handle::Handle;
+use history::CopyHistory;
 use inflight::{Answer, Finished, Inflight};
 pub(crate) use joins::Arriving;
 use joins::Joins;
 use kvbm_plan::{
-    BlockId, BlockIdentity, Command, Epoch, Failure, Path, PlanId, Rank, Tier, TransferReport, VolumeId,
+    BlockId, BlockIdentity, Command, Comparison, Epoch, Failure, Path, PlanId, Rank, Tier, TransferReport,
+    VolumeId,
 };
 use kvbm_pool::{AnyArrivals, Losses, Lost, Pinned, Registry};
 use log_limit::LogLimit;
@@ -114,6 +118,8 @@ pub(crate) enum Purpose {
     Onboard,
     /// A request waits for a prefix in blocks that the engine names; nothing becomes visible.
     EngineOnboard,
+    /// Stored blocks are compared with what the engine computed; nothing is written.
+    Audit,
     /// A scheduler waits for a prefix in G2, to promise it.
     Prefetch,
     /// Copies are made one tier down.
@@ -175,6 +181,8 @@ pub(crate) struct Request {
     /// Plans that touch G1 wait for this device event; for the last one that was set where there is
     /// none.
     pub(crate) fence: Option<Fence>,
+    /// How blocks are compared, where they are not copied.
+    pub(crate) compare: Option<Comparison>,
 }
 
 impl Request {
@@ -185,8 +193,9 @@ impl Request {
         destination: Destination,
         losses: Losses,
     ) -> Self {
-        let (holds, check, volume, on_arrival, fence) = (Vec::new(), None, None, None, None);
-        Self { purpose, to, moves, destination, losses, holds, check, volume, on_arrival, fence }
+        let (check, volume, on_arrival, fence, compare) = (None, None, None, None, None);
+        let holds = Vec::new();
+        Self { purpose, to, moves, destination, losses, holds, check, volume, on_arrival, fence, compare }
     }
 
     /// Also holds this until no worker touches the blocks any more.
@@ -226,6 +235,7 @@ pub(crate) struct Transfers {
     speeds: Speeds,
     /// Of failures in the log.
     log_limit: LogLimit,
+    history: CopyHistory,
     /// Number of the last device event that the engine handed over; 0 for none.
     fence: AtomicU64,
     /// Last number given to a device event.
@@ -251,6 +261,7 @@ impl Transfers {
             joins: Joins::default(),
             speeds: Speeds::default(),
             log_limit: LogLimit::default(),
+            history: CopyHistory::default(),
             fence: AtomicU64::new(0),
             fences: AtomicU64::new(0),
             tags: AtomicU64::new(0),

@@ -13,7 +13,7 @@ impl Purpose {
         match self {
             Self::Onboard | Self::EngineOnboard | Self::Prefetch => Priority::Urgent,
             Self::Private => Priority::Normal,
-            Self::Offload => Priority::Background,
+            Self::Offload | Self::Audit => Priority::Background,
         }
     }
 }
@@ -42,7 +42,7 @@ impl Transfers {
         }
         let limit = self.limit(&request.moves, request.to, request.volume.as_deref());
         // An engine's worker may be asked which loads are over.
-        let is_tagged = request.purpose == Purpose::EngineOnboard;
+        let is_tagged = matches!(request.purpose, Purpose::EngineOnboard | Purpose::Audit);
         let tag = if is_tagged { self.tags.fetch_add(1, Ordering::AcqRel).saturating_add(1) } else { 0 };
         (Transfer::new(request, tag, limit, ranges.len()), ranges)
     }
@@ -101,6 +101,7 @@ impl Transfers {
             budget_ms: u32::try_from(transfer.limit.as_millis()).unwrap_or(u32::MAX).max(1),
             checksums: ChecksumMode::Required,
             tag: transfer.tag,
+            compare: transfer.compare,
         };
         let not_sent = self.ranks.broadcast(&Command::Transfer(plan));
         // After it was sent: a worker whose start is announced later has not got it.

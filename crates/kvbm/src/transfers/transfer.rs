@@ -9,7 +9,7 @@ use crate::circuit_breaker::RequestResults;
 use crate::error::BlockFailure;
 use crate::signal::Signal;
 use kvbm_plan::simulation::{Planted, planted};
-use kvbm_plan::{BlockId, Endpoint, Failure, FailureKind, Path, Tier, VolumeId, deadline_after};
+use kvbm_plan::{BlockId, Comparison, Endpoint, Failure, FailureKind, Path, Tier, VolumeId, deadline_after};
 use kvbm_pool::{Losses, Pinned};
 use parking_lot::Mutex;
 use std::any::Any;
@@ -46,6 +46,7 @@ pub(crate) struct Transfer {
     pub(super) volume: Option<Arc<dyn VolumeEnd>>,
     pub(super) on_arrival: Option<OnArrival>,
     pub(super) fence: Option<Fence>,
+    pub(super) compare: Option<Comparison>,
     /// What a worker's own side knows its plans by; 0 where nobody asks there.
     pub(crate) tag: u64,
     /// How long it may take.
@@ -205,14 +206,15 @@ impl Drop for Settlement {
 impl Transfer {
     /// A transfer that `plans` plans carry out.
     pub(crate) fn new(request: Request, tag: u64, limit: Duration, plans: usize) -> Arc<Self> {
-        let Request { purpose, to, moves, destination, losses, holds, check, volume, on_arrival, fence } =
-            request;
+        let Request { purpose, to, moves, destination, losses, holds, check, .. } = request;
+        let Request { volume, on_arrival, fence, compare, .. } = request;
         let blocks = moves.len();
         let span = match purpose {
             Purpose::Onboard | Purpose::EngineOnboard => {
                 tracing::debug_span!(target: "kvbm", "onboard", %to, blocks, plans)
             }
             Purpose::Prefetch => tracing::debug_span!(target: "kvbm", "prefetch", %to, blocks, plans),
+            Purpose::Audit => tracing::debug_span!(target: "kvbm", "audit", blocks, plans),
             Purpose::Offload => tracing::debug_span!(target: "kvbm", "offload", %to, blocks, plans),
             Purpose::Private => tracing::debug_span!(target: "kvbm", "private", %to, blocks, plans),
         };
@@ -238,6 +240,7 @@ impl Transfer {
             volume,
             on_arrival,
             fence,
+            compare,
             tag,
             limit,
             began,

@@ -142,6 +142,7 @@ fn plan(id: u64, path: Path, blocks: u32) -> TransferPlan {
         budget_ms: 0,
         checksums: ChecksumMode::Required,
         tag: 0,
+        compare: None,
     }
 }
 
