@@ -41,8 +41,8 @@ def tensor() -> Any:
     return np.zeros((BLOCKS, 2, SIZE, 64), dtype=np.float32).view(Tensor)
 
 
-@pytest.fixture(scope="module")
-def vllm() -> Iterator[Any]:
+@functools.cache
+def stand_in() -> Any:
     """The modules of vLLM that the connector imports. They stay: the connector's own modules keep
     what they imported.
     """
@@ -98,9 +98,15 @@ def vllm() -> Iterator[Any]:
     )
     from kvbm_rs.vllm import _vllm_compat as compat
 
-    missing, compat.missing = compat.missing, lambda used=None: []
-    yield SimpleNamespace(role=KVConnectorRole, compat=compat)
-    compat.missing = missing
+    return SimpleNamespace(role=KVConnectorRole, compat=compat)
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Iterator[Any]:
+    vllm = stand_in()
+    missing, vllm.compat.missing = vllm.compat.missing, lambda used=None: []
+    yield vllm
+    vllm.compat.missing = missing
 
 
 class Request:
