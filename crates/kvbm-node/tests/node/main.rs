@@ -1,0 +1,9 @@
+//! A daemon and its engines, in one process: what is found, what is copied, who is refused.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod attach;
+mod copies;
+mod hostile;
+mod lives;
