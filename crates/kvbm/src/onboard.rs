@@ -122,8 +122,8 @@ impl Onboarding {
             failures: Vec::new(),
             refused: None,
             retries: RETRIES,
-            began: Instant::now(),
-            deadline: deadline_after(Instant::now(), leader.transfers.settings.transfer_deadline),
+            began: kvbm_plan::clock::now(),
+            deadline: deadline_after(kvbm_plan::clock::now(), leader.transfers.settings.transfer_deadline),
         };
         if !leader.registry.owns_prefix(&onboarding.transfer.prefix) {
             let detail = "the prefix was matched by another manager: match it again with this one";
@@ -269,7 +269,7 @@ impl Onboarding {
     pub fn wait_until(mut self, deadline: Instant) -> Result<Cached<G1>, OnboardError> {
         loop {
             self.transfer.handles.iter().for_each(|handle| handle.wait_until(deadline));
-            if Instant::now() >= deadline || !self.start_again() {
+            if kvbm_plan::clock::now() >= deadline || !self.start_again() {
                 return self.resolve();
             }
         }
@@ -278,7 +278,7 @@ impl Onboarding {
     /// All transfers are done. Where other callers gave up a transfer that this one had joined, the
     /// blocks are started again.
     fn start_again(&mut self) -> bool {
-        if self.retries == 0 || Instant::now() >= self.deadline {
+        if self.retries == 0 || kvbm_plan::clock::now() >= self.deadline {
             return false;
         }
         let given_up =

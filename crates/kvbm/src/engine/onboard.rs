@@ -15,7 +15,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
 
 /// A prefix on its way into engine blocks. Resolves by [`wait`](Self::wait) or as a [`Future`].
 ///
@@ -130,7 +129,7 @@ impl EngineOnboarding {
     /// Waits for late copies, and says which of them are not over then.
     fn still_busy(&self) -> Vec<BlockId> {
         let patience = self.transfer.leader.transfers.settings.transfer_deadline;
-        if self.over.wait_until(deadline_after(Instant::now(), patience)) {
+        if self.over.wait_until(deadline_after(kvbm_plan::clock::now(), patience)) {
             Vec::new()
         } else {
             self.blocks.busy(&self.ids)

@@ -180,7 +180,7 @@ impl Tickets<'_> {
     ) -> Result<LookUp, TicketError> {
         let chain = chain.into();
         let key = Key::new(chain, first, false);
-        let now = Instant::now();
+        let now = kvbm_plan::clock::now();
         if let Some(known) = self.known(request, key, now)? {
             return Ok(known);
         }
@@ -210,7 +210,7 @@ impl Tickets<'_> {
     ) -> Result<usize, TicketError> {
         let chain = chain.into();
         let key = Key::new(chain, first, true);
-        let now = Instant::now();
+        let now = kvbm_plan::clock::now();
         if let Some(LookUp::Ready { blocks, .. }) = self.known(request, key, now)? {
             return Ok(blocks);
         }
@@ -498,11 +498,11 @@ fn answer(questions: &Receiver<Question>, tickets: &Mutex<HashMap<String, Ticket
         let prefix = prefix.split_off(key.first);
         let mut tickets = tickets.lock();
         let ended = if is_wanted(&tickets) {
-            let since = Instant::now();
+            let since = kvbm_plan::clock::now();
             tickets.insert(request.clone(), Ticket::Promised { key, prefix, since });
             make_room(&mut tickets, &leader, &request, since)
         } else {
-            vec![Ticket::Promised { key, prefix, since: Instant::now() }]
+            vec![Ticket::Promised { key, prefix, since: kvbm_plan::clock::now() }]
         };
         drop(tickets);
         drop(ended);

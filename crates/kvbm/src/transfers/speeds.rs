@@ -43,7 +43,7 @@ struct Speed {
 impl Speeds {
     /// A plan of so many blocks was over after `elapsed`.
     pub(super) fn saw(&self, path: Path, blocks: usize, elapsed: Duration) {
-        self.saw_at(path, blocks, elapsed, Instant::now());
+        self.saw_at(path, blocks, elapsed, kvbm_plan::clock::now());
     }
 
     fn saw_at(&self, path: Path, blocks: usize, elapsed: Duration, now: Instant) {
@@ -88,7 +88,7 @@ impl Speeds {
         let unknown = || {
             Duration::try_from_secs_f64(bytes as f64 / UNKNOWN_BYTES_PER_S as f64).unwrap_or(Duration::MAX)
         };
-        let measured = self.per_block(path, Instant::now());
+        let measured = self.per_block(path, kvbm_plan::clock::now());
         let each = measured.map_or_else(unknown, |time| time.saturating_mul(SLOWDOWN));
         let times =
             |time: Duration, blocks: usize| time.saturating_mul(u32::try_from(blocks).unwrap_or(u32::MAX));
