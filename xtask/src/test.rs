@@ -5,8 +5,8 @@ use crate::space::Space;
 use crate::steps::{Outcome, Report};
 use crate::workspace::{FEATURES, Workspace, cargo, line_of, succeed};
 use crate::{
-    contract_test, crash_test, dependencies, engine_test, fuzz, gpu, kernels, miri, models, outside, smoke,
-    tidy, wheel,
+    contract_test, crash_test, dependencies, engine_test, fuzz, gpu, kernels, miri, models, node_test,
+    outside, smoke, tidy, wheel,
 };
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -56,6 +56,7 @@ const STEPS: &[Step] = &[
     step("s3", When::All, "G4 over a second S3 server, which is compiled", s3),
     step("event-race", When::All, "a registration races the last drop, followed to the end", event_race),
     step("crash", When::All, "durable blocks survive kill -9 and power loss", crash_test::check),
+    step("node", When::All, "a cache outlives its engines and its daemon", node_test::check),
     step("fuzz", When::All, "a few seconds of coverage-guided fuzzing of every format", fuzz::check),
     step(
         "models",
@@ -144,6 +145,7 @@ const OF_ONE_STEP: &[(&str, &str)] = &[
     ("doc", "doc"),
     ("outside", "outside"),
     ("crash", "crash-test"),
+    ("node", "node-test"),
     ("fuzz", "fuzz"),
     ("models", "models"),
     ("gpu-bundle", "gpu-bundle"),

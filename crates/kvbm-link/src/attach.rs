@@ -63,10 +63,11 @@ fn build() -> String {
 pub(crate) fn offer(line: &mut Timed<'_>, terms: &[u8]) -> Result<(Vec<u8>, Vec<OwnedFd>), AttachError> {
     if terms.len() > MAX_TERMS {
         let bytes = terms.len();
-        return Err(AttachError::Malformed(format!("terms of {bytes} bytes, at most {MAX_TERMS} are allowed")));
+        return Err(AttachError::Malformed(format!(
+            "terms of {bytes} bytes, at most {MAX_TERMS} are allowed"
+        )));
     }
-    let offer =
-        encode(&Offer { magic: MAGIC, protocols: PROTOCOLS, build: build(), terms: terms.to_vec() })?;
+    let offer = encode(&Offer { magic: MAGIC, protocols: PROTOCOLS, build: build(), terms: terms.to_vec() })?;
     debug_assert!(offer.len() <= MAX_HANDSHAKE, "a byte takes two at most");
     line.write_all(&frame(FrameKind::Handshake, &offer))?;
     let mut files = Vec::new();
@@ -122,11 +123,7 @@ pub(crate) fn decode_offer(body: &[u8]) -> Result<Result<Vec<u8>, String>, Attac
 }
 
 /// The daemon attaches the process.
-pub(crate) fn welcome(
-    line: &mut Timed<'_>,
-    welcome: &[u8],
-    files: &[impl AsFd],
-) -> Result<(), AttachError> {
+pub(crate) fn welcome(line: &mut Timed<'_>, welcome: &[u8], files: &[impl AsFd]) -> Result<(), AttachError> {
     let answer = Answer { magic: MAGIC, protocol: PROTOCOLS[1], build: build() };
     line.write_all(&frame(FrameKind::Handshake, &encode(&answer)?))?;
     send(line, &frame(FrameKind::Body, welcome), files)?;
@@ -185,7 +182,8 @@ mod tests {
         let strange = Offer { magic: MAGIC, protocols: [7, 9], build: "9".into(), terms: Vec::new() };
         let reason = decode_offer(&encode(&strange).unwrap()).unwrap().unwrap_err();
         assert!(reason.contains("7 to 9 (kvbm 9) there"), "{reason}");
-        let strange = Offer { magic: *b"KVBMLINK", protocols: PROTOCOLS, build: "9".into(), terms: Vec::new() };
+        let strange =
+            Offer { magic: *b"KVBMLINK", protocols: PROTOCOLS, build: "9".into(), terms: Vec::new() };
         assert!(decode_offer(&encode(&strange).unwrap()).is_err());
         assert!(decode_offer(b"GET / HTTP/1.1").is_err());
     }

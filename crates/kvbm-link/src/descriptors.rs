@@ -45,8 +45,7 @@ impl Read for Receiver<'_, '_> {
         let mut space = [MaybeUninit::uninit(); SPACE];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let socket = self.line.for_read()?;
-        let received =
-            recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let received = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(files) = message {
                 // What is too much is closed as it is dropped.

@@ -108,10 +108,20 @@ impl Shared {
                 self.changed.wait_until(&mut state, Instant::now() + pause);
             }
             if state.ending {
-                return;
+                drop(state);
+                return self.leave();
             }
             drop(state);
             pause = (pause * 2).min(self.terms.times.reconnect.max(FIRST_PAUSE));
+        }
+    }
+
+    /// Tells the daemon that this process copies no more: slots that it was to write are free.
+    fn leave(&self) {
+        for memory in &self.memories {
+            let terms = self.offer(Role::Left(memory.rank.0), None);
+            // A daemon that is gone has no slots; one that does not hear it waits for the process.
+            let _ = Welcomed::attach(&self.terms.socket, &encode(&terms), self.terms.times);
         }
     }
 
@@ -166,22 +176,26 @@ impl Shared {
         Ok(())
     }
 
-    #[expect(clippy::type_complexity, reason = "a welcome, with what came beside it")]
-    fn welcomed(
-        &self,
-        role: Role,
-        memory: Option<&MoverMemory>,
-    ) -> Result<(Welcomed, (Welcome, Vec<OwnedFd>)), String> {
-        let EngineTerms { socket, engine, blocks, ranks, namespace, times, .. } = &self.terms;
-        let terms = Terms {
+    fn offer(&self, role: Role, memory: Option<&MoverMemory>) -> Terms {
+        let EngineTerms { engine, blocks, ranks, namespace, .. } = &self.terms;
+        Terms {
             role,
             engine: engine.clone(),
             blocks: *blocks,
             ranks: *ranks,
             namespace: namespace.map(|tag| *tag.as_bytes()),
             shape: memory.map_or_else(Vec::new, |memory| shape_of(memory.g1.layout().config())),
-        };
-        let welcomed = Welcomed::attach(socket, &encode(&terms), *times);
+        }
+    }
+
+    #[expect(clippy::type_complexity, reason = "a welcome, with what came beside it")]
+    fn welcomed(
+        &self,
+        role: Role,
+        memory: Option<&MoverMemory>,
+    ) -> Result<(Welcomed, (Welcome, Vec<OwnedFd>)), String> {
+        let terms = encode(&self.offer(role, memory));
+        let welcomed = Welcomed::attach(&self.terms.socket, &terms, self.terms.times);
         let mut welcomed = welcomed.map_err(|error| error.to_string())?;
         let welcome = decode(&welcomed.welcome)?;
         let files = std::mem::take(&mut welcomed.files);
@@ -433,9 +447,9 @@ impl Shared {
 
     pub(crate) fn wait_idle(&self, ids: &[BlockId], deadline: Instant) -> Result<(), NotFree> {
         let movers = self.state.lock().movers.clone();
-        movers.iter().try_for_each(|mover| {
-            mover.wait_idle(ids, deadline).map_err(|blocks| NotFree { blocks })
-        })
+        movers
+            .iter()
+            .try_for_each(|mover| mover.wait_idle(ids, deadline).map_err(|blocks| NotFree { blocks }))
     }
 
     pub(crate) fn before_reuse(&self, ids: &[BlockId], deadline: Instant) -> Result<(), NotFree> {

@@ -86,7 +86,10 @@ impl SchedulerSession {
 
     fn shared(&self, ids: &[u32]) -> Result<Vec<BlockId>, String> {
         let blocks = self.life.range.blocks;
-        self.life.range.shared(ids).map_err(|id| format!("block {id} does not exist: the engine has {blocks}"))
+        self.life
+            .range
+            .shared(ids)
+            .map_err(|id| format!("block {id} does not exist: the engine has {blocks}"))
     }
 
     fn commit(&self, request: &str, ids: &[u32]) -> Result<(), String> {

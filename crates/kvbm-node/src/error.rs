@@ -6,7 +6,7 @@ use kvbm_link::BindError;
 /// A node daemon that does not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ServeError {
+pub enum DaemonError {
     /// The manager cannot be built.
     #[error(transparent)]
     Build(#[from] BuildError),

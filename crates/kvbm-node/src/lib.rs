@@ -54,7 +54,7 @@ mod server;
 mod shape;
 
 pub use engine::{EngineTerms, NodeEngine, NodeLoad, NodeOffload, NodeStatus};
-pub use error::{NodeError, NotFree, ServeError};
+pub use error::{DaemonError, NodeError, NotFree};
 pub use kvbm_link::LineTimes;
 pub use mover::MoverMemory;
 pub use server::{AttachedEngine, NodeServer};

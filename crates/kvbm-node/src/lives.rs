@@ -58,7 +58,9 @@ impl Lives {
         if let Some(life) = table.by_engine.get(engine) {
             if life.range.blocks != *blocks {
                 let known = life.range.blocks;
-                return Err(format!("engine {engine} has {known} blocks in another process, {blocks} in this"));
+                return Err(format!(
+                    "engine {engine} has {known} blocks in another process, {blocks} in this"
+                ));
             }
             return Ok(Arc::clone(life));
         }
@@ -182,6 +184,7 @@ impl Life {
                 }
                 *place = mover.cloned();
             }
+            Role::Left(_) => return Err("a process that has left does not enter".into()),
         }
         members.sessions += 1;
         members.tell();

@@ -47,7 +47,12 @@ impl Mover {
 
     /// Maps the daemon's memory, locks its pages where there is a device, and tells the daemon that
     /// it can copy. That may take seconds.
-    pub(crate) fn start(&self, memory: &MoverMemory, welcome: &Welcome, files: Vec<OwnedFd>) -> Result<(), String> {
+    pub(crate) fn start(
+        &self,
+        memory: &MoverMemory,
+        welcome: &Welcome,
+        files: Vec<OwnedFd>,
+    ) -> Result<(), String> {
         let host = map(memory, welcome.memory.as_ref(), files)?;
         let mut config = WorkerConfig::new(self.rank, self.epoch, welcome.namespace);
         config.device.clone_from(&memory.device);
@@ -56,8 +61,7 @@ impl Mover {
         config.claimed_elsewhere = true;
         config.verify_host = VerifyHost::Never;
         config.staging_bytes = 0;
-        let path =
-            PathConfig { queue_plans: QUEUE_PLANS, queue_blocks: QUEUE_BLOCKS, ..PathConfig::MEMORY };
+        let path = PathConfig { queue_plans: QUEUE_PLANS, queue_blocks: QUEUE_BLOCKS, ..PathConfig::MEMORY };
         config.paths = PathConfigs { g1_g2: path, g2_g1: path, ..PathConfigs::default() };
         let out = self.out.clone();
         let sink = Arc::new(move |bytes: Vec<u8>| out.answer(&bytes));

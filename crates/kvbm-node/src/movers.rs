@@ -123,8 +123,8 @@ impl MoverSession {
         }
         // Under the lock: the answer comes after it is awaited.
         let sent = command.map_err(|error| error.to_string());
-        let sent = sent
-            .and_then(|bytes| self.out.send(Lane::Bulk, &bytes).map_err(|error| error.to_string()));
+        let sent =
+            sent.and_then(|bytes| self.out.send(Lane::Bulk, &bytes).map_err(|error| error.to_string()));
         match sent {
             Ok(()) => {
                 pending.copies.insert(id, done);
@@ -170,8 +170,7 @@ impl MoverSession {
         if self.is_over.load(Ordering::Acquire) {
             return true;
         }
-        let is_over =
-            self.pending.lock().copies.is_empty() || self.out.process(LOOK) == ProcessState::Ended;
+        let is_over = self.pending.lock().copies.is_empty() || self.out.process(LOOK) == ProcessState::Ended;
         if is_over {
             self.over();
         }

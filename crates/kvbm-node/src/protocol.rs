@@ -5,7 +5,7 @@
 
 use kvbm::tokens::NamespaceTag;
 use kvbm::{BlockChain, ChainOrigin, SequenceHash};
-use serde::de::{DeserializeOwned, Error as _, Visitor};
+use serde::de::{DeserializeOwned, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 
@@ -23,6 +23,8 @@ pub(crate) enum Role {
     Scheduler,
     /// Copies, on this rank.
     Mover(u16),
+    /// Has copied on this rank, and does not any more: nothing of its earlier lines touches memory.
+    Left(u16),
 }
 
 /// What a process offers.
@@ -140,9 +142,7 @@ impl Run {
     pub(crate) fn of(chain: BlockChain<'_>) -> Self {
         let origin = match chain.origin() {
             ChainOrigin::Root => Origin::Root,
-            ChainOrigin::After { parent, position } => {
-                Origin::After { parent: *parent.as_bytes(), position }
-            }
+            ChainOrigin::After { parent, position } => Origin::After { parent: *parent.as_bytes(), position },
             ChainOrigin::Flat => Origin::Flat,
         };
         let hashes = chain.hashes().iter().flat_map(|hash| *hash.as_bytes()).collect();
@@ -240,7 +240,12 @@ pub(crate) fn encode(message: &impl Serialize) -> Vec<u8> {
 
 /// A message of untrusted bytes.
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
-    rmp_serde::from_slice(bytes).map_err(|error| rmp_serde::decode::Error::custom(error).to_string())
+    let mut rest = bytes;
+    let message = rmp_serde::from_read(&mut rest).map_err(|error| error.to_string())?;
+    match rest.len() {
+        0 => Ok(message),
+        more => Err(format!("{more} bytes follow the message")),
+    }
 }
 
 #[cfg(test)]
@@ -256,7 +261,8 @@ mod tests {
             let run = Run::of(BlockChain::of_run(tag, origin, &hashes));
             let ask = Ask::LookUp { request: "r".into(), run, first: 2 };
             assert_eq!(ask.check(), Ok(()));
-            let Ok(Call { id: 9, ask: Ask::LookUp { run, .. } }) = decode(&encode(&Call { id: 9, ask })) else {
+            let Ok(Call { id: 9, ask: Ask::LookUp { run, .. } }) = decode(&encode(&Call { id: 9, ask }))
+            else {
                 panic!("not read")
             };
             let found = run.hashes();

@@ -1,7 +1,7 @@
 //! The daemon: one manager, whose G1 is the memory of all engines that attach.
 
 use crate::calls::SchedulerSession;
-use crate::error::ServeError;
+use crate::error::DaemonError;
 use crate::lives::{Life, Lives};
 use crate::movers::{MoverSession, RankMovers};
 use crate::node::Node;
@@ -46,20 +46,19 @@ impl NodeServer {
     /// `engine_blocks` blocks on each rank.
     ///
     /// # Errors
-    /// [`ServeError`] names the setting, the file or the socket.
+    /// [`DaemonError`] names the setting, the file or the socket.
     pub fn bind(
         config: &Config,
         socket: &Path,
         engine_blocks: u32,
         times: LineTimes,
-    ) -> Result<Self, ServeError> {
+    ) -> Result<Self, DaemonError> {
         let ranks = config.parallelism.tensor_parallel as usize;
         let movers: Vec<_> = (0..ranks).map(|_| Arc::<RankMovers>::default()).collect();
         let each = movers.iter().map(|movers| Arc::clone(movers) as Arc<dyn Movers>);
         let builder = KvBlockManager::<Engine>::builder().config(config.clone());
         let manager = builder.engine_movers(engine_blocks, each).build()?;
-        let hosts: Vec<_> =
-            manager.workers().iter().filter_map(|worker| worker.shared().cloned()).collect();
+        let hosts: Vec<_> = manager.workers().iter().filter_map(|worker| worker.shared().cloned()).collect();
         let listener = AttachListener::bind(socket, times)?;
         let lives = Lives::new(engine_blocks, ranks as u16);
         let stopping = Arc::default();
@@ -120,6 +119,12 @@ impl Service {
         if terms.engine.is_empty() || terms.engine.len() > MAX_NAME {
             return Err(format!("an engine's name has 1 to {MAX_NAME} bytes, not {}", terms.engine.len()));
         }
+        if let Role::Left(rank) = terms.role {
+            if let Some(movers) = self.0.movers.get(usize::from(rank)) {
+                movers.attached_anew(&terms.engine, out.pid());
+            }
+            return Ok(Attachment { welcome: Vec::new(), files: Vec::new(), session: Box::new(Farewell) });
+        }
         let tag = *self.0.manager.namespace().tag().as_bytes();
         if terms.namespace.is_some_and(|theirs| theirs != tag) {
             return Err("the namespace differs (model, weights, dtype, page size, adapter, salt): configure both alike".into());
@@ -133,6 +138,7 @@ impl Service {
                 (Box::new(session) as Box<dyn AttachedSession>, Vec::new())
             }),
             Role::Mover(rank) => self.attach_mover(&life, rank, out),
+            Role::Left(_) => Err("a process that has left has no session".into()),
         };
         match session {
             Ok((session, files)) => {
@@ -185,6 +191,17 @@ impl AttachService for Service {
         }
         self.meet(&decode::<Terms>(terms)?, &out)
     }
+}
+
+/// The line of a process that has left: nothing follows.
+struct Farewell;
+
+impl AttachedSession for Farewell {
+    fn take(&mut self, _bytes: &[u8]) -> Result<(), String> {
+        Err("a process that has left says nothing".into())
+    }
+
+    fn end(self: Box<Self>) {}
 }
 
 /// The line to a mover.

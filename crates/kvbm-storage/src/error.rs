@@ -40,7 +40,9 @@ pub enum StorageError {
         reason: String,
     },
     /// Memory that another process passed on cannot be mapped.
-    #[error("no {asked} bytes of another process's memory: {reason}; start both processes from the same version")]
+    #[error(
+        "no {asked} bytes of another process's memory: {reason}; start both processes from the same version"
+    )]
     Shared {
         /// Bytes asked for.
         asked: u64,

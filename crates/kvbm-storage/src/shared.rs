@@ -159,7 +159,8 @@ mod tests {
         let error = SharedStorage::map(file.into(), 4096).expect_err("it is a file");
         assert!(error.to_string().contains("seals"), "{error}");
         let short = SharedStorage::create(4096, HugePages::No).expect("memory");
-        let error = SharedStorage::map(dup(short.file()).expect("a descriptor"), 9000).expect_err("too short");
+        let error =
+            SharedStorage::map(dup(short.file()).expect("a descriptor"), 9000).expect_err("too short");
         assert!(error.to_string().contains("4096 bytes"), "{error}");
         assert!(SharedStorage::create(0, HugePages::No).is_err());
     }

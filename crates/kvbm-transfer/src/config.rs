@@ -296,7 +296,11 @@ impl WorkerConfig {
             return Err(bad("movers", "set", "needs g2, and no g1: G1 belongs to other processes"));
         }
         if self.claimed_elsewhere && (self.g3.is_some() || self.volumes.is_some()) {
-            return Err(bad("claimed_elsewhere", "true", "leaves g1 and g2 alone: claims guard the other tiers"));
+            return Err(bad(
+                "claimed_elsewhere",
+                "true",
+                "leaves g1 and g2 alone: claims guard the other tiers",
+            ));
         }
         if self.g3.is_some() && self.g2.is_none() {
             return Err(bad("g3", "set", "needs g2: blocks on disk have the shape of G2"));

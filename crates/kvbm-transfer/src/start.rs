@@ -5,8 +5,8 @@ use crate::config::{DiskTier, PathConfig, WorkerConfig, bad};
 use crate::damaged_objects::DamagedObjects;
 use crate::error::StartError;
 use crate::execute::{
-    Carrier, DiskCarrier, Executor, Kernels, Lane, MemoryCarrier, MoverLane, Reads, Route, Site, StagedCarrier,
-    VolumeReader, VolumeWriter, Way, Writes,
+    Carrier, DiskCarrier, Executor, Kernels, Lane, MemoryCarrier, MoverLane, Reads, Route, Site,
+    StagedCarrier, VolumeReader, VolumeWriter, Way, Writes,
 };
 use crate::flush::Flusher;
 use crate::host::{HostTier, host_regions};
@@ -196,8 +196,7 @@ impl Parts {
         }
         let host = match &config.g2 {
             Some(g2) => {
-                let host =
-                    HostTier::new(g2.clone(), sums, config.verify_host, config.claimed_elsewhere)?;
+                let host = HostTier::new(g2.clone(), sums, config.verify_host, config.claimed_elsewhere)?;
                 Some(Arc::new(host))
             }
             None => None,

@@ -8,8 +8,8 @@ mod server;
 mod volumes;
 mod worker;
 
-pub use memory::{G1Memory, SharedHost};
 use memory::RankMemory;
+pub use memory::{G1Memory, SharedHost};
 pub use predecessor::TookOver;
 pub use server::WorkerServer;
 pub(crate) use volumes::open_volumes;

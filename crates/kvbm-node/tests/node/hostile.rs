@@ -4,6 +4,7 @@ use crate::support::{Daemon, TestEngine, config, sequence, socket, times};
 use kvbm_link::{Lane, Welcomed};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
 /// A scheduler's terms, as bytes: role, engine, blocks, ranks, namespace, shape.
 const TERMS: &[u8] = b"\x96\xa9Scheduler\xa1x\x04\x01\xc0\x90";
@@ -24,8 +25,16 @@ fn strange_bytes_end_the_line_that_they_came_on_and_no_other() {
     }
     // Some say nothing at all.
     lines.extend((0..20).map(|_| UnixStream::connect(&socket).unwrap()));
-    for bytes in [&b"\xc1"[..], b"\x92\x01\xa4Step\x00", &[0x92, 0x01, 0x81], &[0xdd, 0xff, 0xff, 0xff, 0xff]] {
-        let welcomed = Welcomed::attach(&socket, TERMS, times()).unwrap();
+    for bytes in [&b"\xc1"[..], b"\x92\x01\xa4Step\x00", &[0x92, 0x01, 0x81], &[0xdd, 0xff, 0xff, 0xff, 0xff]]
+    {
+        // The line before ends at both ends, one after the other.
+        let until = Instant::now() + crate::support::PATIENCE;
+        let welcomed = loop {
+            match Welcomed::attach(&socket, TERMS, times()) {
+                Ok(welcomed) => break welcomed,
+                Err(refused) => assert!(Instant::now() < until, "{refused}"),
+            }
+        };
         let (ended, end) = std::sync::mpsc::channel();
         let line = welcomed.start(|_| {}, move |_| ended.send(()).unwrap()).unwrap();
         line.send(Lane::Bulk, bytes).unwrap();

@@ -10,16 +10,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Longer than anything here takes, on the busiest machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
-pub const PAGE: usize = 4;
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PAGE: usize = 4;
 
 /// Times of lines in tests: a busy machine is not a silent one.
-pub fn times() -> LineTimes {
+pub(crate) fn times() -> LineTimes {
     LineTimes { silent_after: PATIENCE, handshake: PATIENCE, ..LineTimes::default() }
 }
 
 /// What daemon and engines agree on; `more` are settings of the daemon alone.
-pub fn config(ranks: u32, more: &str) -> Config {
+pub(crate) fn config(ranks: u32, more: &str) -> Config {
     let text = format!(
         "[model]\nnum_layers = 3\nnum_kv_heads = 2\nhead_dim = 8\npage_size = {PAGE}\ndtype = \"f16\"\n\
          [namespace]\nmodel = \"tiny\"\n[parallelism]\ntensor_parallel = {ranks}\n{more}"
@@ -28,20 +28,20 @@ pub fn config(ranks: u32, more: &str) -> Config {
 }
 
 /// A daemon on a thread of its own.
-pub struct Daemon {
-    pub server: Arc<NodeServer>,
+pub(crate) struct Daemon {
+    pub(crate) server: Arc<NodeServer>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Daemon {
-    pub fn start(socket: &Path, config: &Config) -> Self {
+    pub(crate) fn start(socket: &Path, config: &Config) -> Self {
         let server = Arc::new(NodeServer::bind(config, socket, 256, times()).expect("a daemon"));
         let own = Arc::clone(&server);
         Self { server, thread: Some(std::thread::spawn(move || own.serve())) }
     }
 
     /// Stops it; what is on disk stays there.
-    pub fn stop(mut self) {
+    pub(crate) fn stop(mut self) {
         self.end();
         let report = self.server.shutdown(PATIENCE);
         assert!(report.drained && report.flush_error.is_none(), "{report:?}");
@@ -62,12 +62,12 @@ impl Drop for Daemon {
 }
 
 /// An engine that computes in host memory.
-pub struct TestEngine {
-    pub node: NodeEngine,
-    pub ranks: Vec<BoundLayout>,
+pub(crate) struct TestEngine {
+    pub(crate) node: NodeEngine,
+    pub(crate) ranks: Vec<BoundLayout>,
 }
 
-pub fn layout(blocks: u32, heads: u32) -> Arc<dyn BlockLayout> {
+pub(crate) fn layout(blocks: u32, heads: u32) -> Arc<dyn BlockLayout> {
     let config = LayoutConfig::builder()
         .num_blocks(blocks)
         .num_layers(3)
@@ -81,29 +81,30 @@ pub fn layout(blocks: u32, heads: u32) -> Arc<dyn BlockLayout> {
     Arc::new(LayerSeparate::new(config, AxisOrder::Nhd, OuterPlacement::KvOuter).expect("a layout"))
 }
 
-pub fn terms(socket: &Path, name: &str, blocks: u32, ranks: u16) -> EngineTerms {
+pub(crate) fn terms(socket: &Path, name: &str, blocks: u32, ranks: u16) -> EngineTerms {
     EngineTerms { ranks, times: times(), call_time: PATIENCE, ..EngineTerms::new(socket, name, blocks) }
 }
 
 impl TestEngine {
-    pub fn begin(socket: &Path, name: &str, blocks: u32, ranks: u16) -> Self {
+    pub(crate) fn begin(socket: &Path, name: &str, blocks: u32, ranks: u16) -> Self {
         let heads = 2 / u32::from(ranks);
         let memory = |_| BoundLayout::allocate(layout(blocks, heads), &SystemAllocator::default());
         let memory: Vec<_> = (0..ranks).map(memory).collect::<Result<_, _>>().expect("memory");
-        let mover = |(rank, g1): (u16, &BoundLayout)| MoverMemory { rank: Rank(rank), device: None, g1: g1.clone() };
+        let mover =
+            |(rank, g1): (u16, &BoundLayout)| MoverMemory { rank: Rank(rank), device: None, g1: g1.clone() };
         let movers = (0..ranks).zip(&memory).map(mover).collect();
         let node = NodeEngine::attach(terms(socket, name, blocks, ranks), true, movers).expect("threads");
         Self { node, ranks: memory }
     }
 
-    pub fn attach(socket: &Path, name: &str, blocks: u32, ranks: u16) -> Self {
+    pub(crate) fn attach(socket: &Path, name: &str, blocks: u32, ranks: u16) -> Self {
         let engine = Self::begin(socket, name, blocks, ranks);
         assert!(engine.node.wait_ready(PATIENCE), "{:?}", engine.node.status());
         engine
     }
 
     /// Computes blocks of `tokens` into `ids`, the first of which is block `first`.
-    pub fn compute(&self, tokens: &TokenSequence, first: usize, ids: &[u32]) {
+    pub(crate) fn compute(&self, tokens: &TokenSequence, first: usize, ids: &[u32]) {
         for (rank, g1) in self.ranks.iter().enumerate() {
             for (at, id) in ids.iter().enumerate() {
                 let bytes = bytes_of(tokens, first + at, rank, g1.bytes_per_block());
@@ -114,7 +115,7 @@ impl TestEngine {
     }
 
     /// Whether `ids` hold blocks of `tokens` from `first` on.
-    pub fn holds(&self, tokens: &TokenSequence, first: usize, ids: &[u32]) -> bool {
+    pub(crate) fn holds(&self, tokens: &TokenSequence, first: usize, ids: &[u32]) -> bool {
         self.ranks.iter().enumerate().all(|(rank, g1)| {
             ids.iter().enumerate().all(|(at, id)| {
                 let mut found = vec![0; g1.bytes_per_block() as usize];
@@ -126,7 +127,7 @@ impl TestEngine {
     }
 
     /// Computes a sequence into `ids` and offers it; until the daemon has all of it.
-    pub fn save(&self, tokens: &TokenSequence, ids: &[u32]) {
+    pub(crate) fn save(&self, tokens: &TokenSequence, ids: &[u32]) {
         self.compute(tokens, 0, ids);
         let until = Instant::now() + PATIENCE;
         loop {
@@ -140,7 +141,7 @@ impl TestEngine {
     }
 
     /// Blocks of a sequence that the daemon has.
-    pub fn found(&self, request: &str, tokens: &TokenSequence) -> usize {
+    pub(crate) fn found(&self, request: &str, tokens: &TokenSequence) -> usize {
         let LookUp::Ready { blocks, .. } = self.node.look_up(request, tokens, 0).expect("an answer") else {
             panic!("there are no volumes")
         };
@@ -149,14 +150,14 @@ impl TestEngine {
     }
 
     /// Loads the whole sequence into `ids`.
-    pub fn load(&self, request: &str, tokens: &TokenSequence, ids: &[u32]) -> NodeLoad {
+    pub(crate) fn load(&self, request: &str, tokens: &TokenSequence, ids: &[u32]) -> NodeLoad {
         let found = self.node.look_up(request, tokens, 0).expect("an answer");
         assert!(matches!(found, LookUp::Ready { blocks, .. } if blocks == ids.len()), "{found:?}");
         self.node.commit(request, &blocks(ids)).expect("a load");
         self.wait_for(request)
     }
 
-    pub fn wait_for(&self, request: &str) -> NodeLoad {
+    pub(crate) fn wait_for(&self, request: &str) -> NodeLoad {
         let until = Instant::now() + PATIENCE;
         loop {
             if let Some(load) = self.node.finished().into_iter().find(|load| load.request == request) {
@@ -168,7 +169,7 @@ impl TestEngine {
     }
 }
 
-pub fn blocks(ids: &[u32]) -> Vec<BlockId> {
+pub(crate) fn blocks(ids: &[u32]) -> Vec<BlockId> {
     ids.iter().copied().map(BlockId).collect()
 }
 
@@ -181,12 +182,12 @@ fn bytes_of(tokens: &TokenSequence, block: usize, rank: usize, len: u64) -> Vec<
 }
 
 /// A sequence of so many blocks that begins with `salt`.
-pub fn sequence(config: &Config, salt: u32, blocks: usize) -> TokenSequence {
+pub(crate) fn sequence(config: &Config, salt: u32, blocks: usize) -> TokenSequence {
     let namespace: Namespace = config.namespace();
     let tokens: Vec<u32> = (0..(blocks * PAGE) as u32).map(|at| at ^ (salt << 16)).collect();
     TokenSequence::from_tokens(namespace.hasher().expect("a hasher"), &tokens)
 }
 
-pub fn socket(folder: &tempfile::TempDir) -> PathBuf {
+pub(crate) fn socket(folder: &tempfile::TempDir) -> PathBuf {
     folder.path().join("node").join("kvbm.sock")
 }

@@ -4,9 +4,9 @@
 use super::fused::Way;
 use super::sums::{PassingSums, Summed};
 use crate::completion_queue::{CompletionQueue, Done, Stage};
+use crate::movers::Movers;
 use kvbm_device::{CopyBatch, CudaStream, Device, DeviceError, Direction, Event, Stream};
 use kvbm_layout::{CopyPlan, PlanError, Run, Selection};
-use crate::movers::Movers;
 use kvbm_plan::{
     BlockId, BlockOutcome, BlockTransfer, ChecksumMode, Endpoint, Gate, LayerRange, PlanId, Tier,
     TransferPlan,
@@ -250,7 +250,8 @@ impl<T> Copier<T> {
         match result {
             Ok(()) => {
                 let sums = sums.and_then(|sums| sums.of(batch.items.len()));
-                let sum = |index: usize| sums.as_ref().and_then(|sums| sums.get(index).copied().map(Sum::Content));
+                let sum =
+                    |index: usize| sums.as_ref().and_then(|sums| sums.get(index).copied().map(Sum::Content));
                 let items = batch.items.into_iter().enumerate();
                 self.finished.extend(items.map(|(index, item)| (item, Ok(sum(index)))));
             }

@@ -100,7 +100,8 @@ impl G1Memory {
                 return Err(WorkerError::NotHostMemory { rank, kind: bound.kind() });
             }
         };
-        let g2 = (g2_blocks > 0).then(|| host_memory(config, device.as_ref(), rank, g2_blocks)).transpose()?;
+        let g2 =
+            (g2_blocks > 0).then(|| host_memory(config, device.as_ref(), rank, g2_blocks)).transpose()?;
         Ok((RankG1::Here(device, g1), g2))
     }
 }

@@ -30,7 +30,8 @@ pub fn copy(worker: &Worker, block: BlockId, buffer: &HostBuffer, direction: Dir
     let stream = worker.device().expect("a device").create_stream("test-engine").expect("a stream");
     let mut batch = CopyBatch::new(direction);
     for piece in fragments.fragments(block.0).expect("a block of G1") {
-        let kvbm::storage::RegionBytes::Device(memory) = worker.g1().expect("G1 here").region(piece.region).expect("a region")
+        let kvbm::storage::RegionBytes::Device(memory) =
+            worker.g1().expect("G1 here").region(piece.region).expect("a region")
         else {
             panic!("G1 is device memory")
         };
