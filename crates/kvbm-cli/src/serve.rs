@@ -26,8 +26,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
 
-    /// Socket that engines attach to: its folder belongs to this user, and no other one writes there
-    /// [default: node.socket].
+    /// Socket that engines attach to: its folder belongs to this user, and no other one writes
+    /// there [default: node.socket].
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 

@@ -16,9 +16,9 @@
 //!                  heartbeats both ways
 //! ```
 //!
-//! A node daemon listens too ([`AttachListener`]), and serves many processes ([`AttachService`]). They
-//! attach ([`Welcomed::attach`]), get file descriptors with the welcome, and attach again where the
-//! daemon was started again.
+//! A node daemon listens too ([`AttachListener`]), and serves many processes
+//! ([`AttachService`]). They attach ([`Welcomed::attach`]), get file descriptors with the welcome,
+//! and attach again where the daemon was started again.
 //!
 //! # Frames
 //! `length: u32 little-endian | kind: u8 | body`, where `length` counts kind and body. Bodies of a

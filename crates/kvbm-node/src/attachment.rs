@@ -3,12 +3,13 @@
 //! A process is attached with all its lines, or with none. Where one of them ends, the others are
 //! closed, copies under way run to their end, and only then is it said that loads have failed.
 
-use crate::engine::{EngineTerms, NodeLoad, NodeStatus, numbers};
 use crate::error::{NodeError, NotFree};
 use crate::mover::{Mover, MoverMemory};
 use crate::protocol::{Answer, Ask, Call, Role, Terms, Told, Welcome, decode, encode};
 use crate::shape::shape_of;
+use crate::terms::{EngineTerms, NodeLoad, NodeStatus, numbers};
 use kvbm::BlockId;
+use kvbm::plan::deadline_after;
 use kvbm_link::{AttachedSender, DaemonLine, Lane, Welcomed};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
@@ -105,7 +106,7 @@ impl Shared {
             }
             let mut state = self.state.lock();
             if !state.ending {
-                self.changed.wait_until(&mut state, Instant::now() + pause);
+                self.changed.wait_until(&mut state, deadline_after(Instant::now(), pause));
             }
             if state.ending {
                 drop(state);
@@ -188,7 +189,6 @@ impl Shared {
         }
     }
 
-    #[expect(clippy::type_complexity, reason = "a welcome, with what came beside it")]
     fn welcomed(
         &self,
         role: Role,
@@ -271,7 +271,7 @@ impl Shared {
         let mut state = self.state.lock();
         if self.memories.is_empty() && !state.loads.is_empty() && !state.ending {
             // Movers of other processes close their lines to a silent daemon within this time.
-            let until = Instant::now() + 2 * self.terms.times.silent_after;
+            let until = deadline_after(Instant::now(), 2 * self.terms.times.silent_after);
             while !state.ending && Instant::now() < until {
                 self.changed.wait_until(&mut state, until);
             }

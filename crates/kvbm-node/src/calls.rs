@@ -3,6 +3,7 @@
 use crate::lives::Life;
 use crate::node::Node;
 use crate::protocol::{Answer, Ask, Call, Load, Told, decode, encode};
+use kvbm::plan::deadline_after;
 use kvbm::{BlockId, LookUp};
 use kvbm_link::{AttachedSender, AttachedSession};
 use std::sync::Arc;
@@ -70,7 +71,8 @@ impl SchedulerSession {
             }
             Ask::BeforeReuse { ids, wait_ms } => {
                 let wait = Duration::from_millis(wait_ms.into()).min(MAX_WAIT);
-                let busy = manager.before_reuse(&self.shared(&ids)?, Instant::now() + wait).err();
+                let busy =
+                    manager.before_reuse(&self.shared(&ids)?, deadline_after(Instant::now(), wait)).err();
                 Answer::Blocks(busy.map_or_else(Vec::new, |busy| self.life.range.own(&busy.blocks)))
             }
             Ask::Step => {

@@ -3,97 +3,14 @@
 use crate::attachment::Shared;
 use crate::error::{NodeError, NotFree};
 use crate::mover::MoverMemory;
-use crate::protocol::{Answer, Ask, Load, Run};
-use kvbm::tokens::NamespaceTag;
+use crate::protocol::{Answer, Ask, Run};
+use crate::terms::{EngineTerms, NodeLoad, NodeOffload, NodeStatus, numbers};
+use kvbm::plan::deadline_after;
 use kvbm::{BlockChain, BlockId, LookUp};
-use kvbm_link::LineTimes;
 use rustix::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-/// What a process of an engine attaches with.
-#[derive(Clone, Debug)]
-pub struct EngineTerms {
-    /// The daemon's socket.
-    pub socket: PathBuf,
-    /// The engine's name: all its processes give the same, and no other engine does.
-    pub engine: String,
-    /// Its blocks on each rank.
-    pub blocks: u32,
-    /// Its ranks.
-    pub ranks: u16,
-    /// Tag of its namespace: the daemon refuses another one.
-    pub namespace: Option<NamespaceTag>,
-    /// Times of the lines. A daemon that is silent counts as gone.
-    pub times: LineTimes,
-    /// How long a call waits for the daemon's answer.
-    pub call_time: Duration,
-}
-
-impl EngineTerms {
-    /// An engine of one rank, with the usual times.
-    pub fn new(socket: impl Into<PathBuf>, engine: impl Into<String>, blocks: u32) -> Self {
-        Self {
-            socket: socket.into(),
-            engine: engine.into(),
-            blocks,
-            ranks: 1,
-            namespace: None,
-            times: LineTimes::default(),
-            call_time: Duration::from_millis(500),
-        }
-    }
-}
-
-/// How an engine's process is attached.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NodeStatus {
-    /// There is no daemon, or it refuses: everything is a miss.
-    Detached {
-        /// What the last try came to.
-        reason: String,
-    },
-    /// It is attached.
-    Attached {
-        /// The daemon's process.
-        pid: i32,
-        /// Whether movers of all ranks can copy; false in a process without the scheduler.
-        ready: bool,
-    },
-}
-
-/// What an offload began with.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeOffload {
-    /// Blocks that are being copied.
-    pub started: usize,
-    /// Blocks that host memory has, or is about to have.
-    pub present: usize,
-    /// Blocks that were not taken, with the reason.
-    pub refused: Vec<(BlockId, String)>,
-}
-
-/// A load that is over: no copy writes to its blocks any more.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeLoad {
-    /// Who asked for it.
-    pub request: String,
-    /// Blocks from the front that hold verified bytes.
-    pub arrived: usize,
-    /// Blocks asked for.
-    pub wanted: usize,
-    /// Why the others did not arrive, the first few.
-    pub failures: Vec<String>,
-}
-
-impl From<Load> for NodeLoad {
-    fn from(load: Load) -> Self {
-        let Load { request, arrived, wanted, failures } = load;
-        Self { request, arrived: arrived as usize, wanted: wanted as usize, failures }
-    }
-}
 
 /// A process of an engine that keeps its cache in a node daemon.
 ///
@@ -127,7 +44,7 @@ impl NodeEngine {
     /// Waits until the process is attached and, where it has the scheduler, all movers are ready;
     /// `time` at most. Whether that was reached.
     pub fn wait_ready(&self, time: Duration) -> bool {
-        self.shared.wait_ready(Instant::now() + time)
+        self.shared.wait_ready(deadline_after(Instant::now(), time))
     }
 
     /// What is there for `request` of `chain` from block `first` on, as
@@ -274,8 +191,4 @@ impl Drop for NodeEngine {
             let _ = thread.join();
         }
     }
-}
-
-pub(crate) fn numbers(ids: &[BlockId]) -> Vec<u32> {
-    ids.iter().map(|id| id.0).collect()
 }

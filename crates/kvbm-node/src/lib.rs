@@ -33,9 +33,10 @@
 //! | `node` | what all sessions share | `lives`, `movers`, `protocol` |
 //! | `lives` | engines that are attached, and their blocks | `movers`, `protocol` |
 //! | `movers` | the movers of one rank, as the daemon's worker sees them | - |
-//! | `engine` | the engine's side: its calls | `attachment`, `mover`, `protocol`, `error` |
-//! | `attachment` | attaching, and attaching again | `mover`, `shape`, `protocol`, `error` |
+//! | `engine` | the engine's side: its calls | `attachment`, `mover`, `terms`, `protocol`, `error` |
+//! | `attachment` | attaching, and attaching again | `mover`, `terms`, `shape`, `protocol`, `error` |
 //! | `mover` | copies in the engine's process | `protocol` |
+//! | `terms` | what a process attaches with, and what its calls return | `protocol` |
 //! | `shape` | what both sides must agree on of a block | - |
 //! | `protocol` | what is said over the socket | - |
 //! | `error` | errors | - |
@@ -52,9 +53,11 @@ mod node;
 mod protocol;
 mod server;
 mod shape;
+mod terms;
 
-pub use engine::{EngineTerms, NodeEngine, NodeLoad, NodeOffload, NodeStatus};
+pub use engine::NodeEngine;
 pub use error::{DaemonError, NodeError, NotFree};
 pub use kvbm_link::LineTimes;
 pub use mover::MoverMemory;
 pub use server::{AttachedEngine, NodeServer};
+pub use terms::{EngineTerms, NodeLoad, NodeOffload, NodeStatus};

@@ -273,7 +273,8 @@ mod tests {
         assert!(join("a", 41).err().unwrap().contains("40 blocks in another process"));
         assert!(join("c", 40).err().unwrap().contains("no room for 40 blocks: engines have 80 of 100"));
         assert!(lives.leave(&second) && lives.leave(&first));
-        (lives.retire(&second), lives.retire(&first));
+        lives.retire(&second);
+        lives.retire(&first);
         assert_eq!(join("c", 60).unwrap().range.first, 40, "copies are still at the first");
         assert!(lives.numbered(first.number).is_none());
         assert!(join("d", 0).is_err());

@@ -306,7 +306,8 @@ impl<State> Builder<State> {
 
 #[cfg(feature = "worker")]
 impl Builder<WithOwned> {
-    /// As `engine_movers` of a builder that needs a device, of a whole configuration, whose `[device]` then says nothing.
+    /// As `engine_movers` of a builder that needs a device, of a whole configuration, whose
+    /// `[device]` then says nothing.
     pub fn engine_movers(
         self,
         blocks: u32,

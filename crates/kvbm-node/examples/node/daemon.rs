@@ -7,7 +7,7 @@ use std::io::Write;
 use std::time::Duration;
 
 pub(crate) fn run(options: &Options) {
-    let server = NodeServer::bind(&options.config(), &options.socket(), 4096, LineTimes::default()).unwrap();
+    let server = NodeServer::bind(&crate::config(), &options.socket(), 4096, LineTimes::default()).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| server.serve());
         loop {

@@ -15,7 +15,7 @@ const G1_BLOCKS: u32 = 64;
 const DEADLINE: Duration = Duration::from_secs(20);
 
 pub(crate) fn run(options: &Options) {
-    let config = options.config();
+    let config = crate::config();
     let sequences: Vec<_> = (0..SEQUENCES).map(|salt| sequence(&config, salt, BLOCKS)).collect();
     let engine = attach(options);
     engine.node.wait_ready(DEADLINE);

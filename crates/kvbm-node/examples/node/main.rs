@@ -55,10 +55,11 @@ impl Options {
     fn socket(&self) -> PathBuf {
         self.dir.join("run").join("kvbm.sock")
     }
+}
 
-    fn config(&self) -> kvbm::config::Config {
-        support::config(u32::from(RANKS), &format!("[host]\ncapacity = \"{HOST_BLOCKS} blocks\"\n"))
-    }
+/// What the daemon keeps.
+fn config() -> kvbm::config::Config {
+    support::config(u32::from(RANKS), &format!("[host]\ncapacity = \"{HOST_BLOCKS} blocks\"\n"))
 }
 
 fn main() -> ExitCode {

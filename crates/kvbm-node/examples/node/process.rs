@@ -42,7 +42,9 @@ impl TestProcess {
         let heard = Arc::new(Mutex::new(heard));
         let (lines, own) = (BufReader::new(child.stdout.take().unwrap()).lines(), Arc::clone(&heard));
         std::thread::spawn(move || {
-            lines.map_while(Result::ok).for_each(|line| own.lock().unwrap().take(&line))
+            for line in lines.map_while(Result::ok) {
+                own.lock().unwrap().take(&line);
+            }
         });
         Self { child, heard }
     }

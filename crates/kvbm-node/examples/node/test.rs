@@ -119,9 +119,7 @@ impl Test<'_> {
         };
         self.start_engine(0);
         let found = self.wait(0, "found", |heard| heard.found);
-        if kept > 0 {
-            self.found_again.push(found.unwrap_or(0) * 1000 / kept);
-        }
+        self.found_again.extend((found.unwrap_or(0) * 1000).checked_div(kept));
         self.start_engine(1);
     }
 
@@ -175,7 +173,9 @@ impl Test<'_> {
         self.hear_daemon();
         let Sums { verified, wrong, hangs } = &self.sums;
         let found = self.found_again.iter().copied().min().unwrap_or(0);
-        hangs.iter().for_each(|hang| eprintln!("{hang}"));
+        for hang in hangs {
+            eprintln!("{hang}");
+        }
         println!(
             "{{\"rounds\":{},\"verified\":{verified},\"wrong_bytes\":{wrong},\"hangs\":{},\"leaked_slots\":{},\"found_again\":{}.{:03}}}",
             self.options.rounds,

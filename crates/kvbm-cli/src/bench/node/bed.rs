@@ -170,10 +170,10 @@ impl There {
         let offload = self.node.offload(&self.ids[0], tokens, 0)?;
         ensure!(offload.refused.is_empty(), "blocks were refused: {:?}", offload.refused.first());
         let all = tokens.num_blocks();
-        let saved = || Ok((self.found("save", tokens)? == all).then_some(()));
-        let (_, time) = wait(begun, "an offload", || {
-            let saved = saved()?;
-            self.abandon("save").map(|()| saved)
+        let ((), time) = wait(begun, "an offload", || {
+            let found = self.found("save", tokens)?;
+            self.abandon("save")?;
+            Ok((found == all).then_some(()))
         })?;
         Ok(time)
     }
@@ -217,7 +217,7 @@ impl Here {
         let offload = self.manager.offload(&self.ids[0], tokens, 0, None)?;
         ensure!(offload.refused.is_empty(), "blocks were refused: {:?}", offload.refused.first());
         let all = tokens.num_blocks();
-        let (_, time) = wait(begun, "an offload", || {
+        let ((), time) = wait(begun, "an offload", || {
             let found = self.found("save", tokens)?;
             self.manager.tickets().abandon("save");
             Ok((found == all).then_some(()))

@@ -163,12 +163,10 @@ fn engines(args: &NodeArgs) -> Result<NodeRow> {
     for _ in 0..args.rounds {
         let begun = Instant::now();
         std::thread::scope(|scope| {
-            let load = |(at, engine): (u32, &_)| {
-                let bed = &bed;
-                let engine: &There = engine;
-                scope.spawn(move || engine.load(&bed.sequence(at)))
-            };
-            let loads: Vec<_> = (0..).zip(&engines).map(load).collect();
+            let bed = &bed;
+            let load = |at: u32, engine: &'_ There| engine.load(&bed.sequence(at));
+            let loads: Vec<_> =
+                (0..).zip(&engines).map(|(at, it)| scope.spawn(move || load(at, it))).collect();
             loads.into_iter().try_for_each(|load| match load.join() {
                 Ok(done) => done.map(drop),
                 Err(panic) => std::panic::resume_unwind(panic),
