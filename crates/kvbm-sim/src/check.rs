@@ -74,7 +74,7 @@ impl<G: 'static> Bench<G> {
 
     /// Durable is durable: what a flush confirmed and nobody removed is found by the next leader.
     pub(crate) fn check_recovered(&mut self, durable: &BTreeMap<BlockId, BlockIdentity>) {
-        // Perhaps in another slot: disks keep records of blocks that a rank loss took from the leader.
+        // Perhaps in another slot: disks keep records of what a rank loss took from the leader.
         let found: HashSet<_> =
             self.manager().simulate_snapshot(Tier::G3).into_iter().map(|(_, identity)| identity).collect();
         let is_sound = |slot: &BlockId| self.world.with(|state| state.is_sound(*slot));

@@ -172,8 +172,9 @@ impl EngineOnboarding {
         Err(EngineOnboardError { arrived, wanted, failures, busy: self.still_busy() })
     }
 
-    /// Blocks that came from below G2 are copied to G2 too: the next request for them does not read
-    /// the disk again. Where that is refused, they stay where they were.
+    /// Blocks that came from below G2 are copied to G2 too, unless the configuration says no: the
+    /// next request for them does not read the disk again. Where that is refused, they stay where
+    /// they were.
     fn promote(&self, arrived: usize) {
         let found = self.transfer.prefix.blocks().iter().take(arrived);
         let lower = found
@@ -185,11 +186,13 @@ impl EngineOnboarding {
             .map(|(at, (_, hold))| (*hold, self.transfer.identities[at]));
         let (holds, identities): (Vec<_>, Vec<_>) = lower.unzip();
         let ids: Vec<_> = holds.iter().map(|hold| hold.block).collect();
-        if ids.is_empty() || self.transfer.leader.registry.capacity(Tier::G2) == 0 {
+        let leader = &self.transfer.leader;
+        let keeps = leader.transfers.settings.keep_loaded && leader.registry.capacity(Tier::G2) > 0;
+        if ids.is_empty() || !keeps {
             return;
         }
         let content = Content::Written(&holds);
-        match offload::start(&self.transfer.leader, &self.blocks, &ids, &identities, content, None) {
+        match offload::start(leader, &self.blocks, &ids, &identities, content, None) {
             Ok(started) => tracing::trace!(target: "kvbm", ?started, "onboarded blocks are copied to G2"),
             Err(error) => tracing::debug!(target: "kvbm", %error, "onboarded blocks are not copied to G2"),
         }
