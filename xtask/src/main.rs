@@ -19,9 +19,11 @@ mod kernels;
 mod miri;
 mod models;
 mod nixl;
+mod node_test;
 mod outside;
 mod python;
 mod servers;
+mod sim;
 mod smoke;
 mod space;
 mod steps;
@@ -50,11 +52,18 @@ usage: cargo xtask COMMAND
                                    processes killed while they write to disk, file systems shut down, lost and torn
                                    writes simulated; N defaults to 200; a part that this machine cannot run is named as
                                    skipped, and with --require-all it is a failure
+  node-test [--rounds N] [--seed N] [--json FILE]
+                                   a node daemon and two engines of two ranks, killed, stopped and started again at random;
+                                   every byte is verified; N defaults to 200 rounds
   verify-kernels                   that the prebuilt CUDA kernels belong to their source
   regen-kernels [--check]          builds them again, with tools fetched into the target folder; --check only compares
   event-faults [--rounds N] [--seed N] [--json FILE]
                                    random kills, partitions, stalls and restarts under block managers that publish: a
                                    follower's index equals their pools after each; N defaults to 200 rounds
+  sim [--seeds N] [--first-seed S] [--steps N] [--jobs N] [--seconds N] [--mutants] [--plant BUG] [--json FILE]
+                                   the leader under seeds: simulated clock, ranks, links, disks and store; 1,000 seeds of 1,000
+                                   steps; --mutants also plants every known bug and fails where one is not found
+  sim --seed S [--trace]           one seed again, step for step
   fuzz TARGET...|--all [--seconds N] [--jobs N] [--keep]
                                    coverage-guided fuzzing of what is read from disks, volumes and strangers, each target for N
                                    seconds (60), N of them at a time; --keep makes the smallest corpus that covers as much the
@@ -123,8 +132,16 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
             Ok(options) => crash_test::run(&options),
             Err(text) => usage(text),
         },
+        "node-test" => match node_test::Options::parse(rest) {
+            Ok(options) => node_test::run(&options),
+            Err(text) => usage(text),
+        },
         "engine-test" => match engine_test::Options::parse(rest) {
             Ok(options) => engine_test::run(&options),
+            Err(text) => usage(text),
+        },
+        "sim" => match sim::Options::parse(rest) {
+            Ok(options) => sim::run(&options),
             Err(text) => usage(text),
         },
         "fuzz" => match fuzz::Options::parse(rest) {

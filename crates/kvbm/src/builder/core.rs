@@ -363,6 +363,7 @@ fn leader(
         max_read_blocks: max_read_blocks(config.rank_block_bytes()),
         transfer_deadline: config.transfer.deadline,
         read_deadline: config.disk.read_deadline,
+        keep_loaded: config.host.keep_loaded,
         block_costs: block_costs(config),
     };
     let (metrics, ranks) = (Metrics::new(), config.parallelism.tensor_parallel as usize);

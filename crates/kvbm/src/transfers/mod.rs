@@ -209,6 +209,8 @@ pub(crate) struct TransferSettings {
     /// A read from disk that takes longer than this and the time of its bytes fails: computing the
     /// blocks is faster.
     pub(crate) read_deadline: Duration,
+    /// Whether what an engine loads from below G2 is copied to G2 too.
+    pub(crate) keep_loaded: bool,
     pub(crate) block_costs: BlockCosts,
 }
 

@@ -287,6 +287,7 @@ mod tests {
             max_read_blocks: 1,
             transfer_deadline: deadline,
             read_deadline: deadline,
+            keep_loaded: true,
             block_costs: BlockCosts::default(),
         };
         let ranks = Arc::new(Ranks::new(0, metrics.clone(), Duration::ZERO));
