@@ -2,7 +2,7 @@
 
 use crate::steps::{Outcome, side_by_side};
 use crate::test::counted;
-use crate::workspace::{Workspace, line_of};
+use crate::workspace::{Workspace, line_of, succeed};
 use std::process::Command;
 
 /// Crates with `unsafe` and the tests of it that Miri can run: no mapped files, no io_uring, no
@@ -35,6 +35,10 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
             outcome => outcome,
         }
     };
+    // What all runs need is made once.
+    if let Err(error) = succeed(&mut nightly(&["miri", "setup"])) {
+        return Err(error).into();
+    }
     // Miri uses one processor; cargo builds for one run after the other.
     side_by_side(RUNS, run)
 }
