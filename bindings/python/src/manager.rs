@@ -11,7 +11,7 @@ use crate::layout::Layout;
 use crate::loads::{FinishedLoad, LookUp, OffloadStarted};
 use crate::sequence::{AnySequence, Namespace};
 use kvbm::config::Config as Settings;
-use kvbm::{Engine, KvBlockManager as Manager, Tier};
+use kvbm::{Engine, KvBlockManager as Manager, LoadOptions, Tier};
 use parking_lot::RwLock;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -176,17 +176,27 @@ impl KvBlockManager {
     }
 
     /// Starts the load of the first `len(ids)` promised blocks into the engine's blocks `ids`, when
-    /// the engine has passed `after`.
-    #[pyo3(signature = (request, ids, after = None))]
+    /// the engine has passed `after`. With `timeout` the load is over after so many seconds, with
+    /// what has arrived.
+    #[pyo3(signature = (request, ids, after = None, *, timeout = None))]
     fn commit(
         &self,
         py: Python<'_>,
         request: &str,
         ids: &Bound<'_, PyAny>,
         after: Option<&Fence>,
+        timeout: Option<f64>,
     ) -> PyResult<()> {
         let (ids, after) = (block_ids(ids)?, after.map(|fence| fence.0));
-        self.call(py, |open| Ok(open.manager.tickets().commit(request, &ids, after)?))
+        let timeout = timeout.map(seconds).transpose()?;
+        let mut options = LoadOptions::default();
+        if let Some(fence) = after {
+            options = options.after(fence);
+        }
+        if let Some(timeout) = timeout {
+            options = options.until(Instant::now() + timeout);
+        }
+        self.call(py, |open| Ok(open.manager.tickets().commit_with(request, &ids, options)?))
     }
 
     /// Drops the request's ticket, or gives up its load, which comes from `finished` when no copy
@@ -285,6 +295,28 @@ impl KvBlockManager {
             open.manager.branch_ends(chain);
             Ok(())
         })
+    }
+
+    /// The engine computed `tokens` tokens of prompts in a step of so many seconds: what computing
+    /// costs, where `policy.prefill_tokens_per_s` does not say it. Whether the step counts: one of
+    /// fewer than 64 tokens, or of more than 30 s, does not.
+    fn prefilled(&self, py: Python<'_>, tokens: u64, elapsed: f64) -> PyResult<bool> {
+        let elapsed = seconds(elapsed)?;
+        self.call(py, |open| Ok(open.manager.prefilled(tokens, elapsed)))
+    }
+
+    /// A request for `sequence` will come: copies what only the disk has of it to host memory, in
+    /// the background and within `policy.prefetch_share`. How many blocks are copied.
+    fn prefetch(&self, py: Python<'_>, sequence: AnySequence<'_>) -> PyResult<usize> {
+        let chain = sequence.chain();
+        self.call(py, |open| Ok(open.manager.prefetch(chain).started))
+    }
+
+    /// The session of `sequence` goes on soon: its blocks count as used now, and a prefetch begins.
+    /// How many blocks it copies.
+    fn session_resumes(&self, py: Python<'_>, sequence: AnySequence<'_>) -> PyResult<usize> {
+        let chain = sequence.chain();
+        self.call(py, |open| Ok(open.manager.session_resumes(chain).started))
     }
 
     /// Waits until no offload is queued or running. Whether that was reached within `timeout`

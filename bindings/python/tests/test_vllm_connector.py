@@ -325,6 +325,43 @@ def test_a_prompt_comes_back(engine: Engine) -> None:
     assert engine.scheduler.get_external_cache_hit_sources(again, 16).popitem()[1] == 16
 
 
+def test_steps_that_compute_prompts_are_measured(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvbm_rs.vllm import process
+
+    told: list[tuple[int, float]] = []
+    clock = iter([10.0, 10.5, 11.0, 50.0])
+    stub = SimpleNamespace(prefilled=lambda tokens, elapsed: told.append((tokens, elapsed)))
+    owner = engine.scheduler._process
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(owner, "_manager", stub)
+    for tokens in (1000, 8, 2000, 0):
+        owner.step_begins(tokens)
+    assert told == [(1000, 0.5)], "decoding is no prompt, and a pause is no step"
+
+
+def test_a_request_that_waits_has_its_blocks_brought_up(vllm: Any, tmp_path: Path) -> None:
+    extra = {"disk": str(tmp_path), "disk_capacity": "64", "prefetch": True, "load_timeout": 5}
+    engine = Engine(vllm, extra=extra)
+    try:
+        engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
+        engine.manager.clear("g2")
+        again = Request("b", PROMPT)
+        engine.scheduler.on_new_request(again)
+        assert engine.totals["prefetched_blocks"] == 4
+        deadline = time.monotonic() + 10
+        while "g2" not in engine.manager.places(engine.scheduler._requests["b"].sequence)[3]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert engine.match(again) == (16, True)
+        engine.allocated(again, [11, 12, 13, 14, 15], 16)
+        assert engine.until_received("b") == set()
+        assert engine.holds(again, [11, 12, 13, 14, 15], 0, 16)
+    finally:
+        engine.close()
+
+
 def test_the_last_token_is_never_promised(engine: Engine) -> None:
     engine.compute(Request("a", PROMPT[:16]), [1, 2, 3, 4])
     assert engine.match(Request("b", PROMPT[:16])) == (12, True), (

@@ -39,8 +39,10 @@
 //! |---|---|---|
 //! | starts | [`builder`](KvBlockManager::builder), [`Builder::device`](Builder::device) | `Builder::engine_device`, `Builder::engine_host` |
 //! | gets a request | [`sequence`](KvBlockManager::sequence), [`match_prefix`](KvBlockManager::match_prefix) | the same |
-//! | brings up what is known | [`onboard`](KvBlockManager::onboard), an [`Onboarding`] | `onboard` into blocks that it names, an [`EngineOnboarding`] |
+//! | brings up what is known | [`onboard`](KvBlockManager::onboard), an [`Onboarding`] | `onboard` into blocks that it names, an [`EngineOnboarding`]; [`LoadOptions`] |
 //! | computes the rest | [`allocate`](KvBlockManager::allocate), [`commit`](KvBlockManager::commit), [`register`](KvBlockManager::register) | `fence`, `offload` |
+//! | knows what comes | [`prefetch`](KvBlockManager::prefetch), [`session_resumes`](KvBlockManager::session_resumes), [`branch_ends`](KvBlockManager::branch_ends) | the same |
+//! | knows its own speed | [`prefilled`](KvBlockManager::prefilled) | the same |
 //! | preempts a request | [`park`](KvBlockManager::park), [`resume`](KvBlockManager::resume) | `offload` |
 //! | frees, reuses a block | drops the handle | [`released`](KvBlockManager::released), [`before_reuse`](KvBlockManager::before_reuse) |
 //! | ends an iteration | [`step`](KvBlockManager::step) | the same |
@@ -68,11 +70,12 @@
 //! |---|---|---|
 //! | `builder` | building a manager: what is required cannot be forgotten | `engine`, `manager`, `leader`, `events`, `offload`, `admission`, `tenants`, `volume`, `workers`, `socket_link`, `config`, `transfers`, `slots`, `ranks`, `metrics`, `worker` |
 //! | `describe` | what an engine knows of its blocks | `manager` |
-//! | `engine` | G1 in the engine's hands | `manager`, `onboard`, `leader`, `volume`, `config`, `transfers`, `error`, `signal` |
+//! | `engine` | G1 in the engine's hands | `manager`, `prefetch`, `onboard`, `leader`, `volume`, `config`, `transfers`, `error`, `signal` |
 //! | `park` | private blocks of preempted sequences | `manager`, `leader`, `config`, `transfers`, `error` |
-//! | `manager` | `KvBlockManager`: the calls of an engine | `onboard`, `leader`, `events`, `places`, `status`, `tenants`, `volume`, `workers`, `config`, `transfers`, `metrics`, `signal` |
+//! | `manager` | `KvBlockManager`: the calls of an engine | `prefetch`, `onboard`, `leader`, `events`, `places`, `status`, `tenants`, `volume`, `workers`, `config`, `transfers`, `metrics`, `signal` |
+//! | `prefetch` | copying a prefix from G3 to G2, before it is promised or asked for | `onboard`, `leader`, `config`, `transfers`, `metrics` |
 //! | `onboard` | copying a prefix up to G1 | `leader`, `volume`, `transfers`, `error`, `signal` |
-//! | `leader` | holds the parts together: messages, rank loss, shutdown | `config`, `events`, `status`, `offload`, `tenants`, `volume`, `transfers`, `slots`, `circuit_breaker`, `ranks`, `metrics` |
+//! | `leader` | holds the parts together: messages, rank loss, shutdown | `config`, `events`, `status`, `offload`, `admission`, `tenants`, `volume`, `transfers`, `slots`, `circuit_breaker`, `ranks`, `metrics` |
 //! | `events` | publishing events of the pool and of volumes | `volume`, `config`, `metrics`, `signal` |
 //! | `places` | where blocks are, without using them | `volume`, `config` |
 //! | `status` | a snapshot for people and dashboards | `offload`, `tenants`, `volume`, `workers`, `slots`, `ranks` |
@@ -114,6 +117,7 @@ mod offload;
 mod onboard;
 mod park;
 mod places;
+mod prefetch;
 mod ranks;
 mod signal;
 mod slots;
@@ -130,8 +134,8 @@ pub use builder::{BuildError, Builder};
 pub use circuit_breaker::CircuitState;
 pub use describe::DescribeError;
 pub use engine::{
-    Engine, EngineError, EngineOnboardError, EngineOnboarding, Fence, FinishedLoad, LookUp, NoSuchBlock,
-    OffloadStarted, RefusedBlock, StillBusy, TicketError, Tickets,
+    Engine, EngineError, EngineOnboardError, EngineOnboarding, Fence, FinishedLoad, LoadOptions, LookUp,
+    NoSuchBlock, OffloadStarted, RefusedBlock, StillBusy, TicketError, Tickets,
 };
 pub use error::BlockFailure;
 pub use events::{EventPump, EventsError, EventsStatus};
@@ -143,6 +147,7 @@ pub use offload::OffloadBacklog;
 pub use onboard::{OnboardError, Onboarding};
 pub use park::{ParkError, ParkRejected, Parked};
 pub use places::Places;
+pub use prefetch::Prefetched;
 pub use ranks::RankStatus;
 pub use slots::DirectoryStatus;
 pub use status::{PathStatus, Status};

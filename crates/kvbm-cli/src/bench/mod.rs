@@ -5,6 +5,7 @@
 
 pub mod events;
 pub mod index;
+pub mod loads;
 pub mod transfer;
 
 use anyhow::Result;
@@ -21,6 +22,8 @@ pub enum BenchCommand {
     /// Events from the pool into a follower's index, over each transport, and what they cost the
     /// pool.
     Events(events::EventsArgs),
+    /// What a cache costs where its disk is slower than computing, or stalls, beside no cache.
+    Loads(loads::LoadsArgs),
     /// Every path between the tiers of a worker, beside a bare memcpy or a bare io_uring loop.
     Transfer(transfer::TransferArgs),
 }
@@ -52,6 +55,7 @@ pub fn run(command: &BenchCommand) -> Result<()> {
     match command {
         BenchCommand::Index(args) => deliver(args.json.as_ref(), || index::run(args)),
         BenchCommand::Events(args) => deliver(args.json.as_ref(), || events::run(args)),
+        BenchCommand::Loads(args) => deliver(args.json.as_ref(), || loads::run(args)),
         BenchCommand::Transfer(args) => deliver(args.json.as_ref(), || transfer::run(args)),
     }
 }

@@ -6,7 +6,7 @@ use crate::config::{
     Admission, Capacity, Config, ConfigError, EdgeConfig, EvictionPolicy, NamespaceConfig, VolumeOffload,
 };
 use crate::events::{BlockFacts, EventPump, VolumeChanges};
-use crate::leader::{Leader, Parts};
+use crate::leader::{Leader, Parts, PrefetchBudget};
 use crate::manager::KvBlockManager;
 use crate::metrics::{Metrics, RecoveryOutcome};
 use crate::offload::{Edge, Offload, WearBudget};
@@ -363,6 +363,7 @@ fn leader(
         max_read_blocks: max_read_blocks(config.rank_block_bytes()),
         transfer_deadline: config.transfer.deadline,
         read_deadline: config.disk.read_deadline,
+        onboard_patience: config.policy.onboard_patience,
         block_costs: block_costs(config),
     };
     let (metrics, ranks) = (Metrics::new(), config.parallelism.tensor_parallel as usize);
@@ -395,7 +396,19 @@ fn leader(
         admission,
         edges(config, blocks, to_volumes),
     );
-    Leader::new(Parts { registry, tenants, metrics, ranks, slots, transfers, volumes, offload })
+    let most = f64::from(blocks[1]) * config.policy.prefetch_share;
+    let prefetch_budget = PrefetchBudget::new(most.ceil() as usize);
+    Leader::new(Parts {
+        registry,
+        tenants,
+        metrics,
+        ranks,
+        slots,
+        transfers,
+        volumes,
+        offload,
+        prefetch_budget,
+    })
 }
 
 fn block_costs(config: &Config) -> BlockCosts {

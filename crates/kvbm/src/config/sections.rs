@@ -438,9 +438,17 @@ section! {
         /// what a copy saves against what it costs, `all` takes them as they come.
         admission: Admission = Admission::Cost, [""];
         /// How fast the engine computes prompts, on all ranks together. With it, no copies are made
-        /// on a tier from which blocks come back more slowly than they are computed; 0 for not
-        /// known.
+        /// on a tier from which blocks come back more slowly than they are computed, and a request
+        /// computes what would arrive later than that. With 0 it is measured, where the engine
+        /// tells of its steps (the connectors do), and not known before.
         prefill_tokens_per_s: f64 = 0.0, ["tokens per second"];
+        /// How long a request waits for blocks from below G1: so many times what it takes to
+        /// compute them, where that is known, and 250 ms at least. What has arrived by then counts.
+        /// 0 leaves it to the deadlines of the tiers alone.
+        onboard_patience: f64 = 1.0, ["times"];
+        /// What prefetches may have on its way to host memory at a time, as a share of it; 0 for
+        /// none.
+        prefetch_share: f64 = 0.1, ["share of host memory"];
     }
 }
 

@@ -65,6 +65,14 @@ impl Config {
         if speed != 0.0 && !(1.0..=1e12).contains(&speed) {
             return broken("policy.prefill_tokens_per_s", &speed, "must be 0 (not known), or from 1 to 1e12");
         }
+        let patience = self.policy.onboard_patience;
+        if !(0.0..=1000.0).contains(&patience) {
+            return broken("policy.onboard_patience", &patience, "must be from 0 (no limit) to 1000");
+        }
+        let share = self.policy.prefetch_share;
+        if !(0.0..=1.0).contains(&share) {
+            return broken("policy.prefetch_share", &share, "must be from 0 (no prefetch) to 1");
+        }
         self.validate_tenants()?;
         self.validate_events()
     }

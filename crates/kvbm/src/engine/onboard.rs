@@ -35,6 +35,29 @@ pub struct EngineOnboarding {
     cancelled: bool,
 }
 
+/// When the copies of a load begin and end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadOptions {
+    pub(super) after: Option<Fence>,
+    pub(super) until: Option<Instant>,
+}
+
+impl LoadOptions {
+    /// The copies wait for this device event: the engine may still read what is in the blocks.
+    #[must_use]
+    pub const fn after(self, fence: Fence) -> Self {
+        Self { after: Some(fence), ..self }
+    }
+
+    /// The request does not wait beyond `deadline`: what has arrived by then counts, and what has
+    /// not begun to be copied into its block never is. A copy that has begun is waited for; it
+    /// comes from memory and takes milliseconds.
+    #[must_use]
+    pub const fn until(self, deadline: Instant) -> Self {
+        Self { until: Some(deadline), ..self }
+    }
+}
+
 /// A prefix that did not arrive whole: the first `arrived` blocks hold verified bytes, compute the
 /// others.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -60,7 +83,7 @@ impl EngineOnboarding {
         prefix: Prefix,
         ids: &[BlockId],
         losses: Losses,
-        after: Option<Fence>,
+        options: LoadOptions,
     ) -> Result<Self, EngineError> {
         let transfer = PrefixTransfer::new(leader, prefix);
         let (over, ids) = (Arc::new(Signal::default()), ids.to_vec());
@@ -78,7 +101,8 @@ impl EngineOnboarding {
         let destination = Destination::Unregistered;
         let mut request = transfer.request(Purpose::EngineOnboard, moves, destination, losses).hold(busy);
         request.check = Some(check);
-        request.fence = after;
+        request.fence = options.after;
+        request.limit = options.until.map(|until| until.saturating_duration_since(Instant::now()));
         transfer.handles.push(leader.transfers.start(request));
         Ok(onboarding)
     }

@@ -5,10 +5,12 @@
 //! [`Tickets::commit`] turns a ticket into a load, [`Tickets::abandon`] ends either.
 //! [`Tickets::finished`] names each load once, when no copy writes to its blocks any more.
 
-use super::{Engine, EngineError, EngineOnboarding, Fence, stage};
+use super::{Engine, EngineError, EngineOnboarding, Fence, LoadOptions};
 use crate::error::BlockFailure;
 use crate::leader::Leader;
 use crate::manager::KvBlockManager;
+use crate::prefetch;
+use crate::transfers::Purpose;
 use crate::volume::Probe;
 use kvbm_plan::{BlockId, SequenceHash, Tier};
 use kvbm_pool::Prefix;
@@ -216,9 +218,10 @@ impl Tickets<'_> {
         }
         let leader = &self.0.leader;
         leader.metrics.lookups.add(chain.len().saturating_sub(first) as u64);
-        let (prefix, _) = leader.match_prefix(chain, Probe::Never);
+        let (mut prefix, _) = leader.match_prefix(chain, Probe::Never);
+        leader.leave_out_slow(&mut prefix, first, Tier::G2);
         let most = leader.registry.capacity(Tier::G2).div_ceil(PINNED_SHARE) as usize;
-        let copies = stage::start(leader, prefix, most);
+        let copies = prefetch::start(leader, prefix, most, Purpose::Stage, None);
         if let Some(copies) = &copies {
             copies.wait_until(deadline);
         }
@@ -285,6 +288,19 @@ impl Tickets<'_> {
     /// [`TicketError`]: nothing was started and nothing comes from `finished`. The ticket has
     /// ended, but where there are too many ids.
     pub fn commit(&self, request: &str, ids: &[BlockId], after: Option<Fence>) -> Result<(), TicketError> {
+        self.commit_with(request, ids, LoadOptions { after, ..LoadOptions::default() })
+    }
+
+    /// Like [`commit`](Self::commit), with what [`LoadOptions`] say.
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit).
+    pub fn commit_with(
+        &self,
+        request: &str,
+        ids: &[BlockId],
+        options: LoadOptions,
+    ) -> Result<(), TicketError> {
         let table = self.table();
         let mut tickets = table.tickets.lock();
         let mut prefix = match tickets.remove(request) {
@@ -313,7 +329,7 @@ impl Tickets<'_> {
         if ids.is_empty() {
             return Ok(());
         }
-        let onboarding = self.0.onboard(prefix, ids, after)?;
+        let onboarding = self.0.onboard_with(prefix, ids, options)?;
         if let Some(notify) = table.notify() {
             onboarding.notify(&Context::from_waker(&Waker::from(Arc::clone(notify))));
         }
@@ -412,7 +428,8 @@ impl TicketTable {
 
     /// Keeps what was found for `request`, and makes room among the older tickets.
     fn promise(&self, leader: &Leader, request: &str, key: Key, mut prefix: Prefix, now: Instant) -> LookUp {
-        let prefix = prefix.split_off(key.first);
+        let mut prefix = prefix.split_off(key.first);
+        leader.leave_out_slow(&mut prefix, 0, Tier::G1);
         let answer = ready(&prefix);
         if prefix.is_empty() {
             return answer;
@@ -477,7 +494,8 @@ fn answer(questions: &Receiver<Question>, tickets: &Mutex<HashMap<String, Ticket
         }
         let chain = BlockChain::of_run(namespace, origin, &hashes);
         let (mut prefix, _) = leader.match_prefix(chain, Probe::Wait);
-        let prefix = prefix.split_off(key.first);
+        let mut prefix = prefix.split_off(key.first);
+        leader.leave_out_slow(&mut prefix, 0, Tier::G1);
         let mut tickets = tickets.lock();
         let ended = if is_wanted(&tickets) {
             let since = Instant::now();

@@ -11,11 +11,15 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | `inbox` | messages of the workers | - |
+//! | `loads` | what of a prefix is copied, and what is computed | - |
+//! | `prefetch_budget` | blocks that prefetches may have on their way | - |
 //! | `rank_loss` | ranks that go away and come back | - |
 //! | `shutdown` | flush, clear, forget, shutdown | - |
 //! | `status` | the status and its metrics | - |
 
 mod inbox;
+mod loads;
+mod prefetch_budget;
 mod rank_loss;
 mod shutdown;
 mod status;
@@ -36,6 +40,7 @@ use kvbm_plan::Tier;
 use kvbm_pool::{Prefix, Registry};
 use kvbm_tokens::BlockChain;
 use parking_lot::Mutex;
+pub(crate) use prefetch_budget::PrefetchBudget;
 pub use shutdown::{ClearError, FlushError, FlushReport, ShutdownReport};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock, Weak};
@@ -54,6 +59,7 @@ pub(crate) struct Parts {
     pub(crate) transfers: Arc<Transfers>,
     pub(crate) volumes: Arc<Volumes>,
     pub(crate) offload: Arc<Offload>,
+    pub(crate) prefetch_budget: PrefetchBudget,
 }
 
 /// See the module.
@@ -66,6 +72,7 @@ pub(crate) struct Leader {
     pub(crate) transfers: Arc<Transfers>,
     pub(crate) volumes: Arc<Volumes>,
     pub(crate) offload: Arc<Offload>,
+    pub(crate) prefetch_budget: PrefetchBudget,
     pub(crate) recoveries: Recoveries,
     /// For its figures; the manager owns it.
     pub(crate) events: OnceLock<Weak<EventPump>>,
@@ -74,7 +81,8 @@ pub(crate) struct Leader {
 
 impl Leader {
     pub(crate) fn new(parts: Parts) -> Arc<Self> {
-        let Parts { registry, tenants, metrics, ranks, slots, transfers, volumes, offload } = parts;
+        let Parts { registry, tenants, metrics, ranks, slots, transfers, volumes, offload, prefetch_budget } =
+            parts;
         let leader = Arc::new(Self {
             recoveries: Recoveries::new(ranks.len(), registry.capacity(Tier::G3)),
             events: OnceLock::new(),
@@ -87,6 +95,7 @@ impl Leader {
             transfers,
             volumes,
             offload,
+            prefetch_budget,
         });
         let weak = Arc::downgrade(&leader);
         leader.metrics.refresh_by(move || {

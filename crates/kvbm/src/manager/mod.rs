@@ -6,9 +6,11 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | `fences` | device events that plans wait for | - |
+//! | `hints` | what an engine knows of the future, and of itself | - |
 //! | `tenants` | calls about tenants | - |
 
 mod fences;
+mod hints;
 mod tenants;
 
 use crate::config::{Config, ONLY_GROUP, stored_bytes};
@@ -227,7 +229,9 @@ impl<G> KvBlockManager<G> {
 
     /// The longest prefix of `chain` that is on some tier, pinned where it is nearest while the
     /// result is held. Counts as one use of every block in it. While disks fail or do not answer,
-    /// the prefix ends before the first block that only they have ([`Status::disk_down`]).
+    /// the prefix ends before the first block that only they have ([`Status::disk_down`]). It also
+    /// ends where its blocks would arrive later than the engine computes them, where that is known
+    /// ([`prefilled`](Self::prefilled)); `kvbm_load_decisions_total{tier,reason}` counts both.
     ///
     /// With volumes, the prefix goes on with blocks that are thought to be on the one that has most
     /// of them ([`Tier::G4`], not pinned): what an onboard does not find it leaves out. For a chain
@@ -236,7 +240,9 @@ impl<G> KvBlockManager<G> {
     pub fn match_prefix<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Prefix {
         let chain = chain.into();
         self.leader.metrics.lookups.add(chain.len() as u64);
-        self.leader.match_prefix(chain, Probe::Wait).0
+        let (mut prefix, _) = self.leader.match_prefix(chain, Probe::Wait);
+        self.leader.leave_out_slow(&mut prefix, 0, Tier::G1);
+        prefix
     }
 
     /// Nothing will continue `chain` (the session is over, the branch was given up): a soft hint.
@@ -515,7 +521,13 @@ impl<G> LocalVolumes for KvBlockManager<G> {
 impl KvBlockManager<Owned> {
     /// Brings a prefix to G1. Blocks that are there stay where they are.
     pub fn onboard(&self, prefix: Prefix) -> Onboarding {
-        Onboarding::start(&self.leader, prefix)
+        Onboarding::start(&self.leader, prefix, None)
+    }
+
+    /// Like [`onboard`](Self::onboard), for a request that does not wait beyond `deadline`: what has
+    /// arrived by then counts, and copies that have not started never do.
+    pub fn onboard_until(&self, prefix: Prefix, deadline: Instant) -> Onboarding {
+        Onboarding::start(&self.leader, prefix, Some(deadline))
     }
 
     /// `n` blocks of G1 to compute into, all or none, evicting what nobody uses. Never waits for a

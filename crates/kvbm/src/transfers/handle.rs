@@ -42,6 +42,11 @@ impl Handle {
             })
     }
 
+    /// Blocks of the transfer.
+    pub(crate) fn num_blocks(&self) -> usize {
+        self.transfer().moves.len()
+    }
+
     /// The tag of its plans.
     pub(crate) fn tag(&self) -> u64 {
         self.transfer().tag

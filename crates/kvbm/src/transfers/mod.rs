@@ -39,6 +39,7 @@
 //! | `log_limit` | rate limit of failures in the log | - |
 //! | `send` | starting a transfer | `plans`, `transfer` |
 //! | `plans` | splitting a transfer into plans | - |
+//! | `prefill` | measured speed of the engine | - |
 //! | `settle` | what follows when all plans are over | `transfer` |
 //! | `speeds` | measured speeds of the paths | - |
 //! | `transfer` | one transfer and its state | - |
@@ -50,6 +51,7 @@ mod joins;
 mod late;
 mod log_limit;
 pub(crate) mod plans;
+mod prefill;
 mod send;
 mod settle;
 mod speeds;
@@ -65,12 +67,15 @@ use inflight::{Answer, Finished, Inflight};
 pub(crate) use joins::Arriving;
 use joins::Joins;
 use kvbm_plan::{
-    BlockId, BlockIdentity, Command, Epoch, Failure, Path, PlanId, Rank, Tier, TransferReport, VolumeId,
+    BlockId, BlockIdentity, Command, Epoch, Failure, FailureKind, Path, PlanId, Rank, Tier, TransferReport,
+    VolumeId,
 };
 use kvbm_pool::{AnyArrivals, Losses, Lost, Pinned, Registry};
+use late::Alarms;
 use log_limit::LogLimit;
-pub(crate) use speeds::BlockCosts;
+use prefill::PrefillSpeed;
 use speeds::Speeds;
+pub(crate) use speeds::{BlockCosts, Pace, times};
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -79,6 +84,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 pub(crate) use transfer::{Outcome, expired};
 use transfer::{PlanPart, Transfer};
+
+/// A request waits for its blocks at least so long: they may wait for the engine's own step, which
+/// computing them would wait for as well.
+const LEAST_PATIENCE: Duration = Duration::from_millis(250);
 
 /// A device event behind everything that the engine had submitted to its streams when it was handed
 /// over: what a plan that touches G1 waits for.
@@ -115,6 +124,8 @@ pub(crate) enum Purpose {
     /// A request waits for a prefix in blocks that the engine names; nothing becomes visible.
     EngineOnboard,
     /// A scheduler waits for a prefix in G2, to promise it.
+    Stage,
+    /// A prefix is brought to G2 before a request asks for it.
     Prefetch,
     /// Copies are made one tier down.
     Offload,
@@ -175,6 +186,9 @@ pub(crate) struct Request {
     /// Plans that touch G1 wait for this device event; for the last one that was set where there is
     /// none.
     pub(crate) fence: Option<Fence>,
+    /// The longest that the transfer may take, where its caller has less patience than the settings
+    /// say.
+    pub(crate) limit: Option<Duration>,
 }
 
 impl Request {
@@ -185,8 +199,19 @@ impl Request {
         destination: Destination,
         losses: Losses,
     ) -> Self {
-        let (holds, check, volume, on_arrival, fence) = (Vec::new(), None, None, None, None);
-        Self { purpose, to, moves, destination, losses, holds, check, volume, on_arrival, fence }
+        Self {
+            purpose,
+            to,
+            moves,
+            destination,
+            losses,
+            holds: Vec::new(),
+            check: None,
+            volume: None,
+            on_arrival: None,
+            fence: None,
+            limit: None,
+        }
     }
 
     /// Also holds this until no worker touches the blocks any more.
@@ -209,6 +234,10 @@ pub(crate) struct TransferSettings {
     /// A read from disk that takes longer than this and the time of its bytes fails: computing the
     /// blocks is faster.
     pub(crate) read_deadline: Duration,
+    /// So many times what it takes to compute the blocks is what a request waits for them, where
+    /// that is known; 0 for any time.
+    pub(crate) onboard_patience: f64,
+    /// As configured; [`Transfers::block_costs`] has what was measured.
     pub(crate) block_costs: BlockCosts,
 }
 
@@ -222,8 +251,10 @@ pub(crate) struct Transfers {
     inflight: Inflight<PlanPart>,
     joins: Joins,
     speeds: Speeds,
+    prefill: PrefillSpeed,
     /// Of failures in the log.
     log_limit: LogLimit,
+    alarms: Alarms,
     /// Number of the last device event that the engine handed over; 0 for none.
     fence: AtomicU64,
     /// Last number given to a device event.
@@ -248,7 +279,9 @@ impl Transfers {
             inflight: Inflight::new(settings.epoch, ranks.len()),
             joins: Joins::default(),
             speeds: Speeds::default(),
+            prefill: PrefillSpeed::default(),
             log_limit: LogLimit::default(),
+            alarms: Alarms::default(),
             fence: AtomicU64::new(0),
             fences: AtomicU64::new(0),
             tags: AtomicU64::new(0),
@@ -354,6 +387,39 @@ impl Transfers {
     /// Measured time of a block along `path`, if enough blocks took it lately.
     pub(crate) fn time_per_block(&self, path: Path) -> Option<Duration> {
         self.speeds.per_block(path, Instant::now())
+    }
+
+    /// The engine computed so many tokens of prompts in `elapsed`. Whether that counts.
+    pub(crate) fn saw_prefill(&self, tokens: u64, elapsed: Duration) -> bool {
+        self.prefill.saw(tokens, elapsed)
+    }
+
+    /// What a block costs: to compute it takes what the configuration says, else what the engine's
+    /// steps took.
+    pub(crate) fn block_costs(&self) -> BlockCosts {
+        let costs = self.settings.block_costs;
+        let measured = || {
+            let per_token = self.prefill.per_token()?;
+            Duration::try_from_secs_f64(per_token * f64::from(costs.tokens)).ok()
+        };
+        BlockCosts { recompute: costs.recompute.or_else(measured), ..costs }
+    }
+
+    /// What is known of `path` where so many blocks are waited for or computed, and the blocks that
+    /// wait there for earlier transfers.
+    pub(crate) fn pace(&self, path: Path, recompute: Duration, blocks: usize) -> (Pace, usize) {
+        let now = Instant::now();
+        let patience = self.onboard_patience(recompute, blocks).unwrap_or(self.settings.transfer_deadline);
+        let before = self.inflight.blocks_on(path, |part| part.transfer.is_waited_for(now));
+        (self.speeds.pace(path, recompute, blocks, patience, now), before)
+    }
+
+    /// How long a request waits for blocks that take so long to compute.
+    fn onboard_patience(&self, recompute: Duration, blocks: usize) -> Option<Duration> {
+        let patience = self.settings.onboard_patience;
+        let time = times(recompute, blocks).as_secs_f64() * patience;
+        (patience > 0.0)
+            .then(|| Duration::try_from_secs_f64(time).unwrap_or(Duration::MAX).max(LEAST_PATIENCE))
     }
 
     /// Gives up on a transfer: unstarted plans are cancelled, started ones detach. `false` where it
@@ -469,6 +535,10 @@ impl Transfers {
         path.leave();
         if arrived > 0 {
             path.arrived(arrived as u64, finished.bytes, finished.elapsed);
+        }
+        let is_late =
+            |failure: &Failure| matches!(failure.kind, FailureKind::Deadline | FailureKind::PathBusy);
+        if arrived > 0 || finished.own && finished.failures.iter().flatten().any(is_late) {
             self.speeds.saw(finished.path, arrived, finished.elapsed);
         }
     }

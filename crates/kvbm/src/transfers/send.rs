@@ -11,8 +11,8 @@ use std::time::Duration;
 impl Purpose {
     fn priority(self) -> Priority {
         match self {
-            Self::Onboard | Self::EngineOnboard | Self::Prefetch => Priority::Urgent,
-            Self::Private => Priority::Normal,
+            Self::Onboard | Self::EngineOnboard | Self::Stage => Priority::Urgent,
+            Self::Prefetch | Self::Private => Priority::Normal,
             Self::Offload => Priority::Background,
         }
     }
@@ -40,17 +40,28 @@ impl Transfers {
         if let Some(volume) = &request.volume {
             volume.requested();
         }
-        let limit = self.limit(&request.moves, request.to, request.volume.as_deref());
+        let limit = self.limit(&request);
         // An engine's worker may be asked which loads are over.
         let is_tagged = request.purpose == Purpose::EngineOnboard;
         let tag = if is_tagged { self.tags.fetch_add(1, Ordering::AcqRel).saturating_add(1) } else { 0 };
         (Transfer::new(request, tag, limit, ranges.len()), ranges)
     }
 
+    /// How long a request may take: as long as its paths, no longer than its caller waits, and an
+    /// onboard no longer than computing its blocks.
+    fn limit(&self, request: &Request) -> Duration {
+        let Request { moves, to, volume, .. } = request;
+        let limit = self.limit_of_paths(moves, *to, volume.as_deref());
+        let computes = matches!(request.purpose, Purpose::Onboard | Purpose::EngineOnboard);
+        let recompute = self.block_costs().recompute.filter(|_| computes);
+        let patience = recompute.and_then(|time| self.onboard_patience(time, moves.len()));
+        [patience, request.limit].into_iter().flatten().fold(limit, Duration::min)
+    }
+
     /// How long these moves may take. A read from a disk or a volume has the deadline of its tier,
     /// and beside it the time that all the bytes take: a device that works is not given up because
     /// many blocks are read.
-    fn limit(&self, moves: &[Move], to: Tier, volume: Option<&dyn VolumeEnd>) -> Duration {
+    fn limit_of_paths(&self, moves: &[Move], to: Tier, volume: Option<&dyn VolumeEnd>) -> Duration {
         let most = self.settings.transfer_deadline;
         let now = std::time::Instant::now();
         let deadlines =
@@ -63,7 +74,7 @@ impl Transfers {
                 // Transfers that hang are not waited for.
                 let before = self.inflight.blocks_on(path, |part| part.transfer.is_waited_for(now));
                 limit = limit.min(deadline);
-                let costs = self.settings.block_costs;
+                let costs = self.block_costs();
                 beside = beside.saturating_add(self.speeds.time_of_read(path, costs, blocks, before));
             }
         }

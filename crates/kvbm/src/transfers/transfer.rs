@@ -204,13 +204,15 @@ impl Drop for Settlement {
 impl Transfer {
     /// A transfer that `plans` plans carry out.
     pub(crate) fn new(request: Request, tag: u64, limit: Duration, plans: usize) -> Arc<Self> {
-        let Request { purpose, to, moves, destination, losses, holds, check, volume, on_arrival, fence } =
-            request;
+        let Request {
+            purpose, to, moves, destination, losses, holds, check, volume, on_arrival, fence, ..
+        } = request;
         let blocks = moves.len();
         let span = match purpose {
             Purpose::Onboard | Purpose::EngineOnboard => {
                 tracing::debug_span!(target: "kvbm", "onboard", %to, blocks, plans)
             }
+            Purpose::Stage => tracing::debug_span!(target: "kvbm", "stage", %to, blocks, plans),
             Purpose::Prefetch => tracing::debug_span!(target: "kvbm", "prefetch", %to, blocks, plans),
             Purpose::Offload => tracing::debug_span!(target: "kvbm", "offload", %to, blocks, plans),
             Purpose::Private => tracing::debug_span!(target: "kvbm", "private", %to, blocks, plans),

@@ -287,6 +287,7 @@ mod tests {
             max_read_blocks: 1,
             transfer_deadline: deadline,
             read_deadline: deadline,
+            onboard_patience: 0.0,
             block_costs: BlockCosts::default(),
         };
         let ranks = Arc::new(Ranks::new(0, metrics.clone(), Duration::ZERO));

@@ -36,6 +36,7 @@ mod random;
 mod rank_chaos;
 mod recordings;
 mod shared_places;
+mod slow_tiers;
 mod speculation;
 #[path = "../support/mod.rs"]
 mod support;

@@ -174,7 +174,11 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_guarded(lambda: None)
     def on_new_request(self, request: Any) -> None:
-        self._track(request)
+        tracked = self._track(request)
+        if self._process.options.prefetch and self._process.shadow is None and tracked.hash():
+            # While it waits for its turn.
+            blocks = self._process.manager.prefetch(tracked.sequence)
+            self._process.counters.add("prefetched_blocks", blocks)
 
     def _track(self, request: Any) -> TrackedRequest:
         view = compat.RequestView(request)
@@ -258,8 +262,7 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     @_guarded(lambda: None)
     def _plan(self, plan: StepPlan, step: compat.StepView) -> None:
         plan.has_tokens = step.total > 0
-        if self._process.shadow is not None:
-            self._process.shadow_step(step.total)
+        self._process.step_begins(step.total)
         for new, computed in step.new_blocks():
             plan.reused += new[computed // self._block_size :]
         for request_id, tokens in step.scheduled.items():
@@ -393,7 +396,7 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         try:
             manager = self._process.manager
             manager.before_reuse(ids, _REUSE_WAIT)
-            manager.commit(request_id, ids, after)
+            manager.commit(request_id, ids, after, timeout=self._process.options.load_timeout)
             self._loading[request_id] = _Loading(ids, time.monotonic())
         except Exception as error:
             # The ticket is too old, the blocks are busy: nothing was loaded, and vLLM computes it.

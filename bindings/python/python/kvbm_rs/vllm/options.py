@@ -27,6 +27,8 @@ _OWN = (
     "load",
     "hashes",
     "min_blocks",
+    "load_timeout",
+    "prefetch",
     "weights",
     "shadow",
     "log_level",
@@ -48,6 +50,10 @@ class Options:
     hashes: str = "auto"
     #: A hit of fewer blocks is not loaded.
     min_blocks: int = 1
+    #: Seconds after which a load ends with what has arrived; `None` leaves it to kvbm.
+    load_timeout: float | None = None
+    #: Copy what only the disk has to host memory while its request waits for its turn.
+    prefetch: bool = False
     #: The version of the weights, in place of what the connector finds out.
     weights: str | None = None
     #: Match and count, and move nothing.
@@ -124,8 +130,18 @@ class Options:
             raise ConfigInvalid(f"option 'min_blocks' is {self.min_blocks!r}: give 1 or more")
         if self.record is not None and not isinstance(self.record, str):
             raise ConfigInvalid(f"option 'record' is {self.record!r}: give the path of a file")
-        if not isinstance(self.shadow, bool):
-            raise ConfigInvalid(f"option 'shadow' is {self.shadow!r}: give true or false")
+        for name, switch in (("shadow", self.shadow), ("prefetch", self.prefetch)):
+            if not isinstance(switch, bool):
+                raise ConfigInvalid(f"option {name!r} is {switch!r}: give true or false")
+        timeout = self.load_timeout
+        if timeout is not None and (
+            isinstance(timeout, bool)
+            or not isinstance(timeout, (int, float))
+            or not 0 < timeout <= 3600
+        ):
+            raise ConfigInvalid(
+                f"option 'load_timeout' is {timeout!r}: give seconds, above 0 and at most 3600"
+            )
 
 
 def _from_file(path: str | None) -> Config:

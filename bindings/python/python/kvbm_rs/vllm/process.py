@@ -20,7 +20,7 @@ from . import _vllm_compat as compat
 from .identity import adapter_version, namespace_of, process_root_is_random, tensor_shapes
 from .options import Options
 from .requests import TrackedRequest
-from .shadow import ShadowReport
+from .shadow import PrefillSpeed, ShadowReport
 from .stats import Counters
 
 __all__ = ["EngineProcess", "RankMemory", "engine_process", "logger"]
@@ -73,6 +73,8 @@ class EngineProcess:
         self.layout: Layout | None = None
         self.own_hashes = self._hashes_own()
         self._tensors: dict[str, Any] = {}
+        #: How fast the engine computes prompts, measured.
+        self._speed = PrefillSpeed()
         #: In shadow mode.
         self.shadow: ShadowReport | None = None
         self._manager: KvBlockManager | None = None
@@ -252,13 +254,19 @@ class EngineProcess:
         if speed is not None:
             self.counters.add("shadow_saved_seconds", sum(by_tier) * size / speed)
 
-    def shadow_step(self, tokens: int) -> None:
-        """A step of so many tokens begins."""
-        assert self.shadow is not None
+    def step_begins(self, tokens: int) -> None:
+        """A step of so many tokens begins. What the one before it took tells kvbm what computing
+        costs.
+        """
         now = time.monotonic()
-        self.shadow.speed.step(tokens, now)
-        if self.shadow.is_due(now):
-            logger.info("kvbm: %s", self.shadow.line())
+        if self.shadow is not None:
+            self.shadow.speed.step(tokens, now)
+            if self.shadow.is_due(now):
+                logger.info("kvbm: %s", self.shadow.line())
+            return
+        over = self._speed.step(tokens, now)
+        if over is not None:
+            self.manager.prefilled(*over)
 
     def spent(self, began_ns: int) -> None:
         """Time that a callback took."""

@@ -23,6 +23,7 @@ COUNTERS = {
     "loaded_blocks": "Blocks that arrived, verified.",
     "failed_blocks": "Blocks that did not arrive and were computed.",
     "load_seconds": "Time from the start of a load to its end, all loads together.",
+    "prefetched_blocks": "Blocks that the disk alone had and that are copied to host memory ahead of their request.",
     "saved_blocks": "Blocks whose copy to host memory began.",
     "present_blocks": "Blocks that host memory had when they were offered.",
     "refused_blocks": "Blocks that were not taken: the block before them was not there.",
