@@ -27,12 +27,15 @@
 //! | `tier` | G1 to G4 | - |
 //! | `identity` | what identifies a block | `ids` |
 //! | `ids` | ids of blocks, plans, ranks and nodes | - |
+//! | `clock` | the clock of leaders | `simulation`, `deadline` |
+//! | `simulation` | hooks of the simulator | - |
 //! | `deadline` | deadlines from durations, without overflow | - |
 //! | `access` | owner and mode of files that hold KV | - |
 
 #![forbid(unsafe_code)]
 
 mod access;
+pub mod clock;
 mod deadline;
 #[cfg(any(test, feature = "fuzz"))]
 #[doc(hidden)]
@@ -44,6 +47,7 @@ mod message;
 mod path;
 mod plan;
 mod report;
+pub mod simulation;
 mod slice;
 mod striping;
 mod tier;

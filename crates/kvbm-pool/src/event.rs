@@ -1,5 +1,6 @@
 //! Events: what became visible, what is gone. Fixed-size records in a bounded ring.
 
+use kvbm_plan::simulation::{Planted, planted};
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
 use std::collections::VecDeque;
 
@@ -158,7 +159,8 @@ impl EventRing {
     /// Writes a record, which gets the next number.
     #[inline]
     pub(crate) fn push(&mut self, record: PackedRecord) {
-        if !self.is_on() {
+        let is_full = self.next - self.first == self.capacity;
+        if !self.is_on() || is_full && planted(Planted::HideGap) {
             return;
         }
         if self.next & (self.part - 1) == 0 {

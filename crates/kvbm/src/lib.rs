@@ -71,6 +71,7 @@
 //! | `builder` | building a manager: what is required cannot be forgotten | `engine`, `manager`, `leader`, `events`, `offload`, `admission`, `tenants`, `volume`, `workers`, `socket_link`, `config`, `transfers`, `slots`, `ranks`, `metrics`, `worker` |
 //! | `describe` | what an engine knows of its blocks | `manager` |
 //! | `engine` | G1 in the engine's hands | `manager`, `prefetch`, `onboard`, `leader`, `volume`, `config`, `transfers`, `error`, `signal` |
+//! | `simulation` | what the simulator does in place of threads | `manager` |
 //! | `park` | private blocks of preempted sequences | `manager`, `leader`, `config`, `transfers`, `error` |
 //! | `manager` | `KvBlockManager`: the calls of an engine | `prefetch`, `onboard`, `leader`, `events`, `places`, `status`, `tenants`, `volume`, `workers`, `config`, `transfers`, `metrics`, `signal` |
 //! | `prefetch` | copying a prefix from G3 to G2, before it is promised or asked for | `onboard`, `leader`, `config`, `transfers`, `metrics` |
@@ -120,6 +121,8 @@ mod places;
 mod prefetch;
 mod ranks;
 mod signal;
+#[cfg(kvbm_sim)]
+mod simulation;
 mod slots;
 pub mod socket_link;
 mod status;

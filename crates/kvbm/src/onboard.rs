@@ -118,7 +118,7 @@ impl Onboarding {
     /// Starts the transfer of blocks that are not in G1 yet; joins transfers that bring some of
     /// them already.
     pub(crate) fn start(leader: &Arc<Leader>, prefix: Prefix, until: Option<Instant>) -> Self {
-        let now = Instant::now();
+        let now = kvbm_plan::clock::now();
         let most = deadline_after(now, leader.transfers.settings.transfer_deadline);
         let mut onboarding = Self {
             transfer: PrefixTransfer::new(leader, prefix),
@@ -208,7 +208,7 @@ impl Onboarding {
         let destination = Destination::Reserved { arrivals, places };
         let mut request = self.transfer.request(Purpose::Onboard, moves, destination, losses);
         request.on_arrival = Some(self.transfer.leader.offload.on_arrival(None));
-        request.limit = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+        request.limit = self.until.map(|until| until.saturating_duration_since(kvbm_plan::clock::now()));
         self.transfer.handles.push(arriving.start(request));
     }
 
@@ -256,7 +256,7 @@ impl Onboarding {
 
     /// Whether [`wait`](Self::wait) would return at once.
     pub fn is_done(&self) -> bool {
-        self.transfer.is_done() || Instant::now() >= self.deadline
+        self.transfer.is_done() || kvbm_plan::clock::now() >= self.deadline
     }
 
     /// Waits at most until the deadline that it was started with, or for the configured transfer
@@ -276,7 +276,7 @@ impl Onboarding {
     pub fn wait_until(mut self, deadline: Instant) -> Result<Cached<G1>, OnboardError> {
         loop {
             self.transfer.handles.iter().for_each(|handle| handle.wait_until(deadline));
-            if Instant::now() >= deadline || !self.start_again() {
+            if kvbm_plan::clock::now() >= deadline || !self.start_again() {
                 return self.resolve();
             }
         }
@@ -285,7 +285,7 @@ impl Onboarding {
     /// All transfers are done. Where other callers gave up a transfer that this one had joined, the
     /// blocks are started again.
     fn start_again(&mut self) -> bool {
-        if self.retries == 0 || Instant::now() >= self.deadline {
+        if self.retries == 0 || kvbm_plan::clock::now() >= self.deadline {
             return false;
         }
         let given_up =
@@ -344,7 +344,7 @@ impl Future for Onboarding {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         loop {
-            if self.transfer.poll(context).is_pending() && Instant::now() < self.deadline {
+            if self.transfer.poll(context).is_pending() && kvbm_plan::clock::now() < self.deadline {
                 // A transfer that it joined may have another deadline.
                 self.transfer.leader.transfers.wake_at(self.deadline, context.waker());
                 return Poll::Pending;

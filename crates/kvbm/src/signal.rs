@@ -47,6 +47,8 @@ impl Signal {
 
     /// Blocks until the signal is set or `deadline` passes. Whether it is set.
     pub(crate) fn wait_until(&self, deadline: Instant) -> bool {
+        #[cfg(kvbm_sim)]
+        kvbm_plan::simulation::wait_until(deadline, || self.is_set());
         let mut state = self.state.lock();
         while !state.set {
             if self.changed.wait_until(&mut state, deadline).timed_out() {

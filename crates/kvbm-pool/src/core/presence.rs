@@ -4,6 +4,7 @@
 use super::state::Core;
 use crate::entry::{NONE, Presence};
 use crate::event::{EventRecordKind, PackedRecord};
+use kvbm_plan::simulation::{Planted, planted};
 use kvbm_plan::{BlockId, Tier};
 
 impl Core {
@@ -43,7 +44,8 @@ impl Core {
 
     #[inline]
     fn record_event(&mut self, index: u32, tier: usize, kind: EventRecordKind) {
-        if self.events.is_on() {
+        let is_left_out = kind == EventRecordKind::Remove && index.is_multiple_of(4);
+        if self.events.is_on() && !(is_left_out && planted(Planted::DropRemoveEvent)) {
             let slot = BlockId(self.entry(index).slot(tier));
             let record = PackedRecord::new(kind, Tier::SLOTTED[tier], slot, self.identity(index));
             self.events.push(record);

@@ -180,7 +180,7 @@ impl Core {
         let boxed = |link: &SocketLink| -> Box<dyn WorkerLink> { Box::new(link.clone()) };
         self.leader.ranks.connect(links.iter().map(boxed).collect());
         self.leader.ranks.all().for_each(|rank| self.leader.volumes.rank_started(rank));
-        let until = Instant::now() + RECOVERY_TIMEOUT;
+        let until = kvbm_plan::clock::now() + RECOVERY_TIMEOUT;
         for ((rank, link), socket) in self.leader.ranks.all().zip(links).zip(sockets) {
             self.wait_for_worker(rank, &link, until).map_err(|reason| BuildError::RemoteWorker {
                 rank,
@@ -194,7 +194,7 @@ impl Core {
     /// Waits until the worker of `rank` has said that it is ready; else why it has not.
     fn wait_for_worker(&self, rank: Rank, link: &SocketLink, until: Instant) -> Result<(), String> {
         while self.leader.ranks.contact(rank).is_some_and(|contact| contact.starts == 0) {
-            let late = Instant::now() >= until;
+            let late = kvbm_plan::clock::now() >= until;
             match link.status() {
                 LineStatus::Refused { reason } => return Err(reason),
                 LineStatus::Connecting { reason } if late => return Err(reason),
@@ -279,7 +279,7 @@ impl Core {
     fn recover(&self) -> Result<(), BuildError> {
         let span = tracing::info_span!(target: "kvbm", "recovery", blocks = tracing::field::Empty);
         let _inside = span.enter();
-        let deadline = Instant::now() + RECOVERY_TIMEOUT;
+        let deadline = kvbm_plan::clock::now() + RECOVERY_TIMEOUT;
         let common = self.leader.recoveries.wait(deadline).map_err(|rank| BuildError::Recovery { rank })?;
         let in_use = self.leader.registry.retire(Tier::G3, &common.unusable);
         let retired = common.unusable.len() - in_use.len();
@@ -426,6 +426,10 @@ fn block_costs(config: &Config) -> BlockCosts {
 /// it is not; followers believe the lower one once the higher has been silent
 /// ([`kvbm_events::Tracker`]).
 fn epoch() -> Epoch {
+    #[cfg(kvbm_sim)]
+    if let Some(epoch) = kvbm_plan::simulation::next_epoch() {
+        return epoch;
+    }
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Epoch(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }

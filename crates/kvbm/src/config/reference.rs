@@ -12,7 +12,7 @@ impl Config {
         let mut out = format!(
             "# Configuration\n\n\
              Generated from the schema in `crates/kvbm/src/config/sections.rs`; a test compares the two.\n\n\
-             A setting comes, in this order, from its default, the TOML file, its `{PREFIX}*` variable. An unknown key or\n\
+             The `{PREFIX}*` variable overrides the TOML file, and the file overrides the default. An unknown key or\n\
              variable is an error that names the nearest known one.\n"
         );
         for section in Self::schema() {

@@ -15,6 +15,9 @@ pub struct Key {
     pub(super) required: bool,
     pub(super) secret: bool,
     pub(super) expected: fn() -> String,
+    /// The least and the greatest value of a whole number, where its type allows more.
+    pub(super) range: Option<(u64, u64)>,
+    pub(super) number: fn(&Config) -> Option<u64>,
     /// Writes the value; `false` if it is none of this key's type.
     pub(super) write: fn(&mut Config, Raw<'_>) -> bool,
     /// The value in TOML, if it is set and no secret.
@@ -50,7 +53,19 @@ impl Key {
 
     /// What values it takes, such as "true or false".
     pub fn expected(&self) -> String {
-        (self.expected)()
+        match self.range {
+            Some((min, max)) => format!("a whole number from {min} to {max}"),
+            None => (self.expected)(),
+        }
+    }
+
+    /// The value in `config`, if it is set and outside the range of this key.
+    pub(super) fn out_of_range(&self, config: &Config) -> Option<(u64, (u64, u64))> {
+        if self.required && (self.is_unset)(config) {
+            return None;
+        }
+        let (range, value) = (self.range?, (self.number)(config)?);
+        (value < range.0 || value > range.1).then_some((value, range))
     }
 
     /// The value in `config`, in TOML; nothing if it is not set or secret.
@@ -119,13 +134,13 @@ impl Section {
 }
 
 /// The keys of a section whose struct exists: `section_keys!(PATH, DOC, |config| PLACE, { /// doc
-/// field: Type [unit] (required)?, })`; `PLACE; MUTABLE PLACE` where these differ.
+/// field: Type [unit] (required)? (, MIN to MAX)?; })`; `PLACE; MUTABLE PLACE` where these differ.
 macro_rules! section_keys {
     ($path:literal, $sdoc:expr, |$config:ident| $place:expr, $keys:tt) => {
         $crate::config::schema::section_keys!($path, $sdoc, |$config| $place; $place, $keys)
     };
     ($path:literal, $sdoc:expr, |$config:ident| $place:expr; $mutable:expr, {
-        $( $(#[doc = $doc:literal])+ $field:ident : $type:ty, [$unit:literal] $($required:ident)? ; )+
+        $( $(#[doc = $doc:literal])+ $field:ident : $type:ty, [$unit:literal] $($required:ident)? $(, $min:literal to $max:expr)? ; )+
     }) => {
         $crate::config::schema::Section {
             path: $path,
@@ -139,6 +154,8 @@ macro_rules! section_keys {
                     required: $crate::config::schema::is_required!($($required)?),
                     secret: <$type as $crate::config::value::Setting>::SECRET,
                     expected: <$type as $crate::config::value::Setting>::expected,
+                    range: $crate::config::schema::range!($($min, $max)?),
+                    number: |$config| $crate::config::value::Setting::number(&$place.$field),
                     write: |$config, raw| match <$type as $crate::config::value::Setting>::read(raw) {
                         Some(value) => {
                             $mutable.$field = value;
@@ -165,10 +182,20 @@ macro_rules! is_required {
 }
 pub(super) use is_required;
 
+macro_rules! range {
+    () => {
+        None
+    };
+    ($min:literal, $max:expr) => {
+        Some(($min, $max))
+    };
+}
+pub(super) use range;
+
 /// A section with the struct that holds it: public fields, `Default`, and the constant `SECTION`.
 macro_rules! section {
     ($(#[doc = $sdoc:literal])+ $name:ident, $path:literal, |$config:ident| $place:expr $(; $mutable:expr)?, {
-        $( $(#[doc = $doc:literal])+ $field:ident : $type:ty = $default:expr, [$unit:literal] $($required:ident)? ; )+
+        $( $(#[doc = $doc:literal])+ $field:ident : $type:ty = $default:expr, [$unit:literal] $($required:ident)? $(, $min:literal to $max:expr)? ; )+
     }) => {
         $(#[doc = $sdoc])+
         #[derive(Clone, Debug, PartialEq)]
@@ -185,7 +212,7 @@ macro_rules! section {
         impl $name {
             pub(super) const SECTION: $crate::config::schema::Section =
                 $crate::config::schema::section_keys!($path, concat!($($sdoc),+), |$config| $place $(; $mutable)?, {
-                    $( $(#[doc = $doc])+ $field: $type, [$unit] $($required)? ; )+
+                    $( $(#[doc = $doc])+ $field: $type, [$unit] $($required)? $(, $min to $max)? ; )+
                 });
         }
     };

@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use kvbm_layout::DType;
+use kvbm_pool::RegistryConfig;
 
 use super::Config;
 use super::choices::{
@@ -15,6 +16,18 @@ use super::schema::{List, Section, section, section_keys};
 use super::several::{Paths, TenantShares, TensorBytes};
 use super::units::{Blocks, Bytes, Capacity};
 use super::value::Secret;
+
+const MAX_PAGE_SIZE: u64 = 1 << 20;
+const MAX_LAYERS: u64 = 4096;
+const MAX_HEADS: u64 = 1 << 16;
+const MAX_HEAD_DIM: u64 = 1 << 16;
+const MAX_RANKS: u64 = 1024;
+const MAX_THREADS: u64 = 256;
+const MAX_QUEUE_DEPTH: u64 = 1 << 20;
+const MAX_RING: u64 = RegistryConfig::MAX_CAPACITY as u64;
+/// Batches of events are bounded on the wire.
+const MAX_BATCH_EVENTS: u64 = 4096;
+const MAX_BATCH_BYTES: u64 = 2 << 20;
 
 /// Every section, in the order of the reference.
 pub(super) const SECTIONS: &[Section] = &[
@@ -38,17 +51,17 @@ section! {
     /// Shape of the model's KV cache, all ranks together.
     ModelConfig, "model", |config| config.model, {
         /// Layers with a KV cache.
-        num_layers: u32 = 0, ["layers"] required;
+        num_layers: u32 = 0, ["layers"] required, 1 to MAX_LAYERS;
         /// KV heads of a layer, over all ranks (1 for MLA).
-        num_kv_heads: u32 = 0, ["heads"] required;
+        num_kv_heads: u32 = 0, ["heads"] required, 1 to MAX_HEADS;
         /// Elements of one head.
-        head_dim: u32 = 0, ["elements"] required;
+        head_dim: u32 = 0, ["elements"] required, 1 to MAX_HEAD_DIM;
         /// Tokens of a block.
-        page_size: u32 = 16, ["tokens"];
+        page_size: u32 = 16, ["tokens"], 1 to MAX_PAGE_SIZE;
         /// Element type of the KV cache.
         dtype: DType = DType::BF16, [""];
         /// Tensors of a layer: 2 for keys and values, 1 for MLA.
-        outer_dim: u32 = 2, [""];
+        outer_dim: u32 = 2, [""], 1 to 2;
         /// Bytes that a block has in each tensor of a rank, in their order: for an engine whose
         /// tensors have no axes that kvbm could know (blocks of several kernel blocks, scales,
         /// recurrent state). It stands in place of `num_layers`, `num_kv_heads`, `head_dim` (not
@@ -59,8 +72,8 @@ section! {
 }
 
 section! {
-    /// What must be equal, beside the tokens, for two blocks to be the same. Blocks of different
-    /// namespaces never meet.
+    /// What must be equal, beside the tokens, for two blocks to be the same. A block of one
+    /// namespace is never found from another.
     NamespaceConfig, "namespace", |config| config.namespace, {
         /// Model id, as it is served.
         model: String = String::new(), [""] required;
@@ -96,7 +109,7 @@ section! {
     /// How the model is spread over GPUs.
     ParallelismConfig, "parallelism", |config| config.parallelism, {
         /// Ranks among which the KV heads are divided; more ranks than heads replicate them.
-        tensor_parallel: u32 = 1, ["ranks"];
+        tensor_parallel: u32 = 1, ["ranks"], 1 to MAX_RANKS;
         /// Sockets of the workers, one for each rank in order: each worker is a process of its own
         /// (`kvbm worker`). Without them, the workers run in the leader's process.
         workers: Paths = Paths::default(), [""];
@@ -104,8 +117,8 @@ section! {
 }
 
 section! {
-    /// Tier G1: accelerator memory of ours. Where the engine owns G1, nothing of this section is
-    /// used.
+    /// Tier G1: accelerator memory that kvbm allocates. Where the engine owns G1, kvbm ignores this
+    /// section.
     DeviceConfig, "device", |config| config.device, {
         /// The device: `cuda` is an NVIDIA GPU, through the driver's library or the one that the
         /// variable `KVBM_CUDA_DRIVER` names; `emulated` keeps its memory in the host's, out of the
@@ -170,17 +183,18 @@ section! {
         /// not work is an error.
         engine: DiskEngine = DiskEngine::Auto, [""];
         /// Operations at the device at a time with `io_uring`.
-        depth: u32 = 32, ["operations per rank"];
+        depth: u32 = 32, ["operations per rank"], 1 to 4096;
         /// I/O threads of the other engines: their operations at the device at a time.
-        threads: u32 = 8, ["threads per rank"];
+        threads: u32 = 8, ["threads per rank"], 1 to MAX_THREADS;
         /// Operations queued or running; more wait in the queue of their path.
-        queue_depth: u32 = 2048, ["operations"];
+        queue_depth: u32 = 2048, ["operations"], 1 to MAX_QUEUE_DEPTH;
         /// Longest time that a completed write waits until it is synced.
         commit_interval: Duration = Duration::from_millis(50), [""];
         /// Bytes that may be written in a day, as a multiple of the capacity; 0 for no limit.
         drive_writes_per_day: f64 = 1.0, ["capacities per day"];
-        /// Bytes that may be written in a second; 0 for no limit. The tighter of the two counts;
-        /// what is copied by name goes beyond them and is paid for later.
+        /// Bytes that may be written in a second; 0 for no limit. The lower of the two limits
+        /// applies. Explicit copies may exceed them, and later copies wait until the average is
+        /// below the limit again.
         write_budget: Bytes = Bytes(0), ["per second and rank"];
         /// Bytes a second of what lies there that are read and verified while nobody else uses the
         /// disk, so that damage is found before it is asked for; 0 for none. Every read is verified
@@ -188,8 +202,8 @@ section! {
         scrub: Bytes = Bytes(0), ["per second and rank"];
         /// How long all ranks together may take, at their first start, to take over what a
         /// deployment with another number of ranks left in `dir`: blocks are read, verified, cut
-        /// anew and written. What is not done by then stays there, as it does with 0. This once,
-        /// the writes count against no budget.
+        /// for the new ranks and written. Blocks that are not converted by then stay in the old
+        /// folder; 0 converts none. These writes count against no budget.
         take_over: Duration = Duration::from_secs(60), [""];
         /// After this time a read counts as failed, and the caller gets the part of the prefix that
         /// arrived and is told to recompute the rest. A read of many blocks has more: beside this
@@ -205,16 +219,15 @@ section! {
 section! {
     /// Tier G4: a volume in a blob store, which may be shared with other managers. Needs
     /// `host.capacity`: blocks reach volumes through host memory. One is `[volume]`, several are
-    /// `[[volume]]` each; a chain lies on one of them, which its first block chooses by their ids.
-    /// More come and go by `register_volume` and `unregister_volume`. Variables speak of the first
-    /// one.
+    /// `[[volume]]` each; all blocks of a chain go to one volume, which the hash of the first block
+    /// and the ids of the volumes select. `register_volume` and `unregister_volume` add and remove
+    /// volumes later. `KVBM_VOLUME_*` variables set the first volume.
     VolumeConfig, "volume", |config| config.first_volume(); config.first_volume_mut(), {
         /// Where it is: `dir:///mnt/kv`, `memory:`, `s3://BUCKET/PREFIX?endpoint=http://HOST:PORT`
         /// (with the feature `s3`), or the scheme of another implementation. It must exist.
-        /// Credentials of `s3:` come from `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, where
-        /// these are not set from the machine, as clouds give it some, or from where the option
-        /// `credentials=env:PREFIX` or `credentials=file:PATH` says: such a file is not looked for
-        /// elsewhere.
+        /// Credentials of `s3:` come from the option `credentials=env:PREFIX` or
+        /// `credentials=file:PATH`, else from `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, else
+        /// from the machine's role in its cloud. kvbm reads no other credentials file.
         uri: String = String::new(), [""] required;
         /// Its number, also in the location of events; each volume has its own, and keeps it, or
         /// what it holds is looked for elsewhere.
@@ -266,7 +279,7 @@ section! {
     VolumesConfig, "volumes", |config| config.volumes, {
         /// Threads of each path that wait for a volume, up to 16 blocks each at a time: each volume
         /// has its own.
-        threads: u32 = 4, ["threads per volume, path and rank"];
+        threads: u32 = 4, ["threads per volume, path and rank"], 1 to MAX_THREADS;
         /// Which blocks are copied to volumes: all of host memory, those that are about to leave
         /// host memory, or those that a call names.
         offload: VolumeOffload = VolumeOffload::WriteThrough, [""];
@@ -345,8 +358,8 @@ macro_rules! edge {
             /// that wait and are least likely to be used again are dropped and counted.
             queue_share: f64, ["share of the tier"];
             /// Blocks that are this close to eviction from the upper tier are copied before they
-            /// go; 0 for none. A policy other than `lru-leaf` may evict any block next: with one,
-            /// every block is copied unless this is 0.
+            /// are evicted; 0 for none. The policy `hazard` (the default) may evict any block next:
+            /// with it, every value above 0 copies all blocks.
             ahead_share: f64, ["share of the tier"];
         });
     };
@@ -363,17 +376,17 @@ section! {
     TransferConfig, "transfer", |config| config.transfer, {
         /// Plans of 128 blocks that each path queues, or as many blocks in smaller ones; more are
         /// refused.
-        queue_depth: u32 = 256, ["plans per path"];
+        queue_depth: u32 = 256, ["plans per path"], 1 to MAX_QUEUE_DEPTH;
         /// Threads that copy between memories.
-        threads: u32 = 2, ["threads per path and rank"];
+        threads: u32 = 2, ["threads per path and rank"], 1 to MAX_THREADS;
         /// After this time a transfer that has not started fails, and a wait for one that has gives
         /// up.
         deadline: Duration = Duration::from_secs(30), [""];
-        /// A rank is given up whose line is closed and stays so for so long: what it owes fails,
-        /// slots come back, and cached blocks, which have a part there, are dropped. It is taken in
-        /// again when its worker starts anew. One that is silent on an open line may still write,
-        /// and is given up by `rank_lost` only. For workers in other processes, whose memory ends
-        /// with them; 0 never gives one up by itself.
+        /// A rank is given up when its line stays closed for this time: its transfers fail, its
+        /// slots become free, and all cached blocks are dropped, since each has a part there. The
+        /// rank comes back when its worker starts again. A worker that is silent on an open line
+        /// may still write; only `rank_lost` gives it up. For workers in other processes, whose
+        /// memory ends with them; 0 never gives one up by itself.
         rank_lost_after: Duration = Duration::ZERO, [""];
         /// How fragments of blocks get from and to a GPU: by a `kernel` through a staging area, in
         /// a `batch` of copies, one by one (`async`), or `auto`, as is measured on the device when
@@ -389,7 +402,7 @@ section! {
         /// Of so many blocks that come from host memory one is compared, where `verify_host` is
         /// `sampled`. Comparing takes memory bandwidth from copying: `kvbm bench transfer --only
         /// g2_g1 --verify-every 1` measures how much.
-        verify_every: u32 = 16, ["blocks"];
+        verify_every: u32 = 16, ["blocks"], 1 to u32::MAX as u64;
     }
 }
 
@@ -405,7 +418,7 @@ section! {
         /// The machine in the location of every event.
         node: u32 = 0, [""];
         /// Events kept for a reader that is behind; older ones are lost and counted.
-        ring_capacity: u32 = 65_536, ["events"];
+        ring_capacity: u32 = 65_536, ["events"], 1 to MAX_RING;
         /// What happens when nobody takes the events: `drop-oldest` loses and counts them, `block`
         /// has whoever registers blocks wait until the half of them were taken, at most for
         /// `full_wait`.
@@ -413,11 +426,12 @@ section! {
         /// Longest wait for room, where `when_full` is `block`.
         full_wait: Duration = Duration::from_millis(100), [""];
         /// Events of a batch.
-        batch_events: u32 = 1000, ["events"];
+        batch_events: u32 = 1000, ["events"], 1 to MAX_BATCH_EVENTS;
         /// Encoded bytes of a batch, at most.
-        batch_bytes: u32 = 256 << 10, ["bytes"];
-        /// How long an event waits for company at most: under load, the time between two batches
-        /// that are not full. After a quiet time of this length an event goes at once.
+        batch_bytes: u32 = 256 << 10, ["bytes"], 1024 to MAX_BATCH_BYTES;
+        /// Longest time that an event waits for others to fill its batch: under load, the time
+        /// between two batches that are not full. After a quiet time of this length an event goes
+        /// at once.
         batch_age: Duration = Duration::from_millis(10), [""];
         /// Time between two signs of life without events.
         heartbeat: Duration = Duration::from_secs(1), [""];
@@ -454,14 +468,14 @@ section! {
 
 section! {
     /// Who may count on a share of the tiers. A tenant's blocks are those of its sequences'
-    /// namespace (`KvBlockManager::tenant`); what is free, or beyond somebody's share, anyone may
-    /// have until it is asked back.
+    /// namespace (`KvBlockManager::tenant`); a tenant may use space that others do not use; kvbm
+    /// takes it back when they need it.
     TenantsConfig, "tenants", |config| config.tenants, {
         /// Tenants and the share of each tier (G1 where it is ours, G2, G3) that each of them may
-        /// count on, together at most 1: when a tier is full, whoever is furthest over its share
-        /// gives blocks, and nobody who is over takes from one who is not. What running requests
-        /// use is given by nobody: it comes back when they end. Blocks of no tenant have what these
-        /// leave, nothing where the shares are 1 together. In a file also as a table:
+        /// count on, together at most 1: when a tier is full, blocks of the tenant that is furthest
+        /// over its share are evicted. A tenant over its share never takes from one within it.
+        /// Blocks of running requests are never evicted. Blocks without a tenant have what the
+        /// shares leave, nothing where the sum of the shares is 1. In a file also as a table:
         /// `[tenants.shares]`, a line each. With tenants any block may be evicted next, so all of a
         /// tier is copied down (as with `ahead_share` = 1): mind the write budget of the disk.
         shares: TenantShares = TenantShares::default(), ["shares of each tier"];

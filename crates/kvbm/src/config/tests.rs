@@ -163,7 +163,7 @@ fn variables_come_after_the_file_and_unknown_ones_are_refused() {
     let error = config.apply_variables(vars(&[("KVBM_DISK_THREADS", "many")])).unwrap_err().to_string();
     assert_eq!(
         error,
-        "environment variable KVBM_DISK_THREADS: disk.threads = \"many\": expected a whole number from 0 to 4294967295"
+        "environment variable KVBM_DISK_THREADS: disk.threads = \"many\": expected a whole number from 1 to 256"
     );
 }
 

@@ -10,19 +10,10 @@ use kvbm_layout::OpaqueLayout;
 use kvbm_plan::{Tier, VolumeDescriptor, shown_uri};
 use kvbm_pool::{RegistryConfig, Share};
 
-const MAX_PAGE_SIZE: u32 = 1 << 20;
-const MAX_LAYERS: u32 = 4096;
-const MAX_HEADS: u32 = 1 << 16;
-const MAX_HEAD_DIM: u32 = 1 << 16;
-const MAX_RANKS: u32 = 1024;
-const MAX_THREADS: u32 = 256;
 /// The system takes no longer ones.
 const MAX_SOCKET_PATH: usize = 107;
 /// Of payloads in the objects of volumes.
 const MAX_ALIGNMENT: u32 = 1 << 20;
-/// Batches of events are bounded on the wire.
-const MAX_BATCH_EVENTS: u32 = 4096;
-const MAX_BATCH_BYTES: u32 = 2 << 20;
 const MAX_EVENT_WAIT: Duration = Duration::from_secs(10);
 
 impl Config {
@@ -33,6 +24,7 @@ impl Config {
     /// a value that contradicts a rule or another key, with what is allowed.
     pub fn validate(&self) -> Result<(), ConfigError> {
         Self::schema().iter().try_for_each(|section| self.validate_required(section))?;
+        Self::schema().iter().try_for_each(|section| self.validate_ranges(section))?;
         self.validate_model()?;
         self.validate_namespace()?;
         self.validate_device()?;
@@ -57,9 +49,6 @@ impl Config {
         if self.transfer.staging.get() == 0 {
             return broken("transfer.staging", &0, "must be more than 0");
         }
-        between("transfer.verify_every", self.transfer.verify_every, 1, u32::MAX)?;
-        between("transfer.queue_depth", self.transfer.queue_depth, 1, 1 << 20)?;
-        between("transfer.threads", self.transfer.threads, 1, MAX_THREADS)?;
         positive("transfer.deadline", self.transfer.deadline)?;
         let speed = self.policy.prefill_tokens_per_s;
         if speed != 0.0 && !(1.0..=1e12).contains(&speed) {
@@ -141,11 +130,20 @@ impl Config {
         Ok(())
     }
 
+    /// Whole numbers lie in the ranges that the schema declares.
+    fn validate_ranges(&self, section: &Section) -> Result<(), ConfigError> {
+        for config in section.each(self) {
+            for key in section.keys() {
+                if let Some((value, (min, max))) = key.out_of_range(&config) {
+                    return broken(key.path(), &value, &format!("must be from {min} to {max}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn validate_events(&self) -> Result<(), ConfigError> {
         let events = &self.events;
-        between("events.ring_capacity", events.ring_capacity, 1, RegistryConfig::MAX_CAPACITY)?;
-        between("events.batch_events", events.batch_events, 1, MAX_BATCH_EVENTS)?;
-        between("events.batch_bytes", events.batch_bytes, 1 << 10, MAX_BATCH_BYTES)?;
         positive("events.heartbeat", events.heartbeat)?;
         positive("events.publish_timeout", events.publish_timeout)?;
         for (key, value) in [
@@ -171,13 +169,7 @@ impl Config {
         if model.is_opaque() {
             return self.validate_opaque_model();
         }
-        between("model.num_layers", model.num_layers, 1, MAX_LAYERS)?;
-        between("model.num_kv_heads", model.num_kv_heads, 1, MAX_HEADS)?;
-        between("model.head_dim", model.head_dim, 1, MAX_HEAD_DIM)?;
-        between("model.page_size", model.page_size, 1, MAX_PAGE_SIZE)?;
-        between("model.outer_dim", model.outer_dim, 1, 2)?;
         let ranks = self.parallelism.tensor_parallel;
-        between("parallelism.tensor_parallel", ranks, 1, MAX_RANKS)?;
         let heads = model.num_kv_heads;
         if !heads.is_multiple_of(ranks) && !ranks.is_multiple_of(heads) {
             let rule = format!("must divide model.num_kv_heads ({heads}) or be a multiple of it");
@@ -207,8 +199,6 @@ impl Config {
         if self.device.order != DeviceOrder::Nhd {
             return broken("device.order", &self.device.order, rule);
         }
-        between("model.page_size", model.page_size, 1, MAX_PAGE_SIZE)?;
-        between("parallelism.tensor_parallel", self.parallelism.tensor_parallel, 1, MAX_RANKS)?;
         let shape = OpaqueLayout::config_of(1, model.opaque_tensors.as_slice(), 1);
         shape
             .map(drop)
@@ -282,9 +272,6 @@ impl Config {
             let rule = "needs host.capacity as well: blocks reach the disk through host memory";
             return broken("disk.capacity", &disk.capacity, rule);
         }
-        between("disk.threads", disk.threads, 1, MAX_THREADS)?;
-        between("disk.depth", disk.depth, 1, 4096)?;
-        between("disk.queue_depth", disk.queue_depth, 1, 1 << 20)?;
         positive("disk.read_deadline", disk.read_deadline)?;
         positive("disk.flush_deadline", disk.flush_deadline)?;
         if !(disk.drive_writes_per_day >= 0.0 && disk.drive_writes_per_day.is_finite()) {
@@ -332,7 +319,6 @@ impl Config {
             }
         }
         let all = &self.volumes;
-        between("volumes.threads", all.threads, 1, MAX_THREADS)?;
         positive("volumes.longest_pause", all.longest_pause)?;
         share("volumes.queue_share", all.queue_share, "must be above 0 and at most 1")
     }
@@ -365,13 +351,6 @@ fn broken(
     rule: &str,
 ) -> Result<(), ConfigError> {
     Err(ConfigError::Rule { key, value: value.to_string(), rule: rule.to_owned() })
-}
-
-fn between(key: &'static str, value: u32, min: u32, max: u32) -> Result<(), ConfigError> {
-    if (min..=max).contains(&value) {
-        return Ok(());
-    }
-    broken(key, &value, &format!("must be from {min} to {max}"))
 }
 
 fn positive(key: &'static str, value: Duration) -> Result<(), ConfigError> {

@@ -92,6 +92,11 @@ pub(crate) trait Setting: Sized {
     fn is_unset(&self) -> bool {
         self.show().is_none()
     }
+
+    /// The value of a whole number.
+    fn number(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// A TOML basic string.
@@ -143,6 +148,10 @@ macro_rules! whole_number {
 
             fn is_unset(&self) -> bool {
                 *self == 0
+            }
+
+            fn number(&self) -> Option<u64> {
+                Some((*self).into())
             }
         }
     )*};

@@ -15,7 +15,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
 
 /// A prefix on its way into engine blocks. Resolves by [`wait`](Self::wait) or as a [`Future`].
 ///
@@ -102,7 +101,7 @@ impl EngineOnboarding {
         let mut request = transfer.request(Purpose::EngineOnboard, moves, destination, losses).hold(busy);
         request.check = Some(check);
         request.fence = options.after;
-        request.limit = options.until.map(|until| until.saturating_duration_since(Instant::now()));
+        request.limit = options.until.map(|until| until.saturating_duration_since(kvbm_plan::clock::now()));
         transfer.handles.push(leader.transfers.start(request));
         Ok(onboarding)
     }
@@ -154,7 +153,7 @@ impl EngineOnboarding {
     /// Waits for late copies, and says which of them are not over then.
     fn still_busy(&self) -> Vec<BlockId> {
         let patience = self.transfer.leader.transfers.settings.transfer_deadline;
-        if self.over.wait_until(deadline_after(Instant::now(), patience)) {
+        if self.over.wait_until(deadline_after(kvbm_plan::clock::now(), patience)) {
             Vec::new()
         } else {
             self.blocks.busy(&self.ids)

@@ -182,7 +182,7 @@ impl Tickets<'_> {
     ) -> Result<LookUp, TicketError> {
         let chain = chain.into();
         let key = Key::new(chain, first, false);
-        let now = Instant::now();
+        let now = kvbm_plan::clock::now();
         if let Some(known) = self.known(request, key, now)? {
             return Ok(known);
         }
@@ -212,7 +212,7 @@ impl Tickets<'_> {
     ) -> Result<usize, TicketError> {
         let chain = chain.into();
         let key = Key::new(chain, first, true);
-        let now = Instant::now();
+        let now = kvbm_plan::clock::now();
         if let Some(LookUp::Ready { blocks, .. }) = self.known(request, key, now)? {
             return Ok(blocks);
         }
@@ -498,11 +498,11 @@ fn answer(questions: &Receiver<Question>, tickets: &Mutex<HashMap<String, Ticket
         leader.leave_out_slow(&mut prefix, 0, Tier::G1);
         let mut tickets = tickets.lock();
         let ended = if is_wanted(&tickets) {
-            let since = Instant::now();
+            let since = kvbm_plan::clock::now();
             tickets.insert(request.clone(), Ticket::Promised { key, prefix, since });
             make_room(&mut tickets, &leader, &request, since)
         } else {
-            vec![Ticket::Promised { key, prefix, since: Instant::now() }]
+            vec![Ticket::Promised { key, prefix, since: kvbm_plan::clock::now() }]
         };
         drop(tickets);
         drop(ended);

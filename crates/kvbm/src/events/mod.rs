@@ -29,7 +29,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Publishes what the pool writes to its ring, on a thread of its own: to whoever the configuration
 /// names, and to subscribers in this process.
@@ -291,9 +291,9 @@ impl EventPump {
     /// Publishes what has happened so far, trying until `timeout` has passed. Whether all of it was
     /// taken.
     pub fn flush(&self, timeout: Duration) -> bool {
-        let deadline = deadline_after(Instant::now(), timeout);
+        let deadline = deadline_after(kvbm_plan::clock::now(), timeout);
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.saturating_duration_since(kvbm_plan::clock::now());
             match self.publisher.flush(left) {
                 Ok(()) => return true,
                 // The transport may come back.
@@ -360,12 +360,12 @@ impl EventPump {
         if self.full_wait.is_zero() {
             return;
         }
-        let deadline = deadline_after(Instant::now(), self.full_wait);
+        let deadline = deadline_after(kvbm_plan::clock::now(), self.full_wait);
         let taken = |ring: &EventBacklog| ring.next_seq.saturating_sub(ring.waiting as u64 + ring.lost);
         let mut ring = self.registry.event_backlog();
         let taken_before = taken(&ring);
         while ring.waiting > ring.capacity / 2 && taken(&ring) != self.stuck_at.load(Ordering::Relaxed) {
-            if Instant::now() >= deadline {
+            if kvbm_plan::clock::now() >= deadline {
                 if taken(&ring) == taken_before {
                     self.stuck_at.store(taken_before, Ordering::Relaxed);
                 }

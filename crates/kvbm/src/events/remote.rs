@@ -83,7 +83,9 @@ impl Remote {
             Err(error) => {
                 tracing::warn!(target: "kvbm", url = %self.url, %error, "followers cannot ask for snapshots");
                 match error {
-                    TransportError::Unavailable { .. } => Answered::NotYet { again: Instant::now() + PAUSE },
+                    TransportError::Unavailable { .. } => {
+                        Answered::NotYet { again: kvbm_plan::clock::now() + PAUSE }
+                    }
                     _ => Answered::Never,
                 }
             }
@@ -95,7 +97,7 @@ impl Remote {
     fn open(&self, timeout: Duration) -> Result<Arc<dyn EventTransport>, TransportError> {
         let unanswered = match &*self.state.lock() {
             TransportState::Open { transport, answering: Answered::NotYet { again } }
-                if Instant::now() >= *again =>
+                if kvbm_plan::clock::now() >= *again =>
             {
                 Some(Arc::clone(transport))
             }
@@ -106,7 +108,7 @@ impl Remote {
         }
         let before = match &*self.state.lock() {
             TransportState::Open { transport, .. } => return Ok(Arc::clone(transport)),
-            TransportState::Failed { again: Some(again), reason } if Instant::now() < *again => {
+            TransportState::Failed { again: Some(again), reason } if kvbm_plan::clock::now() < *again => {
                 return Err(unavailable(reason.clone()));
             }
             TransportState::Failed { reason, .. } => reason.clone(),
@@ -126,21 +128,23 @@ impl Remote {
                 if before != reason {
                     tracing::warn!(target: "kvbm", url = %self.url, %reason, "events wait: no connection");
                 }
-                *self.state.lock() =
-                    TransportState::Failed { again: Some(Instant::now() + PAUSE), reason: reason.clone() };
+                *self.state.lock() = TransportState::Failed {
+                    again: Some(kvbm_plan::clock::now() + PAUSE),
+                    reason: reason.clone(),
+                };
                 Err(unavailable(reason))
             }
         }
     }
 
     fn publish(&self, payload: &Payload, timeout: Duration) -> Result<(), TransportError> {
-        let deadline = kvbm_plan::deadline_after(Instant::now(), timeout);
+        let deadline = kvbm_plan::deadline_after(kvbm_plan::clock::now(), timeout);
         let transport = self.open(timeout)?;
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = deadline.saturating_duration_since(kvbm_plan::clock::now());
         let sent = match &self.translator {
             None => transport.publish(payload, left),
             Some(translator) => {
-                let left = || deadline.saturating_duration_since(Instant::now());
+                let left = || deadline.saturating_duration_since(kvbm_plan::clock::now());
                 translator.lock().send(payload, |message| transport.publish(message, left()))
             }
         };
@@ -267,9 +271,9 @@ mod tests {
         let slow = Arc::new(Slow { inner, times: AtomicU32::new(2) });
         remote.begin(slow.clone());
         assert!(slow.ask(source, &question, Duration::ZERO).is_err());
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = kvbm_plan::clock::now() + Duration::from_secs(60);
         while slow.ask(source, &question, Duration::ZERO).is_err() {
-            assert!(Instant::now() < deadline, "nobody answers");
+            assert!(kvbm_plan::clock::now() < deadline, "nobody answers");
             // A heartbeat.
             remote.publish(&Payload::from(*b"x"), Duration::from_secs(1)).unwrap();
             std::thread::sleep(Duration::from_millis(20));

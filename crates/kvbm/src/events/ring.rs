@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How far the ring was read, for whoever watches.
 #[derive(Default)]
@@ -29,12 +29,12 @@ impl Progress {
 
     /// All events below `next` have happened.
     pub(super) fn note(&self, next: u64) {
-        self.marks.lock().note(next, Instant::now());
+        self.marks.lock().note(next, kvbm_plan::clock::now());
     }
 
     /// How long the oldest event that is not below `told` has waited.
     pub(super) fn lag(&self, told: u64) -> Duration {
-        self.marks.lock().lag(told, Instant::now())
+        self.marks.lock().lag(told, kvbm_plan::clock::now())
     }
 }
 

@@ -3,6 +3,7 @@
 
 use super::Leader;
 use crate::ranks::{Contact, given_up};
+use kvbm_plan::simulation::{Planted, planted};
 use kvbm_plan::{Failure, FailureKind, Rank, Tier};
 use std::time::Instant;
 
@@ -40,7 +41,7 @@ impl Leader {
         let Some(contact) = self.ranks.contact(rank) else { return };
         let start = self.ranks.begin_start(rank);
         let was_lost = self.ranks.is_lost(rank);
-        if was_lost || contact.starts > 0 {
+        if (was_lost || contact.starts > 0) && !planted(Planted::IgnoreRestart) {
             let tiers: &[Tier] = if was_lost { &Tier::SLOTTED } else { &[Tier::G1, Tier::G2] };
             let blocks = self.slots.lose(tiers);
             self.end_requests(rank, &started_again(rank));

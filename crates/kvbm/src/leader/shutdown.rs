@@ -162,7 +162,7 @@ impl Leader {
         };
         let unsaved = self.unsaved(src, last);
         for part in unsaved.chunks(edge.limit.min(room).max(1)) {
-            if Instant::now() >= deadline {
+            if kvbm_plan::clock::now() >= deadline {
                 return;
             }
             let mut batch = self.offload.nothing(src);

@@ -416,7 +416,7 @@ impl<G> KvBlockManager<G> {
     /// # Errors
     /// The rank that failed or did not answer in time; offloads that did not end in time.
     pub fn flush(&self, timeout: Duration) -> Result<FlushReport, FlushError> {
-        self.leader.flush(deadline_after(Instant::now(), timeout))
+        self.leader.flush(deadline_after(kvbm_plan::clock::now(), timeout))
     }
 
     /// Ends the manager's work: nothing new starts, blocks that are on no lower tier yet are
@@ -424,10 +424,10 @@ impl<G> KvBlockManager<G> {
     /// from volumes. What was not saved is in the report, and whether removals were not confirmed
     /// in time.
     pub fn shutdown(&self, timeout: Duration) -> ShutdownReport {
-        let deadline = deadline_after(Instant::now(), timeout);
+        let deadline = deadline_after(kvbm_plan::clock::now(), timeout);
         let mut report = self.leader.shut_down(deadline);
         // What happened last is told even where the tiers took all the time.
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = deadline.saturating_duration_since(kvbm_plan::clock::now());
         self.events.flush(left.clamp(Duration::from_millis(100), EVENTS_PATIENCE));
         report.events_unpublished = self.events.status().waiting;
         report

@@ -297,7 +297,7 @@ impl PathMetrics {
     /// [arrived](InFlight::arrived).
     pub fn begin(&self) -> InFlight<'_> {
         self.enter();
-        InFlight { path: self, started: Instant::now() }
+        InFlight { path: self, started: kvbm_plan::clock::now() }
     }
 
     /// A transfer begins, for callers that cannot keep a borrow; [`leave`](Self::leave) ends it.
@@ -305,7 +305,7 @@ impl PathMetrics {
         let mut busy = self.lock();
         busy.in_flight += 1;
         if busy.in_flight == 1 {
-            busy.since = Some(Instant::now());
+            busy.since = Some(kvbm_plan::clock::now());
         }
     }
 

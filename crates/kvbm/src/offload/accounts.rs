@@ -46,6 +46,10 @@ impl Accounts {
         deadline: Instant,
     ) -> bool {
         let is_open = |state: &OpenAccounts| state.open.keys().next().is_some_and(|first| *first <= last);
+        #[cfg(kvbm_sim)]
+        MutexGuard::unlocked(&mut state, || {
+            kvbm_plan::simulation::wait_until(deadline, || !is_open(&self.state.lock()))
+        });
         while is_open(&state) {
             if self.closed.wait_until(&mut state, deadline).timed_out() {
                 return !is_open(&state);

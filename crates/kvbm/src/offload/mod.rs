@@ -211,6 +211,15 @@ impl Offload {
         }
     }
 
+    /// What the thread does, once.
+    #[cfg(kvbm_sim)]
+    pub(crate) fn decide_once(self: &Arc<Self>) {
+        let is_due = std::mem::take(&mut self.wake.state.lock().is_due);
+        if is_due || self.edges.iter().any(Edge::is_waiting) {
+            self.run_guarded();
+        }
+    }
+
     /// Starts the thread that decides. It ends with the last reference to the offloads.
     pub(crate) fn start_thread(self: &Arc<Self>, name: &str) -> std::io::Result<()> {
         let (weak, wake) = (Arc::downgrade(self), Arc::clone(&self.wake));

@@ -7,7 +7,6 @@ use crate::transfers::{Destination, Move, Purpose, Request};
 use kvbm_plan::{BlockIdentity, Tier};
 use kvbm_pool::{AnyArrivals, Arrival, Pinned};
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Reservations for one batch where directories of the disk take no writes: each withholds slots of
 /// these, and the next gets others.
@@ -99,7 +98,7 @@ impl Offload {
         }
         if edge.path.dst == Tier::G3 {
             let slots = moves.iter().map(|block| block.dst);
-            self.slots.directories().note_writes(slots, Instant::now());
+            self.slots.directories().note_writes(slots, kvbm_plan::clock::now());
         }
         let destination = Destination::Reserved { arrivals, places };
         let mut request = Request::new(Purpose::Offload, edge.path.dst, moves, destination, losses)
@@ -116,7 +115,9 @@ impl Offload {
         for attempt in 1.. {
             let (identities, mut arrivals) = self.reserve(edge, blocks)?;
             let withheld = match edge.path.dst {
-                Tier::G3 => self.slots.directories().withhold_unwritable(&mut arrivals, Instant::now()),
+                Tier::G3 => {
+                    self.slots.directories().withhold_unwritable(&mut arrivals, kvbm_plan::clock::now())
+                }
                 _ => 0,
             };
             if withheld > 0 && attempt < MAX_RESERVATIONS {

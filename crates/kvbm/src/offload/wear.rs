@@ -36,7 +36,7 @@ impl WearBudget {
 
     /// How many of `wanted` blocks may be written now.
     pub(crate) fn affordable(&self, wanted: usize) -> usize {
-        let now = Instant::now();
+        let now = kvbm_plan::clock::now();
         let left = |bucket: &Bucket| bucket.at(now, |tokens| tokens.max(0.0) as usize);
         self.buckets.iter().map(left).fold(wanted, usize::min)
     }
@@ -44,7 +44,7 @@ impl WearBudget {
     /// Counts `blocks` as written, also beyond the budget: what was asked for by name is written,
     /// and paid for later.
     pub(crate) fn charge(&self, blocks: usize) {
-        let now = Instant::now();
+        let now = kvbm_plan::clock::now();
         for bucket in &self.buckets {
             bucket.at(now, |tokens| *tokens -= blocks as f64);
         }
@@ -55,7 +55,7 @@ impl Bucket {
     /// A full one, of at least one block; `None` where nothing is limited.
     fn new(blocks_per_s: f64, burst: f64) -> Option<Self> {
         let burst = burst.max(1.0);
-        let state = Mutex::new((burst, Instant::now()));
+        let state = Mutex::new((burst, kvbm_plan::clock::now()));
         (blocks_per_s > 0.0).then_some(Self { blocks_per_s, burst, state })
     }
 

@@ -204,7 +204,7 @@ impl Ranks {
     /// The worker of a rank has ended.
     pub(crate) fn closed(&self, rank: Rank) {
         if let Some(state) = self.get(rank) {
-            state.contact.lock().closed.get_or_insert_with(Instant::now);
+            state.contact.lock().closed.get_or_insert_with(kvbm_plan::clock::now);
         }
     }
 
@@ -214,7 +214,7 @@ impl Ranks {
             let mut contact = state.contact.lock();
             // Not the link of a worker that has started meanwhile.
             if contact.starts == starts {
-                contact.closed.get_or_insert_with(Instant::now);
+                contact.closed.get_or_insert_with(kvbm_plan::clock::now);
             }
         }
     }
@@ -259,7 +259,7 @@ impl StartInProgress<'_> {
             // In one step: a first worker whose start counts and still waits would pass for a
             // replacement.
             contact.starts += 1;
-            contact.started = Some(Instant::now());
+            contact.started = Some(kvbm_plan::clock::now());
             contact.waiting = contact.waiting.saturating_sub(1);
             contact.closed = None;
             state.lost.store(false, Ordering::Release);
@@ -275,7 +275,7 @@ impl Drop for StartInProgress<'_> {
         if let Some(state) = self.state {
             let mut contact = state.contact.lock();
             contact.waiting = contact.waiting.saturating_sub(1);
-            contact.closed.get_or_insert_with(Instant::now);
+            contact.closed.get_or_insert_with(kvbm_plan::clock::now);
         }
     }
 }

@@ -68,7 +68,7 @@ impl Directory {
             reads: CircuitBreaker::new(LONGEST_PAUSE, read_probe),
             writes: CircuitBreaker::new(LONGEST_PAUSE, write_probe),
             withheld: VecDeque::new(),
-            retry: Instant::now(),
+            retry: kvbm_plan::clock::now(),
         }
     }
 
@@ -130,13 +130,13 @@ impl Directories {
 
     /// The index of the first of `slots` that may not be read now.
     pub(crate) fn first_unreadable(&self, slots: impl IntoIterator<Item = BlockId>) -> Option<usize> {
-        let (now, all) = (Instant::now(), self.all.lock());
+        let (now, all) = (kvbm_plan::clock::now(), self.all.lock());
         slots.into_iter().position(|slot| !all[self.striping.directory(slot)].reads.allows(now))
     }
 
     /// Reads of these slots are sent.
     pub(crate) fn note_reads(&self, slots: impl IntoIterator<Item = BlockId>) {
-        let (now, directories) = (Instant::now(), self.directories_of(slots));
+        let (now, directories) = (kvbm_plan::clock::now(), self.directories_of(slots));
         let mut all = self.all.lock();
         for directory in directories {
             all[directory].reads.note_request(now);
@@ -145,7 +145,7 @@ impl Directories {
 
     /// These slots were read, although the request is not over.
     pub(crate) fn note_service(&self, slots: impl IntoIterator<Item = BlockId>) {
-        let (now, directories) = (Instant::now(), self.directories_of(slots));
+        let (now, directories) = (kvbm_plan::clock::now(), self.directories_of(slots));
         let mut all = self.all.lock();
         for directory in directories {
             all[directory].reads.note_service(now);
@@ -170,7 +170,7 @@ impl Directories {
                 results.entry(directory).or_default().add_late(failure.clone());
             }
         }
-        let (now, mut all) = (Instant::now(), self.all.lock());
+        let (now, mut all) = (kvbm_plan::clock::now(), self.all.lock());
         let conclusive = results.into_iter().filter(|(_, results)| results.are_conclusive());
         let record = |(directory, results): (usize, RequestResults)| {
             let change = all[directory].reads.record(&results, began, now);

@@ -74,7 +74,7 @@ impl Handle {
             let late = expired(what, transfer.limit);
             self.transfers.keep_arrived(transfer);
             self.transfers.abandon(transfer, &late);
-            if !transfer.settled.wait_until(deadline_after(Instant::now(), SETTLEMENT)) {
+            if !transfer.settled.wait_until(deadline_after(kvbm_plan::clock::now(), SETTLEMENT)) {
                 return Err(late);
             }
         }
@@ -106,7 +106,7 @@ impl Handle {
         self.transfers.keep_arrived(transfer);
         match self.interest.release(reason) {
             Released::Over => {
-                transfer.settled.wait_until(deadline_after(Instant::now(), SETTLEMENT));
+                transfer.settled.wait_until(deadline_after(kvbm_plan::clock::now(), SETTLEMENT));
                 false
             }
             Released::Shared => true,

@@ -7,7 +7,6 @@ use kvbm_plan::{BlockIdentity, Failure, GroupId, SequenceHash};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 type Key = (GroupId, SequenceHash);
 
@@ -58,7 +57,7 @@ impl Arriving<'_> {
         if handles.iter().any(|known| known.is_of(theirs)) {
             return Ok(());
         }
-        let interest = theirs.join(Instant::now());
+        let interest = theirs.join(kvbm_plan::clock::now());
         let interest = interest.ok_or_else(|| expired("an earlier transfer of the block", theirs.limit))?;
         handles.push(Handle::new(self.transfers, interest));
         Ok(())

@@ -77,7 +77,7 @@ use prefill::PrefillSpeed;
 use speeds::Speeds;
 pub(crate) use speeds::{BlockCosts, Pace, times};
 use std::any::Any;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -386,7 +386,7 @@ impl Transfers {
 
     /// Measured time of a block along `path`, if enough blocks took it lately.
     pub(crate) fn time_per_block(&self, path: Path) -> Option<Duration> {
-        self.speeds.per_block(path, Instant::now())
+        self.speeds.per_block(path, kvbm_plan::clock::now())
     }
 
     /// The engine computed so many tokens of prompts in `elapsed`. Whether that counts.
@@ -408,7 +408,7 @@ impl Transfers {
     /// What is known of `path` where so many blocks are waited for or computed, and the blocks that
     /// wait there for earlier transfers.
     pub(crate) fn pace(&self, path: Path, recompute: Duration, blocks: usize) -> (Pace, usize) {
-        let now = Instant::now();
+        let now = kvbm_plan::clock::now();
         let patience = self.onboard_patience(recompute, blocks).unwrap_or(self.settings.transfer_deadline);
         let before = self.inflight.blocks_on(path, |part| part.transfer.is_waited_for(now));
         (self.speeds.pace(path, recompute, blocks, patience, now), before)
@@ -442,13 +442,16 @@ impl Transfers {
 
     /// Transfers under way that `select` picks, each once.
     fn select(&self, select: impl Fn(&Transfer) -> bool) -> Vec<Arc<Transfer>> {
-        let mut all: HashMap<*const Transfer, Arc<Transfer>> = HashMap::new();
+        let (mut seen, mut all) = (HashSet::new(), Vec::new());
         self.inflight.select(|part| {
-            all.entry(Arc::as_ptr(&part.transfer)).or_insert_with(|| Arc::clone(&part.transfer));
+            if seen.insert(Arc::as_ptr(&part.transfer)) {
+                all.push(Arc::clone(&part.transfer));
+            }
             false
         });
         // Looked at without the table's lock, and once, however many plans they have.
-        all.into_values().filter(|transfer| select(transfer)).collect()
+        all.retain(|transfer| select(transfer));
+        all
     }
 
     /// Gives up transfers that read nothing but these blocks of `tier`.
@@ -460,7 +463,7 @@ impl Transfers {
 
     /// Waits for transfers from and to a volume, at most so long; what is late is given up.
     pub(crate) fn end_with_volume(&self, id: VolumeId, most: Duration) {
-        let deadline = kvbm_plan::deadline_after(Instant::now(), most);
+        let deadline = kvbm_plan::deadline_after(kvbm_plan::clock::now(), most);
         for transfer in self.select(|transfer| transfer.volume_id() == Some(id)) {
             if !transfer.settled.wait_until(deadline) {
                 self.abandon(&transfer, &expired("a transfer of a volume that is unregistered", most));

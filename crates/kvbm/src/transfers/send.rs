@@ -63,7 +63,7 @@ impl Transfers {
     /// many blocks are read.
     fn limit_of_paths(&self, moves: &[Move], to: Tier, volume: Option<&dyn VolumeEnd>) -> Duration {
         let most = self.settings.transfer_deadline;
-        let now = std::time::Instant::now();
+        let now = kvbm_plan::clock::now();
         let deadlines =
             [(Tier::G3, Some(self.settings.read_deadline)), (Tier::G4, volume.map(VolumeEnd::deadline))];
         let (mut limit, mut beside) = (most, Duration::ZERO);

@@ -7,7 +7,6 @@ use crate::metrics::DropReason;
 use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, Path, SequenceHash, Tier};
 use kvbm_pool::{AnyArrivals, ArrivalOutcome, Losses, Lost, Pinned, TierMask};
 use std::sync::Arc;
-use std::time::Instant;
 
 impl Transfers {
     /// All plans of a transfer are over: arrivals become visible, sources are released, the outcome
@@ -132,7 +131,8 @@ impl Transfers {
             let is_broken = matches!(kind, FailureKind::Io | FailureKind::Device);
             let is_logged = is_offload && kind != FailureKind::Lost || is_broken;
             let topic = (failure.path, transfer.volume_id(), kind);
-            let suppressed = if is_logged { self.log_limit.allow(topic, Instant::now()) } else { None };
+            let suppressed =
+                if is_logged { self.log_limit.allow(topic, kvbm_plan::clock::now()) } else { None };
             if let Some(suppressed) = suppressed {
                 tracing::warn!(target: "kvbm", %failure, suppressed, "block not transferred");
             } else {

@@ -61,7 +61,7 @@ pub(crate) enum Pace {
 impl Speeds {
     /// A plan was over after `elapsed`, and so many of its blocks arrived: none where it was late.
     pub(super) fn saw(&self, path: Path, blocks: usize, elapsed: Duration) {
-        self.saw_at(path, blocks, elapsed, Instant::now());
+        self.saw_at(path, blocks, elapsed, kvbm_plan::clock::now());
     }
 
     fn saw_at(&self, path: Path, blocks: usize, elapsed: Duration, now: Instant) {
@@ -137,7 +137,7 @@ impl Speeds {
         let unknown = || {
             Duration::try_from_secs_f64(bytes as f64 / UNKNOWN_BYTES_PER_S as f64).unwrap_or(Duration::MAX)
         };
-        let measured = self.per_block(path, Instant::now());
+        let measured = self.per_block(path, kvbm_plan::clock::now());
         let each = measured.map_or_else(unknown, |time| time.saturating_mul(SLOWDOWN));
         let read = times(each, blocks.saturating_add(before));
         recompute.map_or(read, |recompute| read.min(times(recompute, blocks)))

@@ -8,6 +8,7 @@ use super::{Destination, Fence, Move, OnArrival, Purpose, Request, VolumeEnd};
 use crate::circuit_breaker::RequestResults;
 use crate::error::BlockFailure;
 use crate::signal::Signal;
+use kvbm_plan::simulation::{Planted, planted};
 use kvbm_plan::{BlockId, Endpoint, Failure, FailureKind, Path, Tier, VolumeId, deadline_after};
 use kvbm_pool::{Losses, Pinned};
 use parking_lot::Mutex;
@@ -217,7 +218,7 @@ impl Transfer {
             Purpose::Offload => tracing::debug_span!(target: "kvbm", "offload", %to, blocks, plans),
             Purpose::Private => tracing::debug_span!(target: "kvbm", "private", %to, blocks, plans),
         };
-        let began = Instant::now();
+        let began = kvbm_plan::clock::now();
         let state = TransferProgress {
             parts: Some(Parts { destination, losses, holds, check }),
             failures: vec![None; blocks],
@@ -242,7 +243,7 @@ impl Transfer {
             tag,
             limit,
             began,
-            deadline: deadline_after(Instant::now(), limit),
+            deadline: deadline_after(kvbm_plan::clock::now(), limit),
             settled: Signal::default(),
             span,
             has_spoken: AtomicBool::new(false),
@@ -285,10 +286,10 @@ impl Transfer {
             }
         }
         if from == Some(Tier::G3) && failures.iter().any(Option::is_none) {
-            state.disk_gave = Instant::now();
+            state.disk_gave = kvbm_plan::clock::now();
         }
         for (slot, failure) in state.failures.iter_mut().skip(first).zip(failures) {
-            if slot.is_none() {
+            if slot.is_none() && !(planted(Planted::RegisterUnverified) && is_corrupt(failure.as_ref())) {
                 slot.clone_from(failure);
             }
         }
@@ -416,6 +417,9 @@ impl Transfer {
         let failures = self.failures(state.kept, reason);
         state.outcome = Outcome { arrived, failures };
         state.abandoned = Some(reason.clone());
+        if planted(Planted::FreeSlotsEarly) {
+            drop(state.parts.take());
+        }
     }
 
     /// A caller that wants the result, from the start.
@@ -482,6 +486,10 @@ impl Transfer {
     pub(crate) fn with_outcome<R>(&self, read: impl FnOnce(&Outcome) -> R) -> R {
         read(&self.state.lock().outcome)
     }
+}
+
+fn is_corrupt(failure: Option<&Failure>) -> bool {
+    failure.is_some_and(|failure| failure.kind == FailureKind::Corrupt)
 }
 
 /// What was kept before and what arrived since, in order.

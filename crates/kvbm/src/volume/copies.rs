@@ -168,7 +168,7 @@ impl VolumeTier {
     fn copies_ended(&self, moves: &[Move], failures: &mut [Option<Failure>]) {
         let refused = failures.iter().flatten().filter(|failure| failure.kind == FailureKind::Full).count();
         self.counters.full.add(refused as u64);
-        let now = Instant::now();
+        let now = kvbm_plan::clock::now();
         self.note_copies(failures, now);
         let doubtful_until = kvbm_plan::deadline_after(now, self.descriptor.deadline);
         let mut broken: Vec<SequenceHash> = Vec::new();
@@ -291,7 +291,7 @@ mod tests {
             assert_eq!(volume.index.lock().begin(&identity), Admission::New);
             let failure = Failure::new(kind, "planted");
             volume.copies_ended(&[block_move], &mut [Some(failure)]);
-            assert_eq!(volume.index.lock().landing(None, Instant::now()), landing, "{kind}");
+            assert_eq!(volume.index.lock().landing(None, kvbm_plan::clock::now()), landing, "{kind}");
         }
     }
 

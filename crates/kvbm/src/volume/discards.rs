@@ -47,7 +47,7 @@ impl VolumeTier {
     }
 
     fn remove(&self, blocks: &[BlockIdentity], request: fn(Vec<BlockIdentity>) -> VolumeRequest) {
-        let now = Instant::now();
+        let now = kvbm_plan::clock::now();
         for part in blocks.chunks(Command::MAX_VOLUME_BLOCKS) {
             let asked = self.requests.pending.start(self.requests.ranks.len());
             let token = asked.token;
@@ -86,7 +86,7 @@ mod tests {
         for answer in [Some(Ok(1)), Some(Err(FailureKind::Io)), None] {
             volume.index.lock().leave(&[block()]);
             volume.discard(&[block()]);
-            let now = Instant::now();
+            let now = kvbm_plan::clock::now();
             volume.tend_discards(now);
             assert!(is_leaving());
             let answer = answer.map(|answer| match answer {

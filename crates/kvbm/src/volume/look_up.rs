@@ -98,7 +98,7 @@ impl VolumeTier {
     /// of them, and what is before one that is there counts as there, since chains are written from
     /// their beginning.
     fn probe_chain(&self, recheck: Duration, identities: &[BlockIdentity]) -> usize {
-        let now = Instant::now();
+        let now = kvbm_plan::clock::now();
         // What is being removed is there no more, whatever the volume says; nor is what continues
         // it.
         let (staying, since) = {
@@ -154,7 +154,7 @@ impl VolumeTier {
     /// How many of `identities`, from the first on, the volume has: none of them says anything
     /// about another, so it is asked for each.
     fn probe_flat(&self, recheck: Duration, identities: &[BlockIdentity]) -> usize {
-        let now = Instant::now();
+        let now = kvbm_plan::clock::now();
         let (staying, since) = {
             let index = self.index.lock();
             let since = index.now();
@@ -189,7 +189,7 @@ impl VolumeTier {
         if let Some(failure) = self.requests.ranks.away() {
             return Err(failure);
         }
-        let began = Instant::now();
+        let began = kvbm_plan::clock::now();
         self.note_request();
         let request = VolumeRequest::Probe(blocks.to_vec());
         let answers =

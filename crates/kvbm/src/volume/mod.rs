@@ -156,7 +156,7 @@ impl VolumeTier {
     /// prolong one.
     pub(crate) fn note(&self, results: &RequestResults, began: Instant) {
         self.counters.errors.add(results.failures as u64);
-        let change = self.breaker.lock().record(results, began, Instant::now());
+        let change = self.breaker.lock().record(results, began, kvbm_plan::clock::now());
         let volume = self.descriptor.id;
         match change {
             StateChange::None => {}
@@ -202,21 +202,21 @@ impl VolumeTier {
 
     /// Whether blocks may be copied there now.
     fn takes(&self) -> bool {
-        self.allows_requests() && self.seal.lock().allows(Instant::now())
+        self.allows_requests() && self.seal.lock().allows(kvbm_plan::clock::now())
     }
 
     /// Blocks came from it or arrived there.
     pub(crate) fn note_service(&self) {
-        self.breaker.lock().note_service(Instant::now());
+        self.breaker.lock().note_service(kvbm_plan::clock::now());
     }
 
     /// Whether a request may be sent to it now.
     fn allows_requests(&self) -> bool {
-        !self.openings.lacks_one() && self.breaker.lock().allows(Instant::now())
+        !self.openings.lacks_one() && self.breaker.lock().allows(kvbm_plan::clock::now())
     }
 
     /// A request is sent to it.
     pub(crate) fn note_request(&self) {
-        self.breaker.lock().note_request(Instant::now());
+        self.breaker.lock().note_request(kvbm_plan::clock::now());
     }
 }

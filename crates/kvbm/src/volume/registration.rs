@@ -11,7 +11,7 @@ use kvbm_plan::{
 };
 use kvbm_tokens::Namespace;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A volume that cannot be registered or unregistered. Nothing changed. The leader's own errors,
 /// beside those of a registry: a scheduler without workers has no registry.
@@ -119,7 +119,7 @@ impl Volumes {
         }
         let unreachable = |failure| VolumeSetError::Unreachable { id, failure };
         self.handshakes
-            .wait(self.ranks().len(), deadline_after(Instant::now(), deadline))
+            .wait(self.ranks().len(), deadline_after(kvbm_plan::clock::now(), deadline))
             .map_err(unreachable)?;
         let opened = local.open(&descriptor)?;
         let starts = self.starts();
@@ -138,7 +138,7 @@ impl Volumes {
         if self.starts() != starts {
             // Some rank started when it had been sent the volume already and before the volume was
             // there to be sent again.
-            let now = Instant::now();
+            let now = kvbm_plan::clock::now();
             self.ranks().all().for_each(|rank| opening::start(&tier, rank, now));
         }
         Ok(())
@@ -162,7 +162,7 @@ impl Volumes {
         tier.counters.down.set(0);
         self.metrics().tier(Tier::G4).evictions(EvictReason::Cleared).add(blocks);
         self.transfers.end_with_volume(id, tier.descriptor.deadline);
-        tier.openings.end(deadline_after(Instant::now(), tier.descriptor.deadline));
+        tier.openings.end(deadline_after(kvbm_plan::clock::now(), tier.descriptor.deadline));
         close_everywhere(&tier);
         if !others.remove(&id) {
             local.close(id);
@@ -187,7 +187,7 @@ fn close_everywhere(tier: &VolumeTier) {
 
 /// Sends a request about the volume to every rank and waits for the answers. The first failure.
 fn request_everywhere(tier: &VolumeTier, request: VolumeRequest, most: Duration) -> Result<(), Failure> {
-    let deadline = deadline_after(Instant::now(), most);
+    let deadline = deadline_after(kvbm_plan::clock::now(), most);
     tier.requests
         .wait(tier.descriptor.id, request, deadline, "a request about a volume", followed)
         .map(drop)
@@ -204,5 +204,5 @@ fn probe_absent(tier: &VolumeTier) -> Result<(), Failure> {
         parent: None,
         position: 0,
     };
-    tier.probe(&[absent], deadline_after(Instant::now(), tier.descriptor.deadline)).map(drop)
+    tier.probe(&[absent], deadline_after(kvbm_plan::clock::now(), tier.descriptor.deadline)).map(drop)
 }

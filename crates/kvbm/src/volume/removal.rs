@@ -11,6 +11,7 @@ use super::writes::Landing;
 use super::{VolumeTier, Volumes, opening};
 use crate::metrics::EvictReason;
 use crate::ranks::requests::Request;
+use kvbm_plan::simulation::{Planted, planted};
 use kvbm_plan::{BlockIdentity, NamespaceId, Tier, VolumeAnswer, VolumeRequest};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -70,7 +71,7 @@ impl Purge {
                 self.next = now + RETRY;
             }
         }
-        self.done == Some(Landing::Over)
+        self.done == Some(Landing::Over) || planted(Planted::EndPurgeEarly) && self.done.is_some()
     }
 
     /// Whether it is to be asked for: the first time, when less can land than before, and when it
@@ -160,13 +161,13 @@ impl Volumes {
         let mut removed = 0;
         for volume in self.all() {
             let mut purges = volume.purges.lock();
-            purges.0.insert(namespace, Purge::new(Instant::now()));
+            purges.0.insert(namespace, Purge::new(kvbm_plan::clock::now()));
             // Together, so that the end of an earlier removal does not count as the end of this
             // one.
             removed += volume.index.lock().purge(namespace);
         }
         self.metrics().tier(Tier::G4).evictions(reason).add(removed);
-        self.tend(Instant::now());
+        self.tend(kvbm_plan::clock::now());
         removed
     }
 
@@ -186,7 +187,7 @@ impl Volumes {
     /// requests for it after this manager. Volumes that have not confirmed it.
     pub(crate) fn wait_purges(&self, deadline: Instant) -> usize {
         loop {
-            let now = Instant::now();
+            let now = kvbm_plan::clock::now();
             self.tend(now);
             let mut pending = self.all();
             pending.retain(|volume| volume.purges.lock().are_pending());
@@ -202,7 +203,7 @@ impl Volumes {
                 }
                 return pending.len();
             }
-            std::thread::sleep(POLL.min(deadline - now));
+            kvbm_plan::clock::sleep(POLL.min(deadline - now));
         }
     }
 }

@@ -98,7 +98,7 @@ impl Volumes {
     pub(crate) fn rank_started(&self, rank: Rank) {
         // Before the volumes are read: one that is registered later sees the start.
         self.starts.fetch_add(1, Ordering::SeqCst);
-        let now = Instant::now();
+        let now = kvbm_plan::clock::now();
         for tier in self.all() {
             opening::start(&tier, rank, now);
         }
@@ -107,7 +107,7 @@ impl Volumes {
     /// A rank's answer to a request about a volume.
     pub(crate) fn answered(&self, rank: Rank, token: u64, answer: VolumeAnswer) {
         if self.pending.answer(rank, token, answer) {
-            let now = Instant::now();
+            let now = kvbm_plan::clock::now();
             for volume in self.all() {
                 volume.tend_purges(now);
                 volume.tend_discards(now);
@@ -140,7 +140,7 @@ impl Volumes {
         let counters = self.metrics.volume(descriptor.id);
         let (pause, log) = (self.policy.longest_pause, Arc::clone(&self.log));
         let tier = VolumeTier::new(descriptor, blocks, pause, log, counters, Arc::clone(&self.requests));
-        let now = Instant::now();
+        let now = kvbm_plan::clock::now();
         let place = place(&tier.descriptor.uri);
         for former in self.former(now).iter().filter(|former| self::place(&former.descriptor.uri) == place) {
             tier.index
@@ -167,7 +167,7 @@ impl Volumes {
         let mut tiers = self.tiers.write();
         let at = tiers.iter().position(|tier| tier.descriptor.id == id)?;
         let tier = tiers.remove(at);
-        self.former(Instant::now()).push(Arc::clone(&tier));
+        self.former(kvbm_plan::clock::now()).push(Arc::clone(&tier));
         Some(tier)
     }
 
