@@ -40,7 +40,8 @@
 //! | starts | [`builder`](KvBlockManager::builder), [`Builder::device`](Builder::device) | `Builder::engine_device`, `Builder::engine_host` |
 //! | gets a request | [`sequence`](KvBlockManager::sequence), [`match_prefix`](KvBlockManager::match_prefix) | the same |
 //! | brings up what is known | [`onboard`](KvBlockManager::onboard), an [`Onboarding`] | `onboard` into blocks that it names, an [`EngineOnboarding`]; [`LoadOptions`] |
-//! | computes the rest | [`allocate`](KvBlockManager::allocate), [`commit`](KvBlockManager::commit), [`register`](KvBlockManager::register) | `fence`, `offload` |
+//! | begins before all is there | - | [`LoadOptions::by_layer`], [`EngineOnboarding::layer_ready`] |
+//! | computes the rest | [`allocate`](KvBlockManager::allocate), [`commit`](KvBlockManager::commit), [`register`](KvBlockManager::register) | `fence`, `offload`, or `offload_by_layer` and `layer_done` |
 //! | knows what comes | [`prefetch`](KvBlockManager::prefetch), [`session_resumes`](KvBlockManager::session_resumes), [`branch_ends`](KvBlockManager::branch_ends) | the same |
 //! | knows its own speed | [`prefilled`](KvBlockManager::prefilled) | the same |
 //! | preempts a request | [`park`](KvBlockManager::park), [`resume`](KvBlockManager::resume) | `offload` |

@@ -364,6 +364,8 @@ fn leader(
         transfer_deadline: config.transfer.deadline,
         read_deadline: config.disk.read_deadline,
         onboard_patience: config.policy.onboard_patience,
+        num_layers: if config.model.is_opaque() { 1 } else { config.model.num_layers },
+        layer_steps: config.transfer.layer_steps,
         block_costs: block_costs(config),
     };
     let (metrics, ranks) = (Metrics::new(), config.parallelism.tensor_parallel as usize);

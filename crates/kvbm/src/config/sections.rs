@@ -379,6 +379,10 @@ section! {
         queue_depth: u32 = 256, ["plans per path"], 1 to MAX_QUEUE_DEPTH;
         /// Threads that copy between memories.
         threads: u32 = 2, ["threads per path and rank"], 1 to MAX_THREADS;
+        /// Steps into which a copy between device and host memory is cut that goes layer by layer,
+        /// at most; 1 copies whole blocks. Fewer are taken where a step would take less time than
+        /// its plan.
+        layer_steps: u32 = 16, ["steps"], 1 to 1024;
         /// After this time a transfer that has not started fails, and a wait for one that has gives
         /// up.
         deadline: Duration = Duration::from_secs(30), [""];

@@ -7,7 +7,7 @@ use crate::leader::Leader;
 use crate::onboard::PrefixTransfer;
 use crate::signal::Signal;
 use crate::transfers::{Destination, Handle, Purpose};
-use kvbm_plan::{BlockId, Failure, FailureKind, Tier, deadline_after};
+use kvbm_plan::{BlockId, Failure, FailureKind, Path, Tier, deadline_after};
 use kvbm_pool::{Losses, Prefix};
 use std::collections::HashSet;
 use std::fmt;
@@ -15,6 +15,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 /// A prefix on its way into engine blocks. Resolves by [`wait`](Self::wait) or as a [`Future`].
 ///
@@ -39,6 +40,7 @@ pub struct EngineOnboarding {
 pub struct LoadOptions {
     pub(super) after: Option<Fence>,
     pub(super) until: Option<Instant>,
+    pub(super) is_by_layer: bool,
 }
 
 impl LoadOptions {
@@ -54,6 +56,15 @@ impl LoadOptions {
     #[must_use]
     pub const fn until(self, deadline: Instant) -> Self {
         Self { until: Some(deadline), ..self }
+    }
+
+    /// What comes from G2 is copied layer by layer, the first layers first:
+    /// [`EngineOnboarding::layer_ready`] says when the engine may compute a layer. In at most
+    /// `transfer.layer_steps` steps, and at once where that is as fast: where all of it takes less
+    /// time than the plans for its layers. What comes from G3 or a volume comes whole.
+    #[must_use]
+    pub const fn by_layer(self) -> Self {
+        Self { is_by_layer: true, ..self }
     }
 }
 
@@ -100,6 +111,9 @@ impl EngineOnboarding {
         let destination = Destination::Unregistered;
         let mut request = transfer.request(Purpose::EngineOnboard, moves, destination, losses).hold(busy);
         request.check = Some(check);
+        if options.is_by_layer {
+            request.layers = leader.transfers.layer_steps(Path::G2_G1, request.moves.len(), None);
+        }
         request.fence = options.after;
         request.limit = options.until.map(|until| until.saturating_duration_since(kvbm_plan::clock::now()));
         transfer.handles.push(leader.transfers.start(request));
@@ -120,6 +134,21 @@ impl EngineOnboarding {
     /// the prefix is empty: then there are no plans.
     pub fn tag(&self) -> Option<u64> {
         self.transfer.handles.first().map(Handle::tag)
+    }
+
+    /// Whether `layer` of all blocks is in place, verified as whole blocks are: the engine may
+    /// compute with it. `false` where a block failed: then [`wait`](Self::wait) says what arrived,
+    /// and what was computed from the others is void. A load that is not
+    /// [by layer](LoadOptions::by_layer) has all of its layers at once.
+    pub fn layer_ready(&self, layer: u32) -> bool {
+        !self.cancelled && self.transfer.handles.iter().all(|handle| handle.has_layer(layer))
+    }
+
+    /// Waits until it is known whether `layer` arrives, at most until `deadline`. Whether it has
+    /// arrived.
+    pub fn wait_layer(&self, layer: u32, deadline: Instant) -> bool {
+        self.transfer.handles.iter().for_each(|handle| handle.wait_layer(layer, deadline));
+        self.layer_ready(layer)
     }
 
     /// Whether [`wait`](Self::wait) would return at once: the outcome is known, and no copy writes
@@ -203,7 +232,7 @@ impl EngineOnboarding {
         if ids.is_empty() || self.transfer.leader.registry.capacity(Tier::G2) == 0 {
             return;
         }
-        match offload::start(&self.transfer.leader, &self.blocks, &ids, &identities, None) {
+        match offload::start(&self.transfer.leader, &self.blocks, &ids, &identities, offload::When::Now) {
             Ok(started) => tracing::trace!(target: "kvbm", ?started, "onboarded blocks are copied to G2"),
             Err(error) => tracing::debug!(target: "kvbm", %error, "onboarded blocks are not copied to G2"),
         }

@@ -344,6 +344,13 @@ impl Tickets<'_> {
         Ok(())
     }
 
+    /// Whether `layer` of all blocks of the request's load is in place
+    /// ([`EngineOnboarding::layer_ready`]). `false` where the request has no load.
+    pub fn layer_ready(&self, request: &str, layer: u32) -> bool {
+        let tickets = self.table().tickets.lock();
+        matches!(tickets.get(request), Some(Ticket::Loading(load)) if load.layer_ready(layer))
+    }
+
     /// The request is over. A ticket ends at once; a load is given up, and comes from
     /// [`finished`](Self::finished) when no copy writes to its blocks any more. Whether there was
     /// either.

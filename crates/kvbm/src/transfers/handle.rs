@@ -56,6 +56,16 @@ impl Handle {
         self.transfer().settled.is_set()
     }
 
+    /// Whether `layer` of all blocks has arrived.
+    pub(crate) fn has_layer(&self, layer: u32) -> bool {
+        self.transfer().has_layer(layer)
+    }
+
+    /// Waits until it is known whether `layer` arrives, or `deadline` passes.
+    pub(crate) fn wait_layer(&self, layer: u32, deadline: Instant) {
+        self.transfer().wait_layer(layer, deadline);
+    }
+
     pub(crate) fn wait_until(&self, deadline: Instant) {
         self.transfer().settled.wait_until(deadline);
     }

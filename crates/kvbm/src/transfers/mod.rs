@@ -35,20 +35,22 @@
 //! | `handle` | a caller's share in a transfer | `transfer` |
 //! | `inflight` | plans that not all workers have answered | - |
 //! | `joins` | blocks on their way to G1, for later requests | `transfer` |
+//! | `layers` | transfers that go layer by layer | - |
 //! | `late` | transfers past their deadline | `transfer` |
 //! | `log_limit` | rate limit of failures in the log | - |
-//! | `send` | starting a transfer | `plans`, `transfer` |
-//! | `plans` | splitting a transfer into plans | - |
+//! | `send` | starting a transfer | `plans`, `layers`, `transfer` |
+//! | `plans` | splitting a transfer into plans | `layers` |
 //! | `prefill` | measured speed of the engine | - |
 //! | `settle` | what follows when all plans are over | `transfer` |
 //! | `speeds` | measured speeds of the paths | - |
-//! | `transfer` | one transfer and its state | - |
+//! | `transfer` | one transfer and its state | `layers` |
 
 pub(crate) mod disk_reads;
 mod handle;
 mod inflight;
 mod joins;
 mod late;
+mod layers;
 mod log_limit;
 pub(crate) mod plans;
 mod prefill;
@@ -72,6 +74,7 @@ use kvbm_plan::{
 };
 use kvbm_pool::{AnyArrivals, Losses, Lost, Pinned, Registry};
 use late::Alarms;
+pub(crate) use layers::LayerSteps;
 use log_limit::LogLimit;
 use prefill::PrefillSpeed;
 use speeds::Speeds;
@@ -88,6 +91,9 @@ use transfer::{PlanPart, Transfer};
 /// A request waits for its blocks at least so long: they may wait for the engine's own step, which
 /// computing them would wait for as well.
 const LEAST_PATIENCE: Duration = Duration::from_millis(250);
+
+/// What a plan costs the leader and a worker beside its bytes: a step of layers should take longer.
+const COST_OF_A_PLAN: Duration = Duration::from_micros(100);
 
 /// A device event behind everything that the engine had submitted to its streams when it was handed
 /// over: what a plan that touches G1 waits for.
@@ -189,6 +195,10 @@ pub(crate) struct Request {
     /// The longest that the transfer may take, where its caller has less patience than the settings
     /// say.
     pub(crate) limit: Option<Duration>,
+    /// Between G1 and G2: layer by layer, not all of a block at a time.
+    pub(crate) layers: Option<LayerSteps>,
+    /// What G1 holds is final when this iteration is over.
+    pub(crate) iteration: Option<u64>,
 }
 
 impl Request {
@@ -211,6 +221,8 @@ impl Request {
             on_arrival: None,
             fence: None,
             limit: None,
+            layers: None,
+            iteration: None,
         }
     }
 
@@ -237,6 +249,10 @@ pub(crate) struct TransferSettings {
     /// So many times what it takes to compute the blocks is what a request waits for them, where
     /// that is known; 0 for any time.
     pub(crate) onboard_patience: f64,
+    /// Layers of a rank; 1 where nobody knows which bytes are whose.
+    pub(crate) num_layers: u32,
+    /// Most steps of a transfer that goes layer by layer.
+    pub(crate) layer_steps: u32,
     /// As configured; [`Transfers::block_costs`] has what was measured.
     pub(crate) block_costs: BlockCosts,
 }
@@ -410,8 +426,30 @@ impl Transfers {
     pub(crate) fn pace(&self, path: Path, recompute: Duration, blocks: usize) -> (Pace, usize) {
         let now = kvbm_plan::clock::now();
         let patience = self.onboard_patience(recompute, blocks).unwrap_or(self.settings.transfer_deadline);
-        let before = self.inflight.blocks_on(path, |part| part.transfer.is_waited_for(now));
+        let before = self.blocks_before(path, now);
         (self.speeds.pace(path, recompute, blocks, patience, now), before)
+    }
+
+    /// Blocks that transfers wait for on `path`; those that hang are not counted.
+    fn blocks_before(&self, path: Path, now: Instant) -> usize {
+        let share = |part: &PlanPart| if part.transfer.is_waited_for(now) { part.share() } else { 0.0 };
+        self.inflight.blocks_on(path, share)
+    }
+
+    /// The steps of a transfer of so many blocks between G1 and G2 that goes layer by layer. `None`
+    /// where that has nothing to hide: all of it is over as soon as the plans for its layers are
+    /// made. With `iteration`, the steps wait until that has computed their layers.
+    pub(crate) fn layer_steps(
+        &self,
+        path: Path,
+        blocks: usize,
+        iteration: Option<u64>,
+    ) -> Option<LayerSteps> {
+        let time = self.time_per_block(path).map(|each| times(each, blocks));
+        let worth = time.map_or(u32::MAX, |time| {
+            u32::try_from(time.as_micros() / COST_OF_A_PLAN.as_micros()).unwrap_or(u32::MAX)
+        });
+        LayerSteps::new(self.settings.num_layers, self.settings.layer_steps.min(worth), iteration)
     }
 
     /// How long a request waits for blocks that take so long to compute.
@@ -501,12 +539,12 @@ impl Transfers {
     }
 
     fn plan_finished(&self, finished: &Finished<PlanPart>) {
-        let PlanPart { transfer, first } = &finished.operation;
-        self.note_served(transfer, finished);
-        let unsettled = transfer.merge(*first, &finished.failures, finished.own.then_some(finished.busy));
+        let part = &finished.operation;
+        self.note_served(&part.transfer, finished);
+        let unsettled = part.transfer.merge(part, &finished.failures, finished.own.then_some(finished.busy));
         self.count_plan(finished);
         if let Some(unsettled) = unsettled {
-            self.settle(transfer, unsettled);
+            self.settle(&part.transfer, unsettled);
         }
     }
 
@@ -536,13 +574,16 @@ impl Transfers {
         let Finished { queued, elapsed, bytes, .. } = finished;
         tracing::trace!(path = %finished.path, arrived, bytes, ?queued, ?elapsed, "plan finished");
         path.leave();
+        let part = &finished.operation;
         if arrived > 0 {
-            path.arrived(arrived as u64, finished.bytes, finished.elapsed);
+            // A block that comes in steps counts with the last of them.
+            let blocks = if part.is_last_step() { arrived as u64 } else { 0 };
+            path.arrived(blocks, finished.bytes, finished.elapsed);
         }
         let is_late =
             |failure: &Failure| matches!(failure.kind, FailureKind::Deadline | FailureKind::PathBusy);
         if arrived > 0 || finished.own && finished.failures.iter().flatten().any(is_late) {
-            self.speeds.saw(finished.path, arrived, finished.elapsed);
+            self.speeds.saw(finished.path, arrived as f64 * part.share(), finished.elapsed);
         }
     }
 }

@@ -60,11 +60,11 @@ pub(crate) enum Pace {
 
 impl Speeds {
     /// A plan was over after `elapsed`, and so many of its blocks arrived: none where it was late.
-    pub(super) fn saw(&self, path: Path, blocks: usize, elapsed: Duration) {
+    pub(super) fn saw(&self, path: Path, blocks: f64, elapsed: Duration) {
         self.saw_at(path, blocks, elapsed, kvbm_plan::clock::now());
     }
 
-    fn saw_at(&self, path: Path, blocks: usize, elapsed: Duration, now: Instant) {
+    fn saw_at(&self, path: Path, blocks: f64, elapsed: Duration, now: Instant) {
         let mut paths = self.paths.lock();
         // What one plan waited for the ones before it, those have been counted for.
         let valid = |speed: &&mut Speed| now.saturating_duration_since(speed.seen) <= VALID;
@@ -76,7 +76,7 @@ impl Speeds {
         }
         let elapsed = alone.map_or(elapsed, |alone| elapsed.min(alone));
         speed.seconds = speed.seconds * DECAY + elapsed.as_secs_f64();
-        speed.blocks = speed.blocks * DECAY + blocks as f64;
+        speed.blocks = speed.blocks * DECAY + blocks;
         speed.seen = now;
     }
 
@@ -152,13 +152,13 @@ mod tests {
     fn few_blocks_that_take_long_are_evidence_and_so_is_a_plan_that_brings_none() {
         let (path, start) = (Path::G3_G1, Instant::now());
         let speeds = Speeds::default();
-        speeds.saw_at(path, 4, Duration::from_millis(99), start);
+        speeds.saw_at(path, 4.0, Duration::from_millis(99), start);
         assert_eq!(speeds.per_block(path, start), None, "neither many blocks nor much time");
-        speeds.saw_at(path, 4, Duration::from_millis(400), start + Duration::from_secs(1));
+        speeds.saw_at(path, 4.0, Duration::from_millis(400), start + Duration::from_secs(1));
         let block = speeds.per_block(path, start).map(|time| time.as_millis());
         assert_eq!(block, Some(63));
         let late = Speeds::default();
-        late.saw_at(path, 0, Duration::from_secs(2), start);
+        late.saw_at(path, 0.0, Duration::from_secs(2), start);
         assert_eq!(late.per_block(path, start), Some(Duration::from_secs(2)));
     }
 
@@ -169,14 +169,14 @@ mod tests {
         let ms = Duration::from_millis;
         let pace = |at| speeds.pace(path, ms(10), 5, ms(250), at);
         assert_eq!(pace(start), Pace::Unknown);
-        speeds.saw_at(path, 100, ms(2_000), start);
+        speeds.saw_at(path, 100.0, ms(2_000), start);
         assert_eq!(pace(start), Pace::Each(ms(20)), "slower than computing");
         // Five blocks cost 100 ms.
         assert_eq!(pace(start + ms(19_999)), Pace::Each(ms(20)));
         let again = start + ms(20_000);
         assert_eq!(pace(again), Pace::Retried);
         assert_eq!(pace(again), Pace::Each(ms(20)), "others wait for what comes of it");
-        speeds.saw_at(path, 100, ms(100), again + ms(100));
+        speeds.saw_at(path, 100.0, ms(100), again + ms(100));
         assert_eq!(pace(again + ms(100)), Pace::Each(ms(1)), "what was slow is forgotten");
         assert_eq!(pace(again + Duration::from_secs(500)), Pace::Each(ms(1)), "a fast one is no try");
     }
@@ -186,18 +186,18 @@ mod tests {
         let (speeds, path, start) = (Speeds::default(), Path::G3_G1, Instant::now());
         let at = |s| start + Duration::from_secs(s);
         assert_eq!(speeds.per_block(path, start), None);
-        speeds.saw_at(path, 63, Duration::from_millis(63), start);
+        speeds.saw_at(path, 63.0, Duration::from_millis(63), start);
         assert_eq!(speeds.per_block(path, start), None, "too little");
-        speeds.saw_at(path, 64, Duration::from_millis(64), at(1));
+        speeds.saw_at(path, 64.0, Duration::from_millis(64), at(1));
         let ms = |speed: Option<Duration>| speed.map(|time| time.as_micros().div_ceil(10));
         assert_eq!(ms(speeds.per_block(path, at(1))), Some(100));
         assert_eq!(speeds.per_block(Path::G2_G1, at(1)), None, "another path");
         for second in 2..202 {
-            speeds.saw_at(path, 16, Duration::from_millis(80), at(second));
+            speeds.saw_at(path, 16.0, Duration::from_millis(80), at(second));
         }
         assert_eq!(ms(speeds.per_block(path, at(201))), Some(500), "the newer ones count");
         assert_eq!(speeds.per_block(path, at(201 + 601)), None, "too long ago");
-        speeds.saw_at(path, 100, Duration::from_millis(100), at(201 + 700));
+        speeds.saw_at(path, 100.0, Duration::from_millis(100), at(201 + 700));
         assert_eq!(ms(speeds.per_block(path, at(201 + 700))), Some(100), "begins anew");
     }
 
@@ -208,7 +208,7 @@ mod tests {
         // Sent together, ended one after the other.
         for number in 1..=20 {
             let elapsed = Duration::from_millis(8 * number);
-            speeds.saw_at(path, 8, elapsed, start + elapsed);
+            speeds.saw_at(path, 8.0, elapsed, start + elapsed);
         }
         let block = speeds.per_block(path, start).expect("enough was seen");
         assert_eq!(block.as_micros().div_ceil(10), 100);

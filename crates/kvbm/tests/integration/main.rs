@@ -22,6 +22,7 @@ mod g1_memory;
 mod hints;
 mod joins;
 mod late_reads;
+mod layers;
 mod lifetime;
 mod links;
 mod losses;
