@@ -42,6 +42,9 @@ const NETWORK: &[&str] = &[
     "zmq",
 ];
 
+/// What only the feature `nixl` may bring.
+const NIXL: &[&str] = &["bindgen", "clang-sys", "nixl-sys"];
+
 /// What a scheduler process must not link.
 const WORKER: &[&str] = &[
     "cudarc",
@@ -68,6 +71,9 @@ pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<()> {
 
     let volume = tree(workspace, "kvbm-volume", &[])?;
     broken.extend(found(&volume, NETWORK, "kvbm-volume without features", "network crate"));
+
+    let program = tree(workspace, "kvbm-cli", &[])?;
+    broken.extend(found(&program, NIXL, "kvbm-cli without features", "part of NIXL's build"));
 
     let external = tree(workspace, "kvbm", &[])?.into_iter().filter(|package| !package.ours).count();
     println!("kvbm with default features: {external} external crates (at most {MAX_EXTERNAL})");

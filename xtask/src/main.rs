@@ -18,6 +18,7 @@ mod gpu;
 mod kernels;
 mod miri;
 mod models;
+mod nixl;
 mod outside;
 mod python;
 mod servers;

@@ -5,8 +5,8 @@ use crate::space::Space;
 use crate::steps::{Outcome, Report};
 use crate::workspace::{FEATURES, Workspace, cargo, line_of, succeed};
 use crate::{
-    contract_test, crash_test, dependencies, engine_test, fuzz, gpu, kernels, miri, models, outside, smoke,
-    tidy, wheel,
+    contract_test, crash_test, dependencies, engine_test, fuzz, gpu, kernels, miri, models, nixl, outside,
+    smoke, tidy, wheel,
 };
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -55,6 +55,7 @@ const STEPS: &[Step] = &[
     step("smoke", When::All, "the product as a user runs it", smoke::check),
     step("s3", When::All, "G4 over a second S3 server, which is compiled", s3),
     step("event-race", When::All, "a registration races the last drop, followed to the end", event_race),
+    step("nixl", When::All, "remote memory over the real NIXL, in several processes", nixl::check),
     step("crash", When::All, "durable blocks survive kill -9 and power loss", crash_test::check),
     step("fuzz", When::All, "a few seconds of coverage-guided fuzzing of every format", fuzz::check),
     step(

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The library that NIXL is used through.
 pub const LIBRARY: &str = "libnixl_capi.so";
@@ -20,13 +21,35 @@ const SYSTEM_FOLDERS: [&str; 6] = [
 /// The hidden folder of the Python wheel that holds the library.
 const WHEEL_FOLDERS: [&str; 2] = [".nixl_cu12.mesonpy.libs", ".nixl_cu13.mesonpy.libs"];
 
+/// What installs NIXL's library.
+pub(crate) const INSTALL: &str = "`pip install --no-deps nixl-cu12==1.5.1`";
+
+/// The longest pause of NIXL's progress thread. Longer ones show in every transfer.
+const MAX_PROGRESS_DELAY: Duration = Duration::from_millis(10);
+
 /// How a worker takes part in remote memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NixlOptions {
-    /// Name of this worker's agent, unique in the deployment. 1 to 255 bytes.
+    /// Name of this worker's agent, unique in the deployment. 1 to 255 bytes, no zero byte.
     pub agent_name: String,
     /// The library's file; `None`: look for it in the usual places.
     pub library: Option<PathBuf>,
+    /// Whether files can be registered, through NIXL's back end POSIX.
+    pub files: bool,
+    /// Parameters of back ends, by their name. What is not given keeps NIXL's default.
+    pub backends: Vec<BackendOptions>,
+    /// Pause of NIXL's progress thread: 1 us to 10 ms. A shorter one costs processor time while
+    /// nothing moves.
+    pub progress_delay: Duration,
+}
+
+/// Parameters of one of NIXL's back ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BackendOptions {
+    /// `UCX` or `POSIX`.
+    pub name: String,
+    /// Keys and values, as NIXL documents them for the back end.
+    pub parameters: Vec<(String, String)>,
 }
 
 /// An option with a value that cannot be used.
@@ -41,7 +64,13 @@ pub struct OptionsError {
 impl NixlOptions {
     /// Options of a worker with this agent name.
     pub fn new(agent_name: impl Into<String>) -> Self {
-        Self { agent_name: agent_name.into(), library: None }
+        Self {
+            agent_name: agent_name.into(),
+            library: None,
+            files: false,
+            backends: Vec::new(),
+            progress_delay: Duration::from_micros(100),
+        }
     }
 
     /// Checks the values without looking at the machine.
@@ -49,29 +78,62 @@ impl NixlOptions {
     /// # Errors
     /// The first option with a value that cannot be, and what is allowed.
     pub fn validate(&self) -> Result<(), OptionsError> {
-        if !(1..=255).contains(&self.agent_name.len()) {
+        let refuse = |option, value: String, rule| Err(OptionsError { option, value, rule });
+        if !(1..=255).contains(&self.agent_name.len()) || self.agent_name.contains('\0') {
             let value = self.agent_name.chars().take(40).collect();
-            return Err(OptionsError { option: "agent_name", value, rule: "give a name of 1 to 255 bytes" });
+            return refuse("agent_name", value, "give a name of 1 to 255 bytes without zero bytes");
+        }
+        if !(Duration::from_micros(1)..=MAX_PROGRESS_DELAY).contains(&self.progress_delay) {
+            let value = format!("{:?}", self.progress_delay);
+            return refuse("progress_delay", value, "give 1 us to 10 ms");
+        }
+        for backend in &self.backends {
+            if !["UCX", "POSIX"].contains(&backend.name.as_str()) {
+                return refuse("backends", backend.name.clone(), "give parameters of UCX or POSIX");
+            }
+        }
+        if let Some(transports) = std::env::var("UCX_TLS").ok().filter(|given| !allows_tcp(given)) {
+            return refuse("UCX_TLS", transports, "UCX needs tcp among its transports: add it");
         }
         match &self.library {
             Some(path) if !path.is_absolute() => {
-                let value = path.display().to_string();
-                Err(OptionsError { option: "library", value, rule: "give the library's absolute path" })
+                refuse("library", path.display().to_string(), "give the library's absolute path")
             }
             _ => Ok(()),
         }
     }
 
-    /// Looks for NIXL on this machine: in [`library`](Self::library) only, if that is given; else
-    /// in the folders of `LD_LIBRARY_PATH`, the active Python environment (`VIRTUAL_ENV`), and the
-    /// system's. Loads nothing.
+    /// Whether remote memory can be used here. Looks for the library, and loads nothing.
     pub fn probe(&self) -> Availability {
-        let library = match &self.library {
+        let library = self.find_library();
+        if !cfg!(feature = "nixl") {
+            return Availability::NotCompiledIn { library };
+        }
+        match library {
+            LibrarySearch::Found(library) => Availability::Ready { library },
+            library @ LibrarySearch::NotFound { .. } => Availability::NoLibrary { library },
+        }
+    }
+
+    /// Looks for NIXL's library: in [`library`](Self::library) only, if that is given; else the
+    /// file that `NIXL_CAPI_LIBRARY` names, the folders of `LD_LIBRARY_PATH`, the active Python
+    /// environment (`VIRTUAL_ENV`), and the system's folders.
+    pub fn find_library(&self) -> LibrarySearch {
+        match &self.library {
             Some(path) => LibrarySearch::among([path.clone()]),
             None => LibrarySearch::among(usual_places()),
-        };
-        Availability::NotCompiledIn { library }
+        }
     }
+}
+
+/// Whether a value of `UCX_TLS` leaves tcp in. UCX sets up every connection over it.
+fn allows_tcp(transports: &str) -> bool {
+    let (excludes, list) = match transports.strip_prefix('^') {
+        Some(list) => (true, list),
+        None => (false, transports),
+    };
+    let names = |wanted: &[&str]| list.split(',').any(|name| wanted.contains(&name.trim()));
+    if excludes { !names(&["tcp", "all"]) } else { names(&["tcp", "all"]) }
 }
 
 /// What stands between this process and remote memory. Its text says what to do.
@@ -84,12 +146,28 @@ pub enum Availability {
         /// Whether NIXL's library is installed all the same.
         library: LibrarySearch,
     },
+    /// NIXL is compiled in, and its library is not installed.
+    NoLibrary {
+        /// Where it was looked for.
+        library: LibrarySearch,
+    },
+    /// NIXL is compiled in, and its library is installed.
+    Ready {
+        /// The library's file.
+        library: PathBuf,
+    },
 }
 
 impl fmt::Display for Availability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::NotCompiledIn { library } = self;
-        write!(f, "NIXL is not compiled into this build, so remote memory cannot be used; {library}")
+        match self {
+            Self::NotCompiledIn { library } => write!(
+                f,
+                "NIXL is not compiled into this build (cargo feature `nixl`), so remote memory cannot be used; {library}"
+            ),
+            Self::NoLibrary { library } => write!(f, "NIXL cannot be used: {library}"),
+            Self::Ready { library } => write!(f, "NIXL can be used: {}", library.display()),
+        }
     }
 }
 
@@ -128,8 +206,8 @@ impl fmt::Display for LibrarySearch {
         let tried: Vec<String> = tried.iter().map(|path| path.display().to_string()).collect();
         write!(
             f,
-            "its library {LIBRARY} was not found either (tried {}): `pip install --no-deps nixl-cu12`, then set the NIXL \
-             library option to SITE-PACKAGES/{}/{LIBRARY}",
+            "its library {LIBRARY} was not found (tried {}): {INSTALL}, then set NIXL_CAPI_LIBRARY to \
+             SITE-PACKAGES/{}/{LIBRARY}",
             tried.join(", "),
             WHEEL_FOLDERS[0],
         )
@@ -137,6 +215,11 @@ impl fmt::Display for LibrarySearch {
 }
 
 fn usual_places() -> Vec<PathBuf> {
+    let named = std::env::var_os("NIXL_CAPI_LIBRARY").map(PathBuf::from).filter(|path| path.is_absolute());
+    named.into_iter().chain(in_folders()).collect()
+}
+
+fn in_folders() -> Vec<PathBuf> {
     let search = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let mut folders: Vec<PathBuf> =
         std::env::split_paths(&search).filter(|folder| folder.is_absolute()).collect();
@@ -183,11 +266,8 @@ mod tests {
         let mut options = NixlOptions::new("worker-0");
         options.library = Some("/no/such/libnixl_capi.so".into());
         let text = options.probe().to_string();
-        for part in [
-            "not compiled into this build",
-            "tried /no/such/libnixl_capi.so",
-            "pip install --no-deps nixl-cu12",
-        ] {
+        let build = if cfg!(feature = "nixl") { "cannot be used" } else { "not compiled into this build" };
+        for part in [build, "tried /no/such/libnixl_capi.so", "pip install --no-deps nixl-cu12"] {
             assert!(text.contains(part), "{text}");
         }
         options.library = None;
@@ -204,22 +284,43 @@ mod tests {
         let path = folder.path().join("any-name.so");
         std::fs::write(&path, b"").unwrap();
         let options = NixlOptions { library: Some(path.clone()), ..NixlOptions::new("a") };
-        let found = options.probe();
-        assert_eq!(found, Availability::NotCompiledIn { library: LibrarySearch::Found(path.clone()) });
-        assert!(
-            found.to_string().ends_with(&format!("its library is installed: {}", path.display())),
-            "{found}"
-        );
+        assert_eq!(options.find_library(), LibrarySearch::Found(path.clone()));
+        let expected = if cfg!(feature = "nixl") {
+            Availability::Ready { library: path.clone() }
+        } else {
+            Availability::NotCompiledIn { library: LibrarySearch::Found(path.clone()) }
+        };
+        assert_eq!(options.probe(), expected);
+        assert!(expected.to_string().ends_with(&path.display().to_string()), "{expected}");
+    }
+
+    /// Pitfall: without tcp UCX cannot connect, and NIXL only says "BACKEND".
+    #[test]
+    fn transports_without_tcp_are_refused() {
+        for good in ["all", "tcp", "cma,tcp", "^cma", "rc, tcp"] {
+            assert!(allows_tcp(good), "{good}");
+        }
+        for bad in ["cma", "^tcp", "^all", "rc,sm", ""] {
+            assert!(!allows_tcp(bad), "{bad}");
+        }
     }
 
     #[test]
     fn options_are_checked() {
         assert_eq!(NixlOptions::new("a").validate(), Ok(()));
         let relative = NixlOptions { library: Some("lib.so".into()), ..NixlOptions::new("a") };
+        let slow = NixlOptions { progress_delay: Duration::from_secs(1), ..NixlOptions::new("a") };
+        let spinning = NixlOptions { progress_delay: Duration::ZERO, ..NixlOptions::new("a") };
+        let backend = BackendOptions { name: "UCC".into(), parameters: Vec::new() };
+        let unknown = NixlOptions { backends: vec![backend], ..NixlOptions::new("a") };
         let cases = [
             (NixlOptions::new(""), "agent_name"),
+            (NixlOptions::new("a\0b"), "agent_name"),
             (NixlOptions::new("a".repeat(256)), "agent_name"),
             (relative, "library"),
+            (slow, "progress_delay"),
+            (spinning, "progress_delay"),
+            (unknown, "backends"),
         ];
         for (options, name) in cases {
             let error = options.validate().unwrap_err().to_string();

@@ -38,8 +38,8 @@ use crate::{BlockSet, ExportError, ImportError, Lease, UnixMillis};
 
 pub(crate) const MAGIC: [u8; 8] = *b"kvbmbset";
 const VERSION: u16 = 1;
-const MAX_AGENT_BYTES: usize = 255;
-const MAX_METADATA_BYTES: usize = 1 << 20;
+pub(crate) const MAX_AGENT_BYTES: usize = 255;
+pub(crate) const MAX_METADATA_BYTES: usize = 1 << 20;
 /// The largest set: its fixed part, three lengths, the longest agent name, metadata and layout, and
 /// the checksum.
 const MAX_BYTES: usize = 100 + MAX_AGENT_BYTES + MAX_METADATA_BYTES + MAX_MESSAGE_BYTES;
@@ -129,7 +129,9 @@ pub(crate) fn encode(set: &BlockSet) -> Result<Vec<u8>, ExportError> {
 
 /// Reads a set; every bound is checked before memory is taken for it.
 pub(crate) fn decode(bytes: &[u8]) -> Result<BlockSet, ImportError> {
-    let (fixed, mut reader) = Reader::open(bytes)?;
+    let mut reader = Reader::open(bytes, MAGIC, VERSION, MAX_BYTES)?;
+    let fixed: [u8; size_of::<FixedLayout>()] = reader.take("fixed part")?;
+    let fixed: FixedLayout = zerocopy::transmute!(fixed);
     let writer = Rank(fixed.writer.get());
     let replication = match (fixed.replicated, writer) {
         ([0, 0, 0, 0], Rank(0)) => Replication::None,
@@ -144,16 +146,11 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<BlockSet, ImportError> {
         replication,
     };
     let lease = Lease { id: LeaseId(fixed.lease.get()), expires: UnixMillis(fixed.lease_expires.get()) };
-    let agent_length = usize::from(u16::from_le_bytes(reader.take("agent name length")?));
-    let agent = reader.bytes(agent_length, "agent name")?;
-    let Ok(agent) = std::str::from_utf8(agent) else {
-        return refuse("agent name", &"not UTF-8", "UTF-8 is needed");
-    };
+    let agent = reader.name()?;
     let agent_metadata = reader.prefixed("agent metadata")?.to_vec();
     let layout = reader.prefixed("layout")?;
     reader.finish()?;
     let layout = LayoutDescriptor::decode(layout)?;
-    let agent = agent.to_owned();
     let set = BlockSet {
         id: BlockSetId(fixed.id.get()),
         namespace: NamespaceTag::from_bytes(fixed.namespace),
@@ -169,41 +166,57 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<BlockSet, ImportError> {
     Ok(set)
 }
 
-fn refuse<T>(field: &'static str, value: &dyn std::fmt::Debug, rule: &'static str) -> Result<T, ImportError> {
+pub(crate) fn refuse<T>(
+    field: &'static str,
+    value: &dyn std::fmt::Debug,
+    rule: &'static str,
+) -> Result<T, ImportError> {
     Err(ImportError::Field { field, value: format!("{value:?}"), rule })
 }
 
 /// What is left to read, checksum excluded.
-struct Reader<'a> {
+pub(crate) struct Reader<'a> {
     rest: &'a [u8],
     total: usize,
 }
 
 impl<'a> Reader<'a> {
-    /// Checks length, magic, version and checksum. Gives the part of fixed length, and a reader of
-    /// the rest.
-    fn open(bytes: &'a [u8]) -> Result<(&'a FixedLayout, Self), ImportError> {
+    /// Checks length, magic, version and checksum. Gives a reader of all before the checksum.
+    pub(crate) fn open(
+        bytes: &'a [u8],
+        magic: [u8; 8],
+        known: u16,
+        limit: usize,
+    ) -> Result<Self, ImportError> {
         let total = bytes.len();
-        if total > MAX_BYTES {
-            return Err(ImportError::TooLong { length: total, limit: MAX_BYTES });
+        if total > limit {
+            return Err(ImportError::TooLong { length: total, limit });
         }
         let truncated = |field| ImportError::Truncated { field, length: total };
         let (body, sum) = bytes.split_last_chunk::<CHECKSUM_BYTES>().ok_or(truncated("checksum"))?;
         // Magic and version stand where every version has them: another version is named before its
         // length is judged.
         let (&found, rest) = body.split_first_chunk().ok_or(truncated("magic"))?;
-        if found != MAGIC {
+        if found != magic {
             return Err(ImportError::Magic { found });
         }
         let (version, _) = U16::read_from_prefix(rest).map_err(|_| truncated("version"))?;
-        if version != VERSION {
-            return Err(ImportError::Version { found: version.get(), known: VERSION });
+        if version != known {
+            return Err(ImportError::Version { found: version.get(), known });
         }
         if checksum(CrcAlgorithm::Crc64Nvme, body) != u64::from_le_bytes(*sum) {
             return Err(ImportError::Checksum);
         }
-        let (fixed, rest) = FixedLayout::ref_from_prefix(body).map_err(|_| truncated("fixed part"))?;
-        Ok((fixed, Self { rest, total }))
+        Ok(Self { rest: body, total })
+    }
+
+    /// An agent's name: a 16-bit length and as many bytes of UTF-8.
+    pub(crate) fn name(&mut self) -> Result<String, ImportError> {
+        let length = usize::from(u16::from_le_bytes(self.take("agent name length")?));
+        match std::str::from_utf8(self.bytes(length, "agent name")?) {
+            Ok(name) => Ok(name.to_owned()),
+            Err(_) => refuse("agent name", &"not UTF-8", "UTF-8 is needed"),
+        }
     }
 
     fn bytes(&mut self, count: usize, field: &'static str) -> Result<&'a [u8], ImportError> {
@@ -213,19 +226,19 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    fn take<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], ImportError> {
+    pub(crate) fn take<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], ImportError> {
         let mut taken = [0; N];
         taken.copy_from_slice(self.bytes(N, field)?);
         Ok(taken)
     }
 
     /// A 32-bit length and as many bytes.
-    fn prefixed(&mut self, field: &'static str) -> Result<&'a [u8], ImportError> {
+    pub(crate) fn prefixed(&mut self, field: &'static str) -> Result<&'a [u8], ImportError> {
         let length = u32::from_le_bytes(self.take(field)?);
         self.bytes(length as usize, field)
     }
 
-    fn finish(self) -> Result<(), ImportError> {
+    pub(crate) fn finish(self) -> Result<(), ImportError> {
         match self.rest.len() {
             0 => Ok(()),
             extra => Err(ImportError::Trailing { extra }),

@@ -1,4 +1,4 @@
-//! Remote memory: descriptions of the blocks that workers offer to peers, and whether NIXL can move
+//! Remote memory: descriptions of the blocks that workers offer to peers, and agents that move
 //! them.
 //!
 //! A worker *exports* a [`BlockSet`]: where its memory is, how blocks lie in it, which slice of
@@ -8,19 +8,23 @@
 //! **Knows:** the description of remote memory, and NIXL.
 //! **Must never know:** which blocks exist or are worth reading; it decides nothing.
 //!
-//! This version does not link NIXL and moves no bytes. [`Availability`] reports that, and what to
-//! install.
+//! A [`RemoteAgent`] moves the bytes: `NixlAgent` (feature `nixl`) over NIXL, whose library is
+//! found at run time, or [`InProcessAgent`]. A [`ReadPlan`] turns the shapes and layouts of both
+//! sides into lists of ranges. A [`BlockSetRegistry`] keeps what peers announce.
 //!
 //! ```
-//! use kvbm_layout::{AnyLayout, AxisOrder, DType, FullyContiguous, LayoutConfig, LayoutDescriptor, MemoryKind, RegionMemory};
-//! use kvbm_nixl::{BlockSet, Lease, SerializedBlockSet, UnixMillis};
-//! use kvbm_plan::{BlockSetId, GroupId, HeadRange, LeaseId, NamespaceTag, NodeId, Rank, RankSlice, Replication};
+//! use kvbm_layout::{AnyLayout, AxisOrder, DType, FullyContiguous, LayoutConfig, LayoutDescriptor,
+//! MemoryKind, RegionMemory}; use kvbm_nixl::{BlockSet, Lease, SerializedBlockSet, UnixMillis}; use
+//! kvbm_plan::{BlockSetId, GroupId, HeadRange, LeaseId, NamespaceTag, NodeId, Rank, RankSlice,
+//! Replication};
 //!
-//! let config = LayoutConfig::builder().num_blocks(1024).num_layers(32).outer_dim(2).page_size(16).inner_dim(8 * 128);
-//! let config = config.num_heads(8).dtype(DType::BF16).alignment(4096).build()?;
-//! let bytes = config.num_blocks as u64 * config.bytes_per_block();
-//! let layout = AnyLayout::FullyContiguous(FullyContiguous::new(config, AxisOrder::Nhd)?);
-//! let memory = RegionMemory { kind: MemoryKind::Pinned, device_id: 0, address: 0x7f00_0000_0000, bytes, base_offset: 0 };
+//! let config =
+//! LayoutConfig::builder().num_blocks(1024).num_layers(32).outer_dim(2).page_size(16).inner_dim(8 *
+//! 128); let config = config.num_heads(8).dtype(DType::BF16).alignment(4096).build()?; let bytes =
+//! config.num_blocks as u64 * config.bytes_per_block(); let layout =
+//! AnyLayout::FullyContiguous(FullyContiguous::new(config, AxisOrder::Nhd)?); let memory =
+//! RegionMemory { kind: MemoryKind::Pinned, device_id: 0, address: 0x7f00_0000_0000, bytes,
+//! base_offset: 0 };
 //!
 //! let namespace = NamespaceTag::from_bytes([1; 16]);
 //! let heads = HeadRange { start: 0, count: 8 };
@@ -29,15 +33,12 @@
 //!     namespace,
 //!     group: GroupId(0),
 //!     node: NodeId(1),
-//!     slice: RankSlice { rank: Rank(0), first_layer: 0, num_layers: 32, heads, replication: Replication::None },
-//!     layout: LayoutDescriptor::new(layout, vec![memory])?,
-//!     agent: "worker-0".into(),
-//!     agent_metadata: Vec::new(),
-//!     lease: Lease { id: LeaseId(9), expires: UnixMillis(2_000) },
-//! };
-//! let sent = set.export()?;
-//! let received = SerializedBlockSet::from_bytes(sent.as_bytes().to_vec());
-//! assert_eq!(received.import(&namespace, UnixMillis(1_000))?, set);
+//!     slice: RankSlice { rank: Rank(0), first_layer: 0, num_layers: 32, heads, replication:
+//! Replication::None },     layout: LayoutDescriptor::new(layout, vec![memory])?,     agent:
+//! "worker-0".into(),     agent_metadata: Vec::new(),     lease: Lease { id: LeaseId(9), expires:
+//! UnixMillis(2_000) }, }; let sent = set.export()?; let received =
+//! SerializedBlockSet::from_bytes(sent.as_bytes().to_vec()); assert_eq!(received.import(&namespace,
+//! UnixMillis(1_000))?, set);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -45,26 +46,57 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | `fuzz` | bodies of the fuzz targets | `exchange`, `codec`, `error`, `block_set`, `lease` |
+//! | `conformance` | what every agent must do | `agent` |
+//! | `in_process` | agents that reach each other in one process | `agent`, `availability` |
+//! | `nixl` | the agent over NIXL | `agent`, `availability` |
+//! | `directory` | announcements in a shared folder | `announcement`, `error` |
+//! | `registry` | what peers have announced | `announcement`, `error`, `block_set` |
+//! | `announcement` | all that a node tells its peers, in one message | `codec`, `error`, `block_set` |
+//! | `shapes` | lists of ranges between ranks of different shapes | `agent`, `storage`, `block_set` |
+//! | `storage` | a peer's memory | `agent` |
+//! | `agent` | the seam to what moves bytes between nodes | `availability` |
 //! | `exchange` | export and import of a block set | `codec`, `error`, `block_set`, `lease` |
 //! | `codec` | bytes of a block set | `error`, `block_set`, `lease` |
 //! | `error` | errors | `lease` |
 //! | `block_set` | description of the blocks that a node offers to peers | `lease` |
 //! | `lease` | time limit of a remote read | - |
 //! | `availability` | whether NIXL is installed | - |
-#![forbid(unsafe_code)]
 
+mod agent;
+mod announcement;
 mod availability;
 mod block_set;
 mod codec;
+pub mod conformance;
+mod directory;
 mod error;
 mod exchange;
 #[cfg(any(test, feature = "fuzz"))]
 #[doc(hidden)]
 pub mod fuzz;
+mod in_process;
 mod lease;
+#[cfg(feature = "nixl")]
+mod nixl;
+mod registry;
+mod shapes;
+mod storage;
 
-pub use availability::{Availability, LIBRARY, LibrarySearch, NixlOptions, OptionsError};
+pub use agent::{
+    AgentError, Descriptor, DescriptorList, MAX_DESCRIPTORS, MAX_NOTIFICATION_BYTES, NixlEnabledStorage,
+    Notification, Registration, RemoteAgent, RemoteRequest, RemoteTransfer, SegmentKind, TransferDirection,
+    TransferState,
+};
+pub use announcement::{MAX_ANNOUNCEMENT_BYTES, MAX_BLOCK_SETS, NodeAnnouncement};
+pub use availability::{Availability, BackendOptions, LIBRARY, LibrarySearch, NixlOptions, OptionsError};
 pub use block_set::BlockSet;
+pub use directory::{DirectoryError, FileDirectory};
 pub use error::{ExportError, ImportError};
 pub use exchange::SerializedBlockSet;
+pub use in_process::{AgentFault, InProcessAgent, InProcessNetwork};
 pub use lease::{Lease, UnixMillis};
+#[cfg(feature = "nixl")]
+pub use nixl::NixlAgent;
+pub use registry::{BlockSetRegistry, Imported, MAX_PEERS, RegistryError};
+pub use shapes::{ModelPart, ReadPlan, ShapeError, TransferLists};
+pub use storage::NixlStorage;

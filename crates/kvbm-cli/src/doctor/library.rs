@@ -5,26 +5,25 @@ use kvbm_nixl::{Availability, LibrarySearch, NixlOptions};
 use super::{Finding, Status};
 
 pub(super) fn nixl() -> Finding {
-    let availability = NixlOptions::new("doctor").probe();
-    let fix = match &availability {
-        Availability::NotCompiledIn { library: LibrarySearch::Found(_) } => {
-            "nothing to do until a build with NIXL is used"
+    const EFFECT: &str = "no memory of other machines; everything on this machine works without";
+    let missing = |found, fix| Finding::short("NIXL", Status::Missing, found, EFFECT, fix);
+    match NixlOptions::new("doctor").probe() {
+        Availability::Ready { library } => {
+            Finding::short("NIXL", Status::Ok, library.display().to_string(), "memory of other machines", "")
         }
-        _ => "pip install --no-deps nixl-cu12",
-    };
-    let found = match &availability {
-        Availability::NotCompiledIn { library: LibrarySearch::Found(path) } => {
-            format!("its library is at {}, but this build has no NIXL", path.display())
-        }
-        _ => format!("{} not found, and this build has no NIXL", kvbm_nixl::LIBRARY),
-    };
-    Finding::short(
-        "NIXL",
-        Status::Missing,
-        found,
-        "no memory of other machines; everything on this machine works without",
-        fix,
-    )
+        Availability::NotCompiledIn { library: LibrarySearch::Found(path) } => missing(
+            format!("its library is at {}, but this build has no NIXL", path.display()),
+            "build with `--features nixl`",
+        ),
+        Availability::NotCompiledIn { .. } => missing(
+            format!("{} not found, and this build has no NIXL", kvbm_nixl::LIBRARY),
+            "pip install --no-deps nixl-cu12==1.5.1, and build with `--features nixl`",
+        ),
+        _ => missing(
+            format!("{} not found", kvbm_nixl::LIBRARY),
+            "pip install --no-deps nixl-cu12==1.5.1, and set NIXL_CAPI_LIBRARY to its file",
+        ),
+    }
 }
 
 #[cfg(test)]

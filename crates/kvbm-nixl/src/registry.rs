@@ -1,0 +1,130 @@
+//! What peers have announced: the newest announcement of each node, whole.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kvbm_plan::{Epoch, GroupId, NamespaceTag, NodeId};
+use parking_lot::RwLock;
+
+use crate::{BlockSet, ImportError, NodeAnnouncement};
+
+/// Most peers that are kept.
+pub const MAX_PEERS: usize = 4096;
+
+/// Peers and their block sets. An import replaces all of a node's sets at once; a reader holds the
+/// version that it has found, however long.
+#[derive(Debug, Default)]
+pub struct BlockSetRegistry {
+    nodes: RwLock<BTreeMap<NodeId, Arc<NodeAnnouncement>>>,
+}
+
+/// What an import changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Imported {
+    /// A node that was not known.
+    New,
+    /// A newer announcement of the same life.
+    Newer,
+    /// The node has been started again: what was read under its earlier epoch is void.
+    Restarted,
+    /// It is what is known already.
+    Known,
+}
+
+/// Why an announcement was not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegistryError {
+    /// It is damaged, or not an announcement.
+    #[error(transparent)]
+    Import(#[from] ImportError),
+    /// An older life or version of the node than the one that is known.
+    #[error(
+        "announcement {sequence} of epoch {epoch} of node {node} is older than what is known ({known_epoch}, \
+         {known_sequence}); two nodes may share the id {node}: give each its own"
+    )]
+    Stale {
+        /// The node.
+        node: NodeId,
+        /// Its epoch.
+        epoch: Epoch,
+        /// Its number.
+        sequence: u64,
+        /// The epoch that is known.
+        known_epoch: Epoch,
+        /// The number that is known.
+        known_sequence: u64,
+    },
+    /// There are too many peers.
+    #[error("{MAX_PEERS} peers are known, and node {node} would be one more; partition the deployment")]
+    Full {
+        /// The node.
+        node: NodeId,
+    },
+}
+
+impl BlockSetRegistry {
+    /// Takes a node's announcement as it came. Sets of other namespaces are kept: a reader names
+    /// the namespace that it wants.
+    ///
+    /// # Errors
+    /// [`RegistryError`]. The registry is unchanged then.
+    pub fn import_remote_blockset(&self, bytes: &[u8]) -> Result<(NodeId, Imported), RegistryError> {
+        let new = NodeAnnouncement::decode(bytes)?;
+        let node = new.node;
+        let mut nodes = self.nodes.write();
+        let count = nodes.len();
+        let change = match nodes.get(&node).map(|known| (known.epoch, known.sequence)) {
+            None if count >= MAX_PEERS => return Err(RegistryError::Full { node }),
+            None => Imported::New,
+            Some(known) if known == (new.epoch, new.sequence) => return Ok((node, Imported::Known)),
+            Some((epoch, sequence)) if (new.epoch, new.sequence) < (epoch, sequence) => {
+                return Err(RegistryError::Stale {
+                    node,
+                    epoch: new.epoch,
+                    sequence: new.sequence,
+                    known_epoch: epoch,
+                    known_sequence: sequence,
+                });
+            }
+            Some((epoch, _)) if new.epoch > epoch => Imported::Restarted,
+            Some(_) => Imported::Newer,
+        };
+        let old = nodes.insert(node, Arc::new(new));
+        drop(nodes);
+        drop(old);
+        Ok((node, change))
+    }
+
+    /// Forgets a node, if this epoch of it or an older one is known. Whether it was.
+    pub fn remove(&self, node: NodeId, epoch: Epoch) -> bool {
+        let mut nodes = self.nodes.write();
+        if nodes.get(&node).is_some_and(|known| known.epoch <= epoch) {
+            return nodes.remove(&node).is_some();
+        }
+        false
+    }
+
+    /// A node's announcement.
+    pub fn get(&self, node: NodeId) -> Option<Arc<NodeAnnouncement>> {
+        self.nodes.read().get(&node).cloned()
+    }
+
+    /// The node whose messages come from this agent.
+    pub fn node_of(&self, agent: &str) -> Option<Arc<NodeAnnouncement>> {
+        self.nodes.read().values().find(|node| node.agent == agent).cloned()
+    }
+
+    /// All nodes, by id.
+    pub fn all(&self) -> Vec<Arc<NodeAnnouncement>> {
+        self.nodes.read().values().cloned().collect()
+    }
+}
+
+impl NodeAnnouncement {
+    /// The block sets of a namespace and group.
+    pub fn sets_of(&self, namespace: &NamespaceTag, group: GroupId) -> Vec<BlockSet> {
+        let wanted = |set: &&BlockSet| set.namespace == *namespace && set.group == group;
+        self.sets.iter().filter(wanted).cloned().collect()
+    }
+}
