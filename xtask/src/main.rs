@@ -22,6 +22,7 @@ mod nixl;
 mod outside;
 mod python;
 mod servers;
+mod sim;
 mod smoke;
 mod space;
 mod steps;
@@ -55,6 +56,10 @@ usage: cargo xtask COMMAND
   event-faults [--rounds N] [--seed N] [--json FILE]
                                    random kills, partitions, stalls and restarts under block managers that publish: a
                                    follower's index equals their pools after each; N defaults to 200 rounds
+  sim [--seeds N] [--first-seed S] [--steps N] [--jobs N] [--seconds N] [--mutants] [--plant BUG] [--json FILE]
+                                   the leader under seeds: simulated clock, ranks, links, disks and store; 1,000 seeds of 1,000
+                                   steps; --mutants also plants every known bug and fails where one is not found
+  sim --seed S [--trace]           one seed again, step for step
   fuzz TARGET...|--all [--seconds N] [--jobs N] [--keep]
                                    coverage-guided fuzzing of what is read from disks, volumes and strangers, each target for N
                                    seconds (60), N of them at a time; --keep makes the smallest corpus that covers as much the
@@ -125,6 +130,10 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
         },
         "engine-test" => match engine_test::Options::parse(rest) {
             Ok(options) => engine_test::run(&options),
+            Err(text) => usage(text),
+        },
+        "sim" => match sim::Options::parse(rest) {
+            Ok(options) => sim::run(&options),
             Err(text) => usage(text),
         },
         "fuzz" => match fuzz::Options::parse(rest) {

@@ -6,7 +6,7 @@ use crate::steps::{Outcome, Report};
 use crate::workspace::{FEATURES, Workspace, cargo, line_of, succeed};
 use crate::{
     contract_test, crash_test, dependencies, engine_test, fuzz, gpu, kernels, miri, models, nixl, outside,
-    smoke, tidy, wheel,
+    sim, smoke, tidy, wheel,
 };
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -64,6 +64,7 @@ const STEPS: &[Step] = &[
         "loom, shuttle, and millions of operations against a naive model",
         models::check,
     ),
+    step("sim", When::All, "two minutes of new seeds of the simulator, and every planted bug", sim::check),
     step("gpu-bundle", When::All, "the programs for a GPU, run on the test driver", |w| {
         gpu::bundle(w, gpu::Mode::Rehearse).into()
     }),
@@ -147,6 +148,7 @@ const OF_ONE_STEP: &[(&str, &str)] = &[
     ("crash", "crash-test"),
     ("fuzz", "fuzz"),
     ("models", "models"),
+    ("sim", "sim"),
     ("gpu-bundle", "gpu-bundle"),
     ("gpu-bundle", "gpu-rehearsal"),
     ("miri", "miri"),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from engine import Engine
 
@@ -55,14 +58,44 @@ def truncated(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], No
     return undo
 
 
+#: The deadline of a load in these tests, in seconds.
+DEADLINE = 1.0
+
+
 def late(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], None]:
-    """Results of loads come up to 0.5 s late."""
+    """Results of loads come late, by up to twice the deadline."""
     worker = engine.loader
-    collect, until = worker._collect, time.monotonic() + rng.random() / 2
+    collect, until = worker._collect, time.monotonic() + 2 * DEADLINE * rng.random()
     worker._collect = lambda: collect() if time.monotonic() >= until else None
 
     def undo() -> None:
         worker._collect = collect
+
+    return undo
+
+
+def stopped(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], None]:
+    """The process of a worker stops when a load begins, for up to twice the deadline: its copies
+    come behind the deadline.
+    """
+    scheduler = engine.connector
+    load, process = scheduler._load, engine.core.model_executor.workers[-1].proc
+    timers: list[threading.Timer] = []
+
+    def load_and_stop(*args: Any) -> None:
+        load(*args)
+        os.kill(process.pid, signal.SIGSTOP)
+        timer = threading.Timer(2 * DEADLINE * rng.random(), os.kill, (process.pid, signal.SIGCONT))
+        timers.append(timer)
+        timer.start()
+
+    scheduler._load = load_and_stop
+
+    def undo() -> None:
+        scheduler._load = load
+        assert timers, "no load began"
+        for timer in timers:
+            timer.join()
 
     return undo
 
@@ -76,6 +109,7 @@ FAULTS = {
     "corrupt_rank_1": corrupt_rank_1,
     "truncated": truncated,
     "late": late,
+    "stopped": stopped,
     "aborted": aborted,
 }
 

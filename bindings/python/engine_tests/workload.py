@@ -8,7 +8,9 @@ __all__ = ["conversations", "unrelated"]
 
 
 def conversations(count: int, longest: int, seed: int) -> list[list[int]]:
-    """`count` prompts of 1 to `longest` tokens, in an order in which conversations alternate."""
+    """`count` prompts of 1 to `longest` tokens, both among them, in an order in which conversations
+    alternate.
+    """
     rng = random.Random(seed)
 
     def text(length: int) -> list[int]:
@@ -16,7 +18,7 @@ def conversations(count: int, longest: int, seed: int) -> list[list[int]]:
 
     systems = [text(length) for length in (64, 300, 700)]
     open_ones: list[list[int]] = []
-    prompts: list[list[int]] = []
+    prompts = [text(1), text(longest)]
     while len(prompts) < count:
         choice = rng.random()
         if choice < 0.1:
@@ -27,7 +29,9 @@ def conversations(count: int, longest: int, seed: int) -> list[list[int]]:
             open_ones.append(prompt)
         else:
             at = rng.randrange(len(open_ones))
-            prompt = open_ones[at] = open_ones[at] + text(rng.randrange(1, 400))
+            # A turn is a question, or one in ten times a document.
+            most = longest if rng.random() < 0.1 else 400
+            prompt = open_ones[at] = open_ones[at] + text(rng.randrange(1, most))
         if len(prompt) > longest:
             open_ones.remove(prompt)
             prompt = prompt[:longest]

@@ -369,7 +369,7 @@ impl KvBlockManager {
         self.call(py, |open| Ok(open.manager.metrics().encode()))
     }
 
-    /// Tiers and their blocks, and whether the disk is down.
+    /// Tiers and their blocks, the volumes' ids, and whether the disk is down.
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let status = self.call(py, |open| Ok(open.manager.status()))?;
         let tiers = PyDict::new(py);
@@ -386,6 +386,8 @@ impl KvBlockManager {
         }
         let out = PyDict::new(py);
         out.set_item("tiers", tiers)?;
+        let volumes: Vec<_> = status.volumes.iter().map(|volume| volume.descriptor.id.0).collect();
+        out.set_item("volumes", volumes)?;
         out.set_item("disk_down", status.disk_down)?;
         out.set_item("disk_failure", status.disk_failure.map(|failure| failure.to_string()))?;
         out.set_item("shut_down", status.shut_down)?;

@@ -98,7 +98,7 @@ def vllm() -> Iterator[Any]:
     )
     from kvbm_rs.vllm import _vllm_compat as compat
 
-    missing, compat.missing = compat.missing, list
+    missing, compat.missing = compat.missing, lambda used=None: []
     yield SimpleNamespace(role=KVConnectorRole, compat=compat)
     compat.missing = missing
 

@@ -94,7 +94,7 @@ pub use in_process::InProcessTransport;
 pub use index::{IndexStats, KvIndex, Place, PrefixMatch};
 pub use manager::{ConfigError, EventManager, EventSource, PublisherConfig, PublisherStats, Pumped};
 pub use msgpack::Malformed;
-pub use publisher::{FlushError, Publisher};
+pub use publisher::{FlushError, Publisher, PublisherWaker};
 pub use queue::InProcessConfig;
 pub use resync::{Resync, StreamRepair};
 pub use snapshot::{Answer, Part, Question, RemoteSnapshots, Snapshot, SnapshotServer, SnapshotSource};

@@ -2,8 +2,8 @@
 
 use crate::encoder::NativeEncoder;
 use crate::{
-    BatchEncoder, EventBatch, EventTransport, KvEvent, Payload, Replacement, SourceId, StreamId,
-    TransportError, wire,
+    BatchEncoder, EventBatch, EventTransport, KvEvent, Payload, PublisherWaker, Replacement, SourceId,
+    StreamId, TransportError, wire,
 };
 use kvbm_plan::Epoch;
 use std::collections::VecDeque;
@@ -15,6 +15,19 @@ pub trait EventSource: Send {
     /// Appends at most `max` events to `out`, oldest first, and returns the number that follows the
     /// last event the source has handed out *or lost* so far. Never waits.
     fn drain(&mut self, max: usize, out: &mut Vec<KvEvent>) -> u64;
+
+    /// Takes what wakes the publisher's thread. Whether this source will call it, as
+    /// [`wake_when`](Self::wake_when) asks; one that does not is looked into every 5 ms at least.
+    fn attach(&mut self, waker: PublisherWaker) -> bool {
+        drop(waker);
+        false
+    }
+
+    /// Asks for one call of the waker when `waiting` events wait, or so many that some may soon be
+    /// lost: now or later.
+    fn wake_when(&mut self, waiting: usize) {
+        let _ = waiting;
+    }
 }
 
 impl<F: FnMut(usize, &mut Vec<KvEvent>) -> u64 + Send> EventSource for F {
@@ -148,6 +161,8 @@ pub struct Pumped {
 struct Stream {
     id: StreamId,
     source: Box<dyn EventSource>,
+    /// Whether the source wakes the thread.
+    wakes: bool,
     /// Drained, not yet published: at most `batch_events`.
     pending: Vec<KvEvent>,
     /// Encoded, not yet taken by the transport, with the events that each stands for: those of one
@@ -212,6 +227,23 @@ impl Stream {
         self.pending.drain(..count).collect()
     }
 
+    /// How long nothing of this stream is due at `now`, unless its source wakes the thread before.
+    fn rest(&mut self, config: &PublisherConfig, now: Instant, tick: Duration) -> Duration {
+        let left = |since: Option<Instant>, span: Duration| {
+            since.map_or(Duration::ZERO, |since| span.saturating_sub(now.saturating_duration_since(since)))
+        };
+        if !self.wakes || !self.unsent.is_empty() {
+            return tick;
+        }
+        if self.pending.is_empty() {
+            self.source.wake_when(1);
+            return left(self.last_sent, config.heartbeat);
+        }
+        // They wait for company; a full batch goes at once.
+        self.source.wake_when(config.batch_events.saturating_sub(self.pending.len()));
+        left(self.last_batch, config.max_age)
+    }
+
     /// How many of `pending` make the next batch, and whether that is a full one.
     fn next_batch(&self, config: &PublisherConfig) -> (usize, bool) {
         let mut bytes = 0;
@@ -251,6 +283,7 @@ impl EventManager {
         self.streams.push(Stream {
             id: StreamId { source: self.source, epoch: self.epoch, shard },
             source: Box::new(source),
+            wakes: false,
             pending: Vec::new(),
             unsent: VecDeque::new(),
             last_batch: None,
@@ -293,6 +326,25 @@ impl EventManager {
                 return Ok(total);
             }
         }
+    }
+
+    /// Gives each source what wakes the thread that pumps.
+    pub(crate) fn attach(&mut self, waker: &PublisherWaker) {
+        for stream in &mut self.streams {
+            stream.wakes = stream.source.attach(waker.clone());
+        }
+    }
+
+    /// How long nothing is due at `now`, unless a source wakes the thread before. Where nobody
+    /// listens, events wait for the next heartbeat, or until their source is half full.
+    pub(crate) fn rest(&mut self, now: Instant, tick: Duration) -> Duration {
+        let heartbeat = self.config.heartbeat;
+        if !self.transport.has_listeners() {
+            self.streams.iter_mut().for_each(|stream| stream.source.wake_when(usize::MAX));
+            return heartbeat;
+        }
+        let config = self.config;
+        self.streams.iter_mut().map(|stream| stream.rest(&config, now, tick)).min().unwrap_or(heartbeat)
     }
 
     /// Most batches of one shard in one pump.

@@ -3,7 +3,7 @@
 #![cfg_attr(kvbm_sim, allow(dead_code, unused_imports, reason = "a simulation has no threads"))]
 
 use crate::deadline;
-use crate::{EventManager, PublisherStats, TransportError};
+use crate::{EventManager, PublisherStats, Pumped, TransportError};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub enum FlushError {
 /// Publishes on a thread of its own. Dropping it publishes what is left, within the manager's
 /// publish timeout, and never waits much longer than that.
 pub struct Publisher {
-    commands: Sender<Command>,
+    waker: PublisherWaker,
     stop: Arc<AtomicBool>,
     stats: Arc<Mutex<PublisherStats>>,
     /// Disconnected when the thread has ended.
@@ -40,12 +40,25 @@ pub struct Publisher {
     inline: Mutex<EventManager>,
 }
 
+/// Wakes the thread of a [`Publisher`]. Never waits.
+#[derive(Clone, Debug)]
+pub struct PublisherWaker(Sender<Command>);
+
+impl PublisherWaker {
+    /// Asks for a pump now.
+    pub fn wake(&self) {
+        // A full inbox means that the thread is about to pump anyway.
+        let _ = self.0.try_send(Command::Wake);
+    }
+}
+
+#[derive(Debug)]
 enum Command {
     Wake,
     Flush { timeout: Duration, answer: Sender<Result<bool, TransportError>> },
 }
 
-/// How long an event waits at most until it is looked for.
+/// How long an event of a source that wakes nobody waits at most until it is looked for.
 const LONGEST_TICK: Duration = Duration::from_millis(5);
 
 /// Commands that may wait; a wake-up that finds no room is not needed.
@@ -63,15 +76,18 @@ impl Publisher {
     fn start(manager: EventManager) -> std::io::Result<Self> {
         let (commands, _) = bounded(0);
         let (_, ended) = bounded(0);
+        let waker = PublisherWaker(commands);
         let stats = Arc::new(Mutex::new(manager.stats()));
         let (stop, thread) = (Arc::default(), std::thread::current().id());
         let inline = Mutex::new(manager);
-        Ok(Self { commands, stop, stats, ended, thread, patience: Duration::ZERO, inline })
+        Ok(Self { waker, stop, stats, ended, thread, patience: Duration::ZERO, inline })
     }
 
     #[cfg(not(kvbm_sim))]
-    fn start(manager: EventManager) -> std::io::Result<Self> {
+    fn start(mut manager: EventManager) -> std::io::Result<Self> {
         let (commands, inbox) = bounded(COMMANDS);
+        let waker = PublisherWaker(commands);
+        manager.attach(&waker);
         let (end, ended) = bounded::<()>(0);
         let stop = Arc::new(AtomicBool::new(false));
         let stats = Arc::new(Mutex::new(manager.stats()));
@@ -79,13 +95,17 @@ impl Publisher {
         let worker = Worker { manager, inbox, stop: Arc::clone(&stop), stats: Arc::clone(&stats), _end: end };
         let thread =
             std::thread::Builder::new().name("kvbm-events".into()).spawn(move || worker.run())?.thread().id();
-        Ok(Self { commands, stop, stats, ended, thread, patience })
+        Ok(Self { waker, stop, stats, ended, thread, patience })
     }
 
     /// Asks for a pump now, for example because a ring is half full. Never waits.
     pub fn wake(&self) {
-        // A full inbox means that the thread is about to pump anyway.
-        let _ = self.commands.try_send(Command::Wake);
+        self.waker.wake();
+    }
+
+    /// What wakes the thread from elsewhere.
+    pub fn waker(&self) -> PublisherWaker {
+        self.waker.clone()
     }
 
     /// Publishes everything that the sources hold now.
@@ -103,7 +123,7 @@ impl Publisher {
     pub fn flush(&self, timeout: Duration) -> Result<(), FlushError> {
         let deadline = deadline::after(timeout);
         let (answer, answered) = bounded(1);
-        match self.commands.send_timeout(Command::Flush { timeout, answer }, timeout) {
+        match self.waker.0.send_timeout(Command::Flush { timeout, answer }, timeout) {
             Ok(()) => {}
             Err(crossbeam_channel::SendTimeoutError::Timeout(_)) => {
                 return Err(FlushError::TimedOut(timeout));
@@ -161,22 +181,26 @@ impl Worker {
     fn run(mut self) {
         let config = *self.manager.config();
         let tick = (config.max_age / 2).min(config.heartbeat).clamp(Duration::from_millis(1), LONGEST_TICK);
-        let mut backlog = false;
+        let mut rest = Duration::ZERO;
         while !self.stop.load(Ordering::Acquire) {
-            match self.inbox.recv_timeout(if backlog { Duration::ZERO } else { tick }) {
+            let pumped = match self.inbox.recv_timeout(rest) {
                 Ok(Command::Flush { timeout, answer }) => {
                     let done = self.manager.flush(timeout);
                     self.show();
                     // Nobody listens any more when its time was over.
-                    let _ = answer.try_send(done.map(|pumped| pumped.backlog));
+                    let _ = answer.try_send(done.clone().map(|pumped| pumped.backlog));
+                    done
                 }
-                Ok(Command::Wake) | Err(RecvTimeoutError::Timeout) => {
-                    // An unavailable transport is counted and tried again after a tick.
-                    backlog = self.manager.pump(Instant::now()).is_ok_and(|pumped| pumped.backlog);
-                    self.show();
-                }
+                Ok(Command::Wake) | Err(RecvTimeoutError::Timeout) => self.manager.pump(Instant::now()),
                 Err(RecvTimeoutError::Disconnected) => break,
-            }
+            };
+            self.show();
+            rest = match pumped {
+                Ok(Pumped { backlog: true, .. }) => Duration::ZERO,
+                Ok(_) => self.manager.rest(Instant::now(), tick),
+                // An unavailable transport is counted and tried again after a tick.
+                Err(_) => tick,
+            };
         }
         // What cannot be published now is lost with its source; followers see the restart.
         let _ = self.manager.flush(config.publish_timeout);

@@ -62,6 +62,11 @@ pub trait EventTransport: Send + Sync {
         Vec::new()
     }
 
+    /// Whether anybody may read what is published now. Where nobody does, a publisher rests.
+    fn has_listeners(&self) -> bool {
+        true
+    }
+
     /// Most bytes of a payload or an answer, as far as that is known now; what is longer is
     /// refused, or no answer.
     fn max_payload(&self) -> usize {

@@ -35,6 +35,24 @@ pub enum Planted {
     EndPurgeEarly,
 }
 
+impl Planted {
+    /// All of them.
+    pub const ALL: [Self; 12] = [
+        Self::SkipRankReport,
+        Self::CountReportTwice,
+        Self::TrustStaleEpoch,
+        Self::RegisterUnverified,
+        Self::FreeSlotsEarly,
+        Self::ConfirmRemovalEarly,
+        Self::IgnoreRestart,
+        Self::DropRemoveEvent,
+        Self::HideGap,
+        Self::IgnoreDeadline,
+        Self::FlushWithoutRank,
+        Self::EndPurgeEarly,
+    ];
+}
+
 /// Whether this run of the simulator plants the bug.
 #[cfg(not(kvbm_sim))]
 #[inline]

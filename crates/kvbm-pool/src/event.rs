@@ -3,6 +3,8 @@
 use kvbm_plan::simulation::{Planted, planted};
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -125,6 +127,9 @@ pub(crate) struct EventRing {
     /// Given up since the last drain.
     lost: u64,
     lost_total: u64,
+    /// The record before this number says that a drain is due; 0 where none does.
+    wake_at: u64,
+    due: Arc<AtomicBool>,
 }
 
 /// Records of a part, at most.
@@ -138,7 +143,8 @@ fn unwritten(records: u64) -> Box<[PackedRecord]> {
 }
 
 impl EventRing {
-    pub(crate) fn new(capacity: u32) -> Self {
+    /// `due` becomes true when so many records wait as [`wake_when`](Self::wake_when) asked for.
+    pub(crate) fn new(capacity: u32, due: Arc<AtomicBool>) -> Self {
         // A power of two, so that a mask gives a record's position.
         let capacity = if capacity == 0 { 0 } else { u64::from(capacity).next_power_of_two() };
         let part = capacity.clamp(1, PART);
@@ -147,7 +153,8 @@ impl EventRing {
         let mut spare = Vec::with_capacity(most as usize);
         spare.extend((0..most.min(FIRST_PARTS)).map(|_| unwritten(part)));
         let parts = VecDeque::with_capacity(most as usize);
-        Self { parts, spare, base: 0, part, capacity, next: 0, first: 0, lost: 0, lost_total: 0 }
+        let (base, next, first, lost, lost_total, wake_at) = (0, 0, 0, 0, 0, 0);
+        Self { parts, spare, base, part, capacity, next, first, lost, lost_total, wake_at, due }
     }
 
     /// Whether events are recorded.
@@ -169,11 +176,30 @@ impl EventRing {
         let (part, at) = self.place(self.next);
         self.parts[part][at] = record;
         self.next += 1;
+        if self.next == self.wake_at {
+            self.is_due();
+        }
         if self.next - self.first > self.capacity {
             self.lost += 1;
             self.lost_total += 1;
             self.let_go(1);
         }
+    }
+
+    /// Says once that a drain is due, when `waiting` records wait or the ring is half full: now or
+    /// later.
+    pub(crate) fn wake_when(&mut self, waiting: usize) {
+        let most = (self.capacity / 2).max(1);
+        self.wake_at = self.first + u64::try_from(waiting).unwrap_or(u64::MAX).clamp(1, most);
+        if self.next >= self.wake_at {
+            self.is_due();
+        }
+    }
+
+    #[cold]
+    fn is_due(&mut self) {
+        self.wake_at = 0;
+        self.due.store(true, Ordering::Relaxed);
     }
 
     #[cold]
@@ -241,6 +267,10 @@ impl EventRing {
 mod tests {
     use super::*;
 
+    fn ring_of(capacity: u32) -> EventRing {
+        EventRing::new(capacity, Arc::default())
+    }
+
     fn store(
         ring: &mut EventRing,
         kind: EventRecordKind,
@@ -267,8 +297,32 @@ mod tests {
     }
 
     #[test]
+    fn a_drain_is_due_once_and_when_it_was_asked_for() {
+        let due = Arc::<AtomicBool>::default();
+        let mut ring = EventRing::new(8, Arc::clone(&due));
+        let was_due = || due.swap(false, Ordering::Relaxed);
+        push(&mut ring, 0);
+        assert!(!was_due(), "nobody asked");
+        ring.wake_when(1);
+        assert!(was_due(), "one waits already");
+        push(&mut ring, 1);
+        assert!(!was_due(), "said once");
+        ring.wake_when(3);
+        assert!(!was_due());
+        push(&mut ring, 2);
+        assert!(was_due());
+        ring.drain(&mut Vec::with_capacity(8), 8);
+        // Half full at the latest.
+        ring.wake_when(usize::MAX);
+        (3..6).for_each(|block| push(&mut ring, block));
+        assert!(!was_due());
+        push(&mut ring, 6);
+        assert!(was_due());
+    }
+
+    #[test]
     fn a_record_comes_out_as_it_went_in() {
-        let mut ring = EventRing::new(8);
+        let mut ring = ring_of(8);
         let (block, mut out) = (BlockId(9), Vec::with_capacity(8));
         for tier in Tier::SLOTTED {
             store(&mut ring, EventRecordKind::Store, tier, block, identity(Some(0)));
@@ -291,7 +345,7 @@ mod tests {
 
     #[test]
     fn a_full_ring_keeps_the_newest_and_counts_the_rest() {
-        let mut ring = EventRing::new(4);
+        let mut ring = ring_of(4);
         for block in 0..10 {
             push(&mut ring, block);
         }
@@ -308,7 +362,7 @@ mod tests {
 
     #[test]
     fn records_of_many_parts_keep_their_order() {
-        let mut ring = EventRing::new(4 * PART as u32);
+        let mut ring = ring_of(4 * PART as u32);
         let (mut out, mut pushed, mut seen, mut lost) = (Vec::with_capacity(3000), 0, 0, 0);
         for round in 0..200_u32 {
             for _ in 0..round * 37 % 2500 {
@@ -332,7 +386,7 @@ mod tests {
     /// capacity has.
     #[test]
     fn the_ring_grows_only_where_more_waits_than_ever_before() {
-        let mut ring = EventRing::new(16 * PART as u32);
+        let mut ring = ring_of(16 * PART as u32);
         let mut out = Vec::with_capacity(20 * PART as usize);
         let mut wait = |ring: &mut EventRing, records: u64| {
             (0..records).for_each(|_| push(ring, 0));
@@ -350,12 +404,12 @@ mod tests {
         }
         assert_eq!(wait(&mut ring, 100 * PART), 17);
         assert!(ring.lost_total() > 0 && ring.spare.capacity() == 17);
-        assert_eq!([0, 4].map(|capacity| EventRing::new(capacity).spare.len()), [0, 2]);
+        assert_eq!([0, 4].map(|capacity| ring_of(capacity).spare.len()), [0, 2]);
     }
 
     #[test]
     fn events_that_are_off_take_no_numbers() {
-        let mut ring = EventRing::new(0);
+        let mut ring = ring_of(0);
         push(&mut ring, 0);
         assert_eq!(ring.drain(&mut Vec::with_capacity(4), 4), Drained::default());
     }

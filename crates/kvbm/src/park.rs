@@ -14,7 +14,6 @@ use kvbm_plan::{BlockId, BlockIdentity, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{AllocError, BatchPosition, BlockBatch, G1, G2, Losses, Lost, Partial, Reset, SequenceError};
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Private blocks of a preempted sequence, on G2.
 #[derive(Debug)]
@@ -104,7 +103,7 @@ impl KvBlockManager<Owned> {
                     return Err(ParkRejected { blocks: Some(blocks), error: error.into() });
                 }
             };
-        let names = private_names(blocks.len());
+        let names = private_names(self.leader.next_private(blocks.len()), blocks.len());
         let losses = blocks.losses();
         let source = Arc::new(blocks);
         let moves = moves(&names, Tier::G1, source.block_ids(), host.block_ids());
@@ -181,10 +180,8 @@ fn moves(names: &[BlockIdentity], from: Tier, src: &[BlockId], dst: &[BlockId]) 
     names.iter().zip(ends).map(|(&identity, (&src, &dst))| Move { identity, from, src, dst }).collect()
 }
 
-/// Names that no registered block has: a counter of this process, in a namespace of zeros.
-fn private_names(count: usize) -> Vec<BlockIdentity> {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    let first = NEXT.fetch_add(count as u64, Ordering::Relaxed);
+/// So many names from number `first` on that no registered block has, in a namespace of zeros.
+fn private_names(first: u64, count: usize) -> Vec<BlockIdentity> {
     let name = |number: u64| {
         let mut bytes = *b"private:\0\0\0\0\0\0\0\0";
         bytes[8..].copy_from_slice(&number.to_le_bytes());

@@ -45,11 +45,12 @@ class PageStore:
         self._lock = threading.Lock()
         self._waiting = 0
 
-    def sequence(self, keys: Sequence[str]) -> ExternalSequence:
+    def sequence(self, keys: Sequence[str] | Sequence[bytes]) -> ExternalSequence:
         """The keys as the manager takes them."""
-        return ExternalSequence(self.manager.namespace, [key.encode() for key in keys])
+        encoded = [key.encode() if isinstance(key, str) else key for key in keys]
+        return ExternalSequence(self.manager.namespace, encoded)
 
-    def count(self, keys: Sequence[str]) -> int:
+    def count(self, keys: Sequence[str] | Sequence[bytes]) -> int:
         """How many of the first keys have a page here, up to the first that has none."""
         return len(self.manager.places(self.sequence(keys)))
 
@@ -89,7 +90,7 @@ class PageStore:
             raise KvbmError(
                 f"the copy of {len(keys)} pages to host memory is not over after {PATIENCE} s: the pages are not stored"
             )
-        return self._present(keys)
+        return self.present(keys)
 
     def _make_room(self, pages: int, deadline: float) -> None:
         """Waits for the disk, unless `pages` more copies may wait for it."""
@@ -100,7 +101,8 @@ class PageStore:
             self._waiting = pages
         self.manager.wait_offloads(max(0.0, deadline - time.monotonic()))
 
-    def _present(self, keys: Sequence[str]) -> list[bool]:
+    def present(self, keys: Sequence[str] | Sequence[bytes]) -> list[bool]:
+        """Which keys have a page here."""
         present: list[bool] = []
         while len(present) < len(keys):
             present += [True] * self.count(keys[len(present) :])

@@ -23,16 +23,21 @@ SHORT_NAMES = {
 
 
 def read_settings(
-    extra: Mapping[str, Any], *, where: str, own: Iterable[str], folder: str
+    extra: Mapping[str, Any],
+    *,
+    where: str,
+    own: Iterable[str],
+    folder: str | None,
+    defaults: Mapping[str, str] | None = None,
 ) -> tuple[Config, dict[str, Any]]:
     """The settings in `extra`, and the options of it that are called in `own`.
 
     `where` names `extra` in errors. `folder` is the directory of this rank below `disk`: a
-    directory has one writer. Any other name must be a short one or that of a setting. The option
-    `config` is a TOML file, which the other options override.
+    directory has one writer; `None` where there is only one. Any other name must be a short one or that of a setting. The option
+    `config` is a TOML file, which the other options override; it replaces `defaults`.
     """
     path = extra.get("config")
-    config = _from_file(None if path is None else str(path))
+    config = _from_file(None if path is None else str(path), {} if defaults is None else defaults)
     options: dict[str, Any] = {}
     own = tuple(own)
     names = set()
@@ -42,7 +47,8 @@ def read_settings(
         elif name in SHORT_NAMES or "." in name:
             key = SHORT_NAMES.get(name, name)
             names.add(key)
-            config.set(key, f"{value}/{folder}" if key == "disk.dir" else _text(value))
+            is_folder = key == "disk.dir" and folder is not None
+            config.set(key, f"{value}/{folder}" if is_folder else _text(value))
         elif name != "config":
             known = ", ".join(sorted((*SHORT_NAMES, *own, "config")))
             raise ConfigInvalid(
@@ -50,7 +56,7 @@ def read_settings(
                 "docs/config.md by its full name, such as 'transfer.deadline'"
             )
     if path is None:
-        if "host.capacity" not in names:
+        if "host.capacity" not in names and "host.capacity" not in (defaults or {}):
             raise ConfigInvalid(
                 f"{where}: option 'host' is missing: say how much host memory each rank may use, such as '16GiB'"
             )
@@ -64,12 +70,15 @@ def read_settings(
     return config, options
 
 
-def _from_file(path: str | None) -> Config:
-    """The settings of a file, then those of `KVBM_*` variables."""
+def _from_file(path: str | None, defaults: Mapping[str, str]) -> Config:
+    """The settings of a file, or `defaults`; then those of `KVBM_*` variables."""
     config = Config()
     if path is not None:
         with open(path, encoding="utf-8") as file:
             config = Config.from_toml(file.read(), path)
+    else:
+        for name, value in defaults.items():
+            config.set(name, value)
     config.apply_environment()
     return config
 

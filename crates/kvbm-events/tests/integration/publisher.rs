@@ -2,11 +2,12 @@
 
 use crate::support::{Fate, Faulty, PATIENCE, Ring};
 use kvbm_events::{
-    Answering, ConfigError, Delivery, EventBatch, EventKind, EventManager, EventReceiver, EventTransport,
-    FlushError, InProcessTransport, KvEvent, Payload, Publisher, PublisherConfig, Responder, SourceId,
-    Subscriber, TransportError, wire,
+    Answering, ConfigError, Delivery, EventBatch, EventKind, EventManager, EventReceiver, EventSource,
+    EventTransport, FlushError, InProcessTransport, KvEvent, Payload, Publisher, PublisherConfig,
+    PublisherWaker, Responder, SourceId, Subscriber, TransportError, wire,
 };
 use kvbm_plan::Epoch;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -226,6 +227,76 @@ fn the_thread_publishes_by_itself_and_on_flush() {
     receive(50_010, &mut follower);
     assert_eq!(publisher.stats().events, 50_010);
     assert!(publisher.is_running());
+}
+
+/// A ring that wakes the publisher.
+#[derive(Clone)]
+struct Waking {
+    ring: Ring,
+    waker: Arc<Mutex<Option<PublisherWaker>>>,
+    drains: Arc<AtomicUsize>,
+    /// What the publisher asked for last.
+    asked: Arc<AtomicUsize>,
+}
+
+impl Waking {
+    fn new() -> Self {
+        let (waker, drains, asked) = (Arc::default(), Arc::default(), Arc::default());
+        Self { ring: Ring::new(1000), waker, drains, asked }
+    }
+
+    /// Until the publisher asks for a call when so many events wait.
+    fn wait_until_asked(&self, waiting: usize) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.asked.load(Ordering::SeqCst) != waiting {
+            assert!(Instant::now() < deadline, "asked for {:?}", self.asked);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl EventSource for Waking {
+    fn attach(&mut self, waker: PublisherWaker) -> bool {
+        *self.waker.lock().unwrap() = Some(waker);
+        true
+    }
+
+    fn wake_when(&mut self, waiting: usize) {
+        self.asked.store(waiting, Ordering::SeqCst);
+    }
+
+    fn drain(&mut self, max: usize, out: &mut Vec<KvEvent>) -> u64 {
+        self.drains.fetch_add(1, Ordering::SeqCst);
+        self.ring.drain(max, out)
+    }
+}
+
+/// Mutation that makes it fail: `rest` that gives the tick in any case.
+#[test]
+fn a_source_that_wakes_the_thread_is_left_alone_meanwhile() {
+    let transport = Arc::new(InProcessTransport::default());
+    let mut follower = Subscriber::new(transport.subscribe().unwrap());
+    let never = PublisherConfig { heartbeat: Duration::from_secs(3600), ..PublisherConfig::default() };
+    let source = Waking::new();
+    let mut manager = manager(never, Arc::clone(&transport) as _);
+    manager.add_shard(0, source.clone()).unwrap();
+    let publisher = manager.spawn().unwrap();
+    source.wait_until_asked(1);
+    let drains = source.drains.load(Ordering::SeqCst);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(source.drains.load(Ordering::SeqCst), drains, "the thread looked without a reason");
+    for round in 1..=3 {
+        source.ring.push(5);
+        source.waker.lock().unwrap().as_ref().unwrap().wake();
+        let mut received = 0;
+        while received < 5 {
+            match follower.next(PATIENCE).unwrap() {
+                Some(Delivery::Events { events, .. }) => received += events.len(),
+                other => panic!("round {round}: expected events, got {other:?}"),
+            }
+        }
+    }
+    drop(publisher);
 }
 
 #[test]

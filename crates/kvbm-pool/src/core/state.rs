@@ -15,6 +15,8 @@ use crate::random::Random;
 use crate::slot::Slot;
 use crate::tier::TIERS;
 use kvbm_plan::{BlockIdentity, GroupId, GroupKind};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// The registry without its lock and without handles: entries, slots, eviction orders, policy,
 /// tenants, events.
@@ -61,7 +63,13 @@ pub(crate) struct Core {
 
 impl Core {
     /// `seed` places the keys of the table.
-    pub(crate) fn new(config: &RegistryConfig, policy: Option<Box<dyn EvictionPolicy>>, seed: u64) -> Self {
+    /// `events_due` tells that events are to be drained.
+    pub(crate) fn new(
+        config: &RegistryConfig,
+        policy: Option<Box<dyn EvictionPolicy>>,
+        seed: u64,
+        events_due: Arc<AtomicBool>,
+    ) -> Self {
         let capacity = config.capacity.map(|blocks| blocks as usize);
         let entries = Entry::many(capacity.iter().sum::<usize>().max(64));
         Self {
@@ -78,7 +86,7 @@ impl Core {
             policy,
             random: Random::new(config.policy_seed),
             tenants: TenantShares::new(&config.tenants),
-            events: EventRing::new(config.event_capacity),
+            events: EventRing::new(config.event_capacity, events_due),
             pins: TimedPins::default(),
             early_copies: EarlyCopies::default(),
             expiry: TimesToLive::default(),

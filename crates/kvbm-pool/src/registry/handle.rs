@@ -348,6 +348,19 @@ impl Registry {
         }
     }
 
+    /// Names what is called when a drain of events is due, as [`wake_when`](Self::wake_when) asks:
+    /// without the registry's lock, on the thread that recorded the event. It must not block.
+    /// Whether this was the first call; later ones change nothing.
+    pub fn on_events_due(&self, waker: impl Fn() + Send + Sync + 'static) -> bool {
+        self.shared.store.waker.set(Box::new(waker)).is_ok()
+    }
+
+    /// Asks for one call of the waker when `waiting` events wait to be drained, or half of what the
+    /// ring holds: now or later.
+    pub fn wake_when(&self, waiting: usize) {
+        self.shared.store.lock().events.wake_when(waiting);
+    }
+
     /// How full the ring of events is.
     pub fn event_backlog(&self) -> EventBacklog {
         self.shared.store.lock().events.backlog()

@@ -366,6 +366,7 @@ fn leader(
         onboard_patience: config.policy.onboard_patience,
         num_layers: if config.model.is_opaque() { 1 } else { config.model.num_layers },
         layer_steps: config.transfer.layer_steps,
+        keep_loaded: config.host.keep_loaded,
         block_costs: block_costs(config),
     };
     let (metrics, ranks) = (Metrics::new(), config.parallelism.tensor_parallel as usize);

@@ -159,6 +159,10 @@ section! {
         /// the system provides a page. Where less than a sixteenth of the machine's memory is left,
         /// the rest is provided when it is used, and the log says so.
         populate: bool = true, [""];
+        /// Copy blocks that an engine loads from disk or volumes to host memory too: the next
+        /// request for them does not read the disk again. Not needed where the engine's own blocks
+        /// are such a cache.
+        keep_loaded: bool = true, [""];
     }
 }
 

@@ -220,8 +220,9 @@ impl EngineOnboarding {
         Err(EngineOnboardError { arrived, wanted, failures, busy: self.still_busy() })
     }
 
-    /// Blocks that came from below G2 are copied to G2 too: the next request for them does not read
-    /// the disk again. Where that is refused, they stay where they were.
+    /// Blocks that came from below G2 are copied to G2 too, unless the configuration says no: the
+    /// next request for them does not read the disk again. Where that is refused, they stay where
+    /// they were.
     fn promote(&self, arrived: usize) {
         let found = self.transfer.prefix.blocks().iter().take(arrived);
         let (ids, identities): (Vec<_>, Vec<_>) = found
@@ -229,7 +230,9 @@ impl EngineOnboarding {
             .filter(|(_, block)| matches!(block.tier, Tier::G3 | Tier::G4))
             .map(|(at, _)| (self.ids[at], self.transfer.identities[at]))
             .unzip();
-        if ids.is_empty() || self.transfer.leader.registry.capacity(Tier::G2) == 0 {
+        let leader = &self.transfer.leader;
+        let keeps = leader.transfers.settings.keep_loaded && leader.registry.capacity(Tier::G2) > 0;
+        if ids.is_empty() || !keeps {
             return;
         }
         match offload::start(&self.transfer.leader, &self.blocks, &ids, &identities, offload::When::Now) {

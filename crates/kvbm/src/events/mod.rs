@@ -27,8 +27,8 @@ use remote::{Outlet, Remote};
 use ring::{Progress, Ring};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Publishes what the pool writes to its ring, on a thread of its own: to whoever the configuration
@@ -121,7 +121,7 @@ pub struct EventsStatus {
     pub gaps: u64,
     /// Events that wait to be published.
     pub waiting: u64,
-    /// How long the oldest of them has waited.
+    /// How long the oldest of them has waited; zero where nobody listens.
     pub lag: Duration,
     /// Times that the transport could not take a batch; it was kept.
     pub unavailable: u64,
@@ -217,12 +217,13 @@ impl EventPump {
             trouble: Mutex::new(None),
             registry: registry.clone(),
             progress: Arc::clone(&progress),
+            publisher: OnceLock::new(),
         });
         let answering =
             outlet.local.answer(source, Arc::new(move |question: &[u8]| server.answer(question)))?;
         let mut manager = EventManager::new(publishing(config), source, registry.epoch(), outlet.clone())?;
-        let mut ring = Ring::new(registry.clone(), facts, Arc::clone(&notes), Arc::clone(&progress));
-        manager.add_shard(ONLY_SHARD, move |max: usize, out: &mut Vec<KvEvent>| ring.drain(max, out))?;
+        let ring = Ring::new(registry.clone(), facts, Arc::clone(&notes), Arc::clone(&progress));
+        manager.add_shard(ONLY_SHARD, ring)?;
         let of_volume = Arc::new(AtomicU64::new(0));
         if let Some(drain) = changes {
             // Blocks of volumes are in a stream of their own: the pool's locks order nothing there.
@@ -233,6 +234,8 @@ impl EventPump {
             WhenFull::Block => config.full_wait,
         };
         let publisher = manager.spawn()?;
+        // Nothing is there yet: this is the only call.
+        let _ = outlet.publisher.set(publisher.waker());
         Ok(Self {
             outlet,
             publisher,
@@ -255,6 +258,10 @@ impl EventPump {
     /// # Errors
     /// Too many subscribers.
     pub fn subscribe(&self) -> Result<Subscriber, TransportError> {
+        if !self.outlet.has_listeners() {
+            // What waits happened before.
+            self.pump();
+        }
         Ok(Subscriber::new(self.outlet.subscribe()?))
     }
 
@@ -328,7 +335,11 @@ impl EventPump {
             // What was lost since the ring was last read is one more.
             gaps: self.progress.gaps() + u64::from(ring.lost > stats.lost_in_source),
             waiting: (ring.next_seq + of_volume).saturating_sub(told),
-            lag: self.progress.lag(told.saturating_sub(of_volume)),
+            lag: if self.outlet.has_listeners() {
+                self.progress.lag(told.saturating_sub(of_volume))
+            } else {
+                Duration::ZERO
+            },
             unavailable: stats.unavailable,
             without_tokens: of_engine.without_tokens,
             without_hash: of_engine.without_hash,

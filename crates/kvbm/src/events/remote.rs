@@ -4,12 +4,12 @@ use super::engine_format::Translator;
 use super::ring::Progress;
 use kvbm_events::url::{EventRole, EventUrl, OpenError};
 use kvbm_events::{
-    Answering, EventReceiver, EventTransport, InProcessTransport, Payload, Responder, SnapshotServer,
-    SourceId, TransportError,
+    Answering, EventReceiver, EventTransport, InProcessTransport, Payload, PublisherWaker, Responder,
+    SnapshotServer, SourceId, TransportError,
 };
 use kvbm_pool::Registry;
 use parking_lot::Mutex;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Time between two attempts to connect.
@@ -169,9 +169,15 @@ pub(super) struct Outlet {
     pub(super) trouble: Mutex<Option<String>>,
     pub(super) registry: Registry,
     pub(super) progress: Arc<Progress>,
+    /// Wakes the publisher, which rests while nobody listens.
+    pub(super) publisher: OnceLock<PublisherWaker>,
 }
 
 impl EventTransport for Outlet {
+    fn has_listeners(&self) -> bool {
+        self.remote.is_some() || self.local.subscribers() > 0
+    }
+
     fn name(&self) -> &'static str {
         if self.remote.is_some() { "remote" } else { self.local.name() }
     }
@@ -198,7 +204,11 @@ impl EventTransport for Outlet {
     }
 
     fn subscribe(&self) -> Result<Box<dyn EventReceiver>, TransportError> {
-        self.local.subscribe()
+        let receiver = self.local.subscribe()?;
+        if let Some(publisher) = self.publisher.get() {
+            publisher.wake();
+        }
+        Ok(receiver)
     }
 
     fn answer(&self, source: SourceId, responder: Responder) -> Result<Answering, TransportError> {

@@ -5,7 +5,7 @@ use super::hashing::Keyed;
 use super::lag::Marks;
 use super::notes::Notes;
 use crate::config::ONLY_GROUP;
-use kvbm_events::{EventKind, KvEvent};
+use kvbm_events::{EventKind, EventSource, KvEvent, PublisherWaker};
 use kvbm_plan::{BlockIdentity, SequenceHash, Tier};
 use kvbm_pool::{EventRecord, Registry, TierMask};
 use parking_lot::Mutex;
@@ -61,8 +61,18 @@ impl Ring {
     ) -> Self {
         Self { registry, facts, notes, roots: Roots::default(), records: Vec::new(), progress }
     }
+}
 
-    pub(super) fn drain(&mut self, max: usize, out: &mut Vec<KvEvent>) -> u64 {
+impl EventSource for Ring {
+    fn attach(&mut self, waker: PublisherWaker) -> bool {
+        self.registry.on_events_due(move || waker.wake())
+    }
+
+    fn wake_when(&mut self, waiting: usize) {
+        self.registry.wake_when(waiting);
+    }
+
+    fn drain(&mut self, max: usize, out: &mut Vec<KvEvent>) -> u64 {
         self.records.clear();
         let drained = self.registry.drain_events(&mut self.records, max);
         self.progress.gaps.fetch_add(u64::from(drained.lost > 0), Ordering::Relaxed);

@@ -43,6 +43,7 @@ use parking_lot::Mutex;
 pub(crate) use prefetch_budget::PrefetchBudget;
 pub use shutdown::{ClearError, FlushError, FlushReport, ShutdownReport};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -77,6 +78,8 @@ pub(crate) struct Leader {
     /// For its figures; the manager owns it.
     pub(crate) events: OnceLock<Weak<EventPump>>,
     inbox: Mutex<Inbox>,
+    /// Names given to private blocks.
+    private_names: AtomicU64,
 }
 
 impl Leader {
@@ -87,6 +90,7 @@ impl Leader {
             recoveries: Recoveries::new(ranks.len(), registry.capacity(Tier::G3)),
             events: OnceLock::new(),
             inbox: Mutex::default(),
+            private_names: AtomicU64::new(0),
             registry,
             tenants,
             metrics,
@@ -154,6 +158,11 @@ impl Leader {
         // A chain that contradicts what is known is none of ours: volumes have nothing to add.
         let asks = agrees && self.volumes.extend(&mut prefix, chain, probe);
         (prefix, asks)
+    }
+
+    /// Takes the next `count` numbers of private blocks. The first of them.
+    pub(crate) fn next_private(&self, count: usize) -> u64 {
+        self.private_names.fetch_add(count as u64, Ordering::Relaxed)
     }
 
     /// A hit counts once, on the nearest tier that held the block, after the block was verified.

@@ -253,6 +253,8 @@ pub(crate) struct TransferSettings {
     pub(crate) num_layers: u32,
     /// Most steps of a transfer that goes layer by layer.
     pub(crate) layer_steps: u32,
+    /// Whether what an engine loads from below G2 is copied to G2 too.
+    pub(crate) keep_loaded: bool,
     /// As configured; [`Transfers::block_costs`] has what was measured.
     pub(crate) block_costs: BlockCosts,
 }

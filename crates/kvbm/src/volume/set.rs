@@ -290,6 +290,7 @@ mod tests {
             onboard_patience: 0.0,
             num_layers: 1,
             layer_steps: 1,
+            keep_loaded: true,
             block_costs: BlockCosts::default(),
         };
         let ranks = Arc::new(Ranks::new(0, metrics.clone(), Duration::ZERO));

@@ -56,6 +56,31 @@ fn two_managers_are_two_sources() {
     assert_ne!(sources[0], sources[1]);
 }
 
+/// Mutation that makes it fail: an `Outlet` that always has listeners; or one whose `subscribe`
+/// wakes nobody.
+#[test]
+fn the_event_thread_rests_while_nobody_listens() {
+    let manager = books([8, 8, 0], |config| config.events.heartbeat = Duration::from_secs(3600));
+    let events = manager.events();
+    assert!(events.pump());
+    let before = events.stats();
+    drop(fill(&manager, &tokens(&manager, 1, 2), 0));
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(events.stats(), before, "published to nobody");
+    assert_eq!(events.status().lag, Duration::ZERO, "nobody waits");
+    let mut subscriber = events.subscribe().unwrap();
+    drop(fill(&manager, &tokens(&manager, 5, 1), 0));
+    // What was told before it came is a gap, and what follows comes without a heartbeat.
+    let first = loop {
+        match subscriber.next(Duration::from_secs(60)).unwrap() {
+            Some(Delivery::Events { events, .. }) => break events[0].sequence,
+            Some(Delivery::Gap { missing, .. }) => assert_eq!(missing.start, 0),
+            other => panic!("an event: {other:?}"),
+        }
+    };
+    assert!(first >= 2, "two blocks were stored before");
+}
+
 #[test]
 fn a_scrape_sees_the_tiers_as_they_are() {
     let manager = books([8, 8, 0], |_| ());

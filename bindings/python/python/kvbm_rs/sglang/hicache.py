@@ -12,9 +12,9 @@ from .. import logs
 from ..counts import Counts
 from ..errors import ClosedError, ConfigInvalid
 from ..failures import Failures
+from ..guarded import guarded
 from ..page_store import PageStore
 from . import _sglang_compat as compat
-from .guarded import guarded
 from .options import Options
 
 __all__ = ["KvbmHiCache"]

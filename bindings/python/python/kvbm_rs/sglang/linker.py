@@ -20,9 +20,9 @@ from .. import ExternalSequence, logs
 from ..counts import Counts
 from ..errors import InvalidArgument, KvbmError
 from ..failures import Failures
+from ..guarded import guarded
 from ..page_store import PATIENCE, PageStore
 from . import _sglang_compat as compat
-from .guarded import guarded
 from .options import Options
 
 __all__ = ["KvbmLinker"]

@@ -1,4 +1,6 @@
-"""The connector for vLLM: docs/vllm.md says how to use it."""
+"""The connector for vLLM, and the tier behind vLLM's own offloading: docs/vllm.md says how to use
+them.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .connector import KvbmConnector
+    from .tier import KvbmTier
 
-__all__ = ["KvbmConnector"]
+__all__ = ["KvbmConnector", "KvbmTier"]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,4 +19,8 @@ def __getattr__(name: str) -> Any:
         from .connector import KvbmConnector
 
         return KvbmConnector
+    if name == "KvbmTier":
+        from .tier import KvbmTier
+
+        return KvbmTier
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from ..engine_names import Used
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -20,6 +22,8 @@ __all__ = [
     "EventFactory",
     "RequestView",
     "StepView",
+    "TIER",
+    "TierView",
     "attention_backends",
     "block_views",
     "cache_groups",
@@ -27,6 +31,7 @@ __all__ = [
     "logger",
     "missing",
     "register_connector",
+    "register_tier",
     "vllm_version",
 ]
 
@@ -38,7 +43,7 @@ _METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
 
 #: What the connector uses: module, class (or None), names. Names of objects are read from
 #: `__init__`, fields from the class.
-_USED: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
+_USED: tuple[Used, ...] = (
     (_BASE, None, ("KVConnectorBase_V1", "KVConnectorMetadata", "KVConnectorRole")),
     (
         _BASE,
@@ -180,16 +185,81 @@ _USED: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
     ("vllm.v1.kv_cache_interface", "KVCacheConfig", ("num_blocks", "kv_cache_groups")),
 )
 
+_OFFLOAD = "vllm.v1.kv_offload"
+
+#: What `KvbmTier` uses, in the same form.
+TIER: tuple[Used, ...] = (
+    (f"{_OFFLOAD}.base", None, ("Locality", "LookupResult", "Medium", "RequestOffloadingContext")),
+    (f"{_OFFLOAD}.base", "LookupResult", ("HIT", "MISS", "RETRY")),
+    (f"{_OFFLOAD}.base", "Medium", ("STORAGE",)),
+    (f"{_OFFLOAD}.base", "OffloadingSpec", ("config", "blocks_per_chunk")),
+    (f"{_OFFLOAD}.base", "ReqContext", ("req_id",)),
+    (f"{_OFFLOAD}.tiering.base", None, ("JobResult", "SecondaryTierManager")),
+    (
+        f"{_OFFLOAD}.tiering.base",
+        "SecondaryTierManager",
+        (
+            "drain_jobs",
+            "get_finished_jobs",
+            "lookup",
+            "on_new_request",
+            "on_request_finished",
+            "shutdown",
+            "submit_load",
+            "submit_store",
+        ),
+    ),
+    (
+        f"{_OFFLOAD}.tiering.base",
+        "JobResult",
+        ("job_id", "success", "successful_keys", "transfer_bytes", "transfer_time"),
+    ),
+    (f"{_OFFLOAD}.tiering.base", "TransferJob", ("job_id", "keys", "chunk_ids", "req_context")),
+    (
+        f"{_OFFLOAD}.config",
+        "OffloadingConfig",
+        (
+            "cache",
+            "canonical_layout",
+            "groups",
+            "kv_cache_layout",
+            "model",
+            "parallel",
+            "replicated_layout",
+            "worker_kv_bytes_per_block",
+        ),
+    ),
+    (f"{_OFFLOAD}.config", "OffloadingGroupConfig", ("tokens_per_block", "layer_names")),
+    (f"{_OFFLOAD}.config", "OffloadingModelConfig", ("name", "dtype")),
+    (f"{_OFFLOAD}.config", "OffloadingCacheConfig", ("tokens_per_hash", "blocks_per_chunk")),
+    (
+        f"{_OFFLOAD}.config",
+        "OffloadingParallelConfig",
+        (
+            "data_parallel_index",
+            "data_parallel_size",
+            "dcp_size",
+            "pcp_size",
+            "pp_size",
+            "tp_size",
+            "world_size",
+        ),
+    ),
+    (f"{_OFFLOAD}.tiering.factory", "SecondaryTierFactory", ("register_tier", "_registry")),
+)
+
 
 def vllm_version() -> str:
     """The installed version."""
     return str(importlib.import_module("vllm").__version__)
 
 
-def missing() -> list[str]:
-    """What the installed vLLM lacks of what the connector uses, each as `module.Class.name`."""
+def missing(used: tuple[Used, ...] | None = None) -> list[str]:
+    """What the installed vLLM lacks of `used` (what the connector uses), each as
+    `module.Class.name`.
+    """
     lacks = []
-    for module_name, class_name, names in _USED:
+    for module_name, class_name, names in _USED if used is None else used:
         try:
             owner: Any = importlib.import_module(module_name)
         except ImportError:
@@ -228,6 +298,63 @@ def register_connector(name: str, module_path: str, class_name: str) -> None:
 
     if name not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(name, module_path, class_name)
+
+
+def register_tier(name: str, module_path: str, class_name: str) -> None:
+    """Makes a tier of vLLM's offloading known by its name; a second call does nothing. A vLLM
+    without such tiers stays as it is.
+    """
+    try:
+        from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+    except ImportError:
+        return
+    if name not in SecondaryTierFactory._registry:
+        SecondaryTierFactory.register_tier(name, module_path, class_name)
+
+
+class TierView:
+    """What `KvbmTier` reads of vLLM's `OffloadingSpec`."""
+
+    def __init__(self, offloading_spec: Any) -> None:
+        self._spec, self._config = offloading_spec, offloading_spec.config
+
+    @property
+    def model(self) -> str:
+        return str(self._config.model.name)
+
+    @property
+    def dtype(self) -> str:
+        return str(self._config.model.dtype)
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of a chunk, in the first cache group."""
+        return int(self._config.groups[0].tokens_per_block) * int(self._spec.blocks_per_chunk)
+
+    @property
+    def data_parallel(self) -> tuple[int, int]:
+        """Rank and size."""
+        parallel = self._config.parallel
+        return int(parallel.data_parallel_index), int(parallel.data_parallel_size)
+
+    @property
+    def meaning(self) -> dict[str, Any]:
+        """What decides what the bytes of a chunk are, beside the model and its weights."""
+        config, parallel = self._config, self._config.parallel
+        names = ("tp_size", "pp_size", "pcp_size", "dcp_size", "world_size")
+        return {
+            "vllm": vllm_version(),
+            "layout": config.kv_cache_layout,
+            "canonical": bool(config.canonical_layout),
+            "replicated": bool(config.replicated_layout),
+            "block_bytes": int(config.worker_kv_bytes_per_block),
+            "tokens_per_hash": int(config.cache.tokens_per_hash),
+            "blocks_per_chunk": int(self._spec.blocks_per_chunk),
+            "groups": [
+                [group.tokens_per_block, list(group.layer_names)] for group in config.groups
+            ],
+            "parallel": {name: int(getattr(parallel, name)) for name in names},
+        }
 
 
 def cache_groups(kv_cache_config: Any) -> list[str]:

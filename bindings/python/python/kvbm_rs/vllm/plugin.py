@@ -6,7 +6,10 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Makes `KvbmConnector` known to vLLM by its name; imports nothing of kvbm until it is used."""
-    from ._vllm_compat import register_connector
+    """Makes `KvbmConnector`, and `KvbmTier` as `kvbm`, known to vLLM; imports neither until it is
+    used.
+    """
+    from ._vllm_compat import register_connector, register_tier
 
     register_connector("KvbmConnector", "kvbm_rs.vllm", "KvbmConnector")
+    register_tier("kvbm", "kvbm_rs.vllm", "KvbmTier")

@@ -15,11 +15,11 @@ _Result = TypeVar("_Result")
 def guarded(
     otherwise: Callable[..., Any],
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """A callback whose error is a miss: it is counted and logged, and the result is `otherwise`
-    of the same arguments.
+    """A callback whose error is a miss: it is counted in `failures` and logged, and the result is
+    `otherwise` of the same arguments.
 
-    SGLang does not start a storage thread again that an exception ended, and an exception in its
-    scheduler ends the engine.
+    An exception in a callback of an engine's scheduler ends the engine. SGLang does not start a
+    storage thread again that an exception ended.
     """
 
     def decorate(callback: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:

@@ -1,0 +1,198 @@
+//! The invariants of ARCHITECTURE.md, against what the world knows.
+
+use crate::engine::Engine;
+use kvbm_events::{Delivery, EventKind, StreamId};
+use kvbm_plan::{BlockId, BlockIdentity, Tier, clock};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::time::Duration;
+
+/// Beyond its deadline, how long an onboard may stay unanswered: the leader looks every 50 ms.
+const LATE: Duration = Duration::from_millis(500);
+
+/// The stream of the pool's events.
+const POOL: u16 = 0;
+
+impl Engine {
+    /// After every step.
+    pub(crate) fn check(&mut self) {
+        let tiers = Tier::SLOTTED.map(|tier| (tier, self.manager().simulate_snapshot(tier)));
+        for (tier, blocks) in &tiers {
+            let mut slots = BTreeSet::new();
+            for (slot, identity) in blocks {
+                if !slots.insert(slot) {
+                    self.world.violate(format!("slot {slot} of {tier} holds two blocks"));
+                }
+                self.check_block(*tier, *slot, identity);
+            }
+        }
+        self.check_computed();
+        self.check_late();
+        self.keep_durable();
+    }
+
+    /// Invariants 1 and 2: what is found is there, whole, on every rank.
+    fn check_block(&self, tier: Tier, slot: BlockId, identity: &BlockIdentity) {
+        let lacks = match tier {
+            Tier::G3 => self.world.disk_lacks(slot, identity),
+            _ => self.world.lacks(tier, slot, *identity.hash.as_bytes()),
+        };
+        if let Some(rank) = lacks {
+            let position = identity.position;
+            self.world.violate(format!(
+                "invariant 1: block {position} ({}) is found in slot {slot} of {tier} and is not there on rank {rank}",
+                identity.hash
+            ));
+        }
+    }
+
+    /// Invariant 2: nobody writes to what the engine has computed.
+    fn check_computed(&self) {
+        for batch in self.computed.iter().filter(|batch| !batch.is_lost()) {
+            for (&slot, identity) in batch.block_ids().iter().zip(batch.identities()) {
+                if let Some(rank) = self.world.lacks(Tier::G1, slot, *identity.hash.as_bytes()) {
+                    self.world.violate(format!(
+                        "invariant 2: slot {slot} of G1 belongs to the engine and was written on rank {rank}"
+                    ));
+                }
+            }
+        }
+        for blocks in self.cached.iter().filter(|blocks| !blocks.is_lost()) {
+            for (&slot, identity) in blocks.block_ids().iter().zip(blocks.identities()) {
+                if let Some(rank) = self.world.lacks(Tier::G1, slot, *identity.hash.as_bytes()) {
+                    self.world.violate(format!(
+                        "invariant 2: the block that the engine holds in slot {slot} of G1 changed on rank {rank}"
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Invariant 3: what is handed out, no worker touches any more.
+    pub(crate) fn check_fresh(&self, slots: &[BlockId]) {
+        for &slot in slots {
+            if let Some((rank, plan)) = self.world.in_use(Tier::G1, slot) {
+                self.world.violate(format!(
+                    "invariant 3: slot {slot} of G1 was handed out, and plan {plan} still uses it on rank {rank}"
+                ));
+            }
+        }
+    }
+
+    /// Invariant 6: every wait ends.
+    fn check_late(&self) {
+        let most = self.setup.deadline + LATE;
+        for arriving in &self.arriving {
+            let waited = clock::now().saturating_duration_since(arriving.began);
+            if waited > most && !arriving.onboarding.is_done() {
+                self.world.violate(format!("invariant 6: an onboard has no answer after {waited:?}"));
+            }
+        }
+    }
+
+    /// What left G3 since is not expected after a crash.
+    pub(crate) fn keep_durable(&mut self) {
+        if self.durable.is_empty() {
+            return;
+        }
+        let there: BTreeMap<_, _> = self.manager().simulate_snapshot(Tier::G3).into_iter().collect();
+        self.durable.retain(|slot, identity| there.get(slot) == Some(identity));
+    }
+
+    /// Durable is durable: what a flush confirmed and nobody removed is found by the next leader.
+    pub(crate) fn check_recovered(&mut self, durable: &BTreeMap<BlockId, BlockIdentity>) {
+        let found: BTreeMap<_, _> = self.manager().simulate_snapshot(Tier::G3).into_iter().collect();
+        let is_sound = |slot: &BlockId| self.world.with(|state| state.is_sound(*slot));
+        let mut blocks: Vec<_> = durable.iter().filter(|(slot, _)| is_sound(slot)).collect();
+        blocks.sort_by_key(|(_, identity)| identity.position);
+        // A block goes with the block before it.
+        let mut expected = HashSet::new();
+        for (slot, identity) in blocks {
+            if identity.parent.is_none_or(|parent| expected.contains(&parent)) {
+                expected.insert(identity.hash);
+                if found.get(slot) != Some(identity) {
+                    self.world.violate(format!(
+                        "durable: block {} was flushed to slot {slot} of G3 and is not found by the next leader",
+                        identity.position
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Forgotten is forgotten, once every rank and volume has confirmed it.
+    pub(crate) fn check_removed(&self, unconfirmed: usize) {
+        let is_certain = unconfirmed == 0 && !self.world.with(|state| state.has_lied);
+        for (&namespace, &step) in self.forgotten.iter().filter(|_| is_certain) {
+            if let Some(what) = self.world.remains(namespace, step) {
+                self.world.violate(format!("removed: a namespace was forgotten in step {step}, and {what}"));
+            }
+        }
+    }
+
+    /// Invariant 4: who follows the events knows what the manager holds.
+    pub(crate) fn follow(&mut self) {
+        let manager = self.manager();
+        if !manager.events().pump() {
+            return;
+        }
+        let follower = &mut self.follower;
+        while let Ok(Some(delivery)) = follower.subscriber.next(Duration::ZERO) {
+            match delivery {
+                Delivery::Events { stream: StreamId { shard: POOL, .. }, events } => {
+                    for event in events.iter().filter(|event| event.sequence >= follower.covered) {
+                        match &event.kind {
+                            EventKind::Store(block) => {
+                                follower.blocks.insert((block.location.tier, block.identity.hash));
+                            }
+                            EventKind::Remove(block) => {
+                                follower.blocks.remove(&(block.location.tier, block.identity.hash));
+                            }
+                            EventKind::Cleared => follower.blocks.clear(),
+                        }
+                    }
+                }
+                Delivery::Gap { stream: StreamId { shard: POOL, .. }, .. } => {
+                    let snapshot = manager.events().snapshot();
+                    let tier_and_hash =
+                        |block: &kvbm_events::EventBlock| (block.location.tier, block.identity.hash);
+                    follower.blocks = snapshot.blocks.iter().map(tier_and_hash).collect();
+                    follower.covered = snapshot.next_sequence;
+                }
+                _ => {}
+            }
+        }
+        let held = Tier::SLOTTED.into_iter().flat_map(|tier| {
+            let blocks = manager.simulate_snapshot(tier).into_iter();
+            blocks.map(move |(_, identity)| (tier, identity.hash))
+        });
+        let held: BTreeSet<_> = held.collect();
+        if let Some((tier, hash)) = held.symmetric_difference(&self.follower.blocks).next() {
+            let side = if held.contains(&(*tier, *hash)) { "there" } else { "gone" };
+            self.world
+                .violate(format!("invariant 4: {hash} is {side} on {tier}, and its events say otherwise"));
+        }
+    }
+
+    /// At the end, when nothing fails any more: every slot has come back, and what was forgotten is
+    /// gone.
+    pub(crate) fn check_end(&mut self) {
+        self.tame();
+        self.check();
+        self.follow();
+        let status = self.manager().status();
+        let withheld: u32 = status.disk_directories.iter().map(|disk| disk.withheld_slots).sum();
+        let held = status.tiers.iter().map(|tier| {
+            u64::from(tier.arriving + tier.held + tier.active + tier.detached) + tier.transfer_pins
+        });
+        let (held, plans) = (held.sum::<u64>(), status.paths.iter().map(|path| path.plans).sum::<usize>());
+        if held != u64::from(withheld) || plans > 0 {
+            self.world.violate(format!("slots have not come back when all is over: {:?}", status.tiers));
+        }
+        let report = self.manager().shutdown(Duration::from_secs(60));
+        if !report.drained || report.flush_error.is_some() || report.removals_unconfirmed > 0 {
+            self.world.violate(format!("the last shutdown is not complete: {report:?}"));
+        }
+        self.check_removed(report.removals_unconfirmed);
+        self.drop_all();
+    }
+}

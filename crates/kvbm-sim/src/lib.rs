@@ -1,0 +1,35 @@
+//! The leader and its ranks under one seed.
+//!
+//! **Knows:** the leader as its users see it, the wire form of plans and reports, and the rules
+//! that ARCHITECTURE.md calls invariants.
+//! **Must never know:** the inside of any crate that it tests. Nothing uses it: it is a test.
+//!
+//! [`SeedRun`] drives a real manager over a simulated clock, links, disks, a blob store and ranks
+//! that crash, stall, repeat themselves and lie. After each step it compares what the manager says
+//! with what the world knows. docs/simulation.md says how a seed is replayed.
+//!
+//! Only a build with `RUSTFLAGS="--cfg kvbm_sim"` has any of it; `cargo xtask sim` makes one.
+//!
+//! # Modules
+//! A module uses only modules in rows below its own, and only those in its third column.
+//!
+//! | module | what it is | uses |
+//! |---|---|---|
+//! | `run` | one seed from the first step to the last | `engine`, `plan`, `world` |
+//! | `check` | the invariants | `engine` |
+//! | `engine` | an engine that serves a synthetic trace | `plan`, `world`, `random` |
+//! | `plan` | what a seed decides before the first step | `world`, `random` |
+//! | `world` | ranks, disks, links, a store, and what happens next | `random` |
+//! | `random` | numbers that a seed decides | - |
+
+#![cfg(kvbm_sim)]
+#![forbid(unsafe_code)]
+
+mod check;
+mod engine;
+mod plan;
+mod random;
+mod run;
+mod world;
+
+pub use run::{Outcome, SeedRun, note_panics};

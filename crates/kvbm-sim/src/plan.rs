@@ -1,0 +1,70 @@
+//! What a seed decides before the first step.
+
+use crate::random::Random;
+use crate::world::Faults;
+use std::time::Duration;
+
+/// See the module.
+#[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each kind of accident is on or off")]
+pub(crate) struct Setup {
+    pub(crate) ranks: usize,
+    /// Of G1, G2 and G3.
+    pub(crate) blocks: [u32; 3],
+    pub(crate) has_volume: bool,
+    pub(crate) chains: usize,
+    pub(crate) queue_share: f64,
+    pub(crate) watermark: f64,
+    pub(crate) idle_iterations: u64,
+    pub(crate) writes_through: bool,
+    pub(crate) deadline: Duration,
+    pub(crate) rank_lost_after: Duration,
+    pub(crate) ring_capacity: u32,
+    pub(crate) kills: bool,
+    pub(crate) cuts: bool,
+    pub(crate) restarts: bool,
+    pub(crate) babbles: bool,
+    pub(crate) lies: bool,
+    pub(crate) faults: Faults,
+}
+
+impl Setup {
+    pub(crate) fn of(seed: u64) -> Self {
+        let mut random = Random::new(seed ^ 0x0073_6574);
+        let mut rate = |rates: &[usize]| rates[random.below(rates.len())];
+        let faults = Faults {
+            read: rate(&[0, 25, 200]),
+            write: rate(&[0, 25, 200]),
+            flush: rate(&[0, 4]),
+            land: rate(&[0, 5]),
+            slow: rate(&[0, 10, 100]),
+            refuse: rate(&[0, 40]),
+            repeat: rate(&[0, 5]),
+        };
+        let has_disk = !random.once_in(6);
+        let seconds = Duration::from_secs(2);
+        Self {
+            ranks: 1 + random.below(3),
+            blocks: [
+                6 + random.below(10) as u32,
+                4 + random.below(10) as u32,
+                if has_disk { 4 + random.below(12) as u32 } else { 0 },
+            ],
+            has_volume: random.once_in(2),
+            chains: 4 + random.below(8),
+            queue_share: if random.once_in(3) { 0.3 } else { 1.0 },
+            watermark: if random.once_in(3) { 0.7 } else { 1.0 },
+            idle_iterations: if random.once_in(3) { 5 } else { 0 },
+            writes_through: random.once_in(2),
+            deadline: Duration::from_millis([20, 200, 2000][random.below(3)]),
+            rank_lost_after: if random.once_in(2) { seconds } else { Duration::ZERO },
+            ring_capacity: if random.once_in(3) { 16 } else { 4096 },
+            kills: !random.once_in(3),
+            cuts: random.once_in(2),
+            restarts: random.once_in(2),
+            babbles: random.once_in(2),
+            lies: random.once_in(4),
+            faults,
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! What workers do with what they are sent.
+
+use super::disk::Record;
+use super::rank::Task;
+use super::{Bytes, Event, State};
+use kvbm_plan::{
+    BlockOutcome, BlockTransfer, Command, Failure, FailureKind, FlushOutcome, Message, PlanId, Rank, Tier,
+    TransferPlan, TransferReport, VolumeAnswer, VolumeRequest, clock, wire,
+};
+use std::time::Duration;
+
+/// How long bytes may land after their write has failed, at most: the deadline of the volume.
+const LANDING: Duration = Duration::from_secs(4);
+
+/// How long a disk that fails to sync goes on failing, at most.
+const STUCK: Duration = Duration::from_secs(5);
+
+fn failed(kind: FailureKind) -> BlockOutcome {
+    BlockOutcome::Failed(Failure::new(kind, "simulated"))
+}
+
+impl State {
+    /// A command reaches the worker of a rank, if it lives.
+    pub(super) fn command(&mut self, rank: usize, life: u64, command: &[u8]) {
+        if self.ranks[rank].life != life {
+            return;
+        }
+        let Ok(command) = wire::decode_command(command) else { return };
+        let name = Rank(rank as u16);
+        let Some((epoch, _)) = self.ranks[rank].line else { return };
+        match command {
+            Command::Transfer(plan) => self.take(rank, plan),
+            Command::Cancel { plan_id } => self.cancel(rank, plan_id),
+            Command::Release { blocks, .. } => self.ranks[rank].disk.release(&blocks),
+            Command::Forget { namespace, .. } => self.ranks[rank].disk.forget(namespace),
+            Command::Flush { token } => {
+                if self.fails(self.faults.flush) {
+                    let pause = self.random.duration(STUCK);
+                    self.ranks[rank].disk.stuck_until = Some(clock::now() + pause);
+                }
+                let outcome = match self.ranks[rank].disk.sync() {
+                    Some(blocks) => FlushOutcome::Durable { blocks },
+                    None => FlushOutcome::Failed(Failure::new(FailureKind::Io, "simulated")),
+                };
+                self.say(rank, Message::Flushed { rank: name, epoch, token, outcome });
+            }
+            Command::Volume { token, request, .. } => {
+                let answer = self.ask_store(name, &request);
+                self.say(rank, Message::Volume { rank: name, epoch, token, answer });
+            }
+            Command::Advance { .. } => {}
+        }
+    }
+
+    fn take(&mut self, rank: usize, plan: TransferPlan) {
+        let (plan_id, asked) = (plan.plan_id, self.step);
+        self.ranks[rank].tasks.insert(plan_id, Task { plan, asked, is_started: false });
+        self.wait(rank, plan_id);
+    }
+
+    /// The next part of a plan begins later.
+    fn wait(&mut self, rank: usize, plan: PlanId) {
+        let most = if self.fails(self.faults.slow) { 4000 } else { 10 };
+        let delay = self.random.duration(Duration::from_millis(most));
+        let life = self.ranks[rank].life;
+        self.schedule(delay, Event::Work { rank, life, plan });
+    }
+
+    /// A plan that has not started is taken back.
+    fn cancel(&mut self, rank: usize, plan_id: PlanId) {
+        let tasks = &mut self.ranks[rank].tasks;
+        if tasks.get(&plan_id).is_some_and(|task| !task.is_started)
+            && let Some(task) = tasks.remove(&plan_id)
+        {
+            let outcomes = vec![failed(FailureKind::Cancelled); task.plan.blocks.len()];
+            self.report(rank, &task.plan, outcomes);
+        }
+    }
+
+    /// A worker starts a plan, or ends it.
+    pub(super) fn work(&mut self, rank: usize, life: u64, plan_id: PlanId) {
+        let model = &mut self.ranks[rank];
+        if model.life != life {
+            return;
+        }
+        let Some(task) = model.tasks.get_mut(&plan_id) else { return };
+        if !task.is_started {
+            task.is_started = true;
+            self.wait(rank, plan_id);
+            return;
+        }
+        let Some(task) = self.ranks[rank].tasks.remove(&plan_id) else { return };
+        let outcomes = task.plan.blocks.iter().map(|block| self.copy(rank, &task, block)).collect();
+        self.report(rank, &task.plan, outcomes);
+    }
+
+    /// Copies one block.
+    fn copy(&mut self, rank: usize, task: &Task, block: &BlockTransfer) -> BlockOutcome {
+        let path = task.plan.path();
+        if self.fails(self.faults.read) {
+            return failed(FailureKind::Io);
+        }
+        let bytes = match self.read(rank, path.src, block) {
+            Ok(bytes) => bytes,
+            Err(kind) => return failed(kind),
+        };
+        let identity = block.identity;
+        if path.dst == Tier::G4 && bytes.is_some() && self.fails(self.faults.land) {
+            let delay = self.random.duration(LANDING);
+            self.schedule(delay, Event::Land { rank: Rank(rank as u16), identity, asked: task.asked });
+            return failed(FailureKind::Io);
+        }
+        if !self.fails(self.faults.write) {
+            self.write(rank, path.dst, block, bytes, task.asked);
+            return BlockOutcome::Done { checksum: 1 };
+        }
+        // What fails may have been written all the same.
+        let written = if self.random.once_in(2) { bytes } else { None };
+        if written.is_some() || path.dst < Tier::G3 {
+            self.write(rank, path.dst, block, written, task.asked);
+        }
+        failed(FailureKind::Io)
+    }
+
+    /// A worker verifies what comes from a disk or a store, and nothing else.
+    fn read(&self, rank: usize, tier: Tier, block: &BlockTransfer) -> Result<Option<Bytes>, FailureKind> {
+        let model = &self.ranks[rank];
+        match tier {
+            Tier::G1 | Tier::G2 => Ok(model.bytes(tier, block.src)),
+            Tier::G3 => model.disk.read(block.src, &block.identity).map(Some),
+            Tier::G4 => self.store.get(&block.identity, Rank(rank as u16)).map(Some),
+        }
+    }
+
+    fn write(&mut self, rank: usize, tier: Tier, block: &BlockTransfer, bytes: Option<Bytes>, asked: u64) {
+        let identity = block.identity;
+        match tier {
+            Tier::G1 | Tier::G2 => self.ranks[rank].put(tier, block.dst, bytes),
+            Tier::G3 => self.ranks[rank].disk.write(block.dst, Record { identity, bytes, asked }),
+            Tier::G4 => self.store.put(&identity, Rank(rank as u16), bytes, asked),
+        }
+    }
+
+    fn report(&mut self, rank: usize, plan: &TransferPlan, blocks: Vec<BlockOutcome>) {
+        let report = TransferReport {
+            plan_id: plan.plan_id,
+            epoch: plan.epoch,
+            rank: Rank(rank as u16),
+            path: plan.path(),
+            blocks,
+            bytes: 1,
+            queued_us: 0,
+            busy_us: 0,
+        };
+        if self.fails(self.faults.repeat) {
+            self.say(rank, Message::Transfer(report.clone()));
+        }
+        self.say(rank, Message::Transfer(report));
+    }
+
+    fn ask_store(&mut self, rank: Rank, request: &VolumeRequest) -> VolumeAnswer {
+        if self.fails(self.faults.read) {
+            return VolumeAnswer::Failed(Failure::new(FailureKind::Io, "simulated"));
+        }
+        match request {
+            VolumeRequest::Probe(blocks) => {
+                VolumeAnswer::Present(blocks.iter().map(|block| self.store.has(block, rank)).collect())
+            }
+            VolumeRequest::Discard(blocks) | VolumeRequest::DiscardDamaged(blocks) => {
+                VolumeAnswer::Removed(self.store.remove(blocks, rank))
+            }
+            VolumeRequest::Purge(namespace) => VolumeAnswer::Removed(self.store.purge(*namespace, rank)),
+            VolumeRequest::List(after) => VolumeAnswer::Listed(self.store.list(*after, rank)),
+            VolumeRequest::Register(_) | VolumeRequest::Unregister => VolumeAnswer::Done,
+        }
+    }
+
+    /// A worker says something out of turn: of a life before, or of a plan that nobody has.
+    pub(crate) fn babble(&mut self, rank: usize) {
+        let Some((epoch, _)) = self.ranks[rank].line else { return };
+        let Some(plan) = self.ranks[rank].owed.values().next().cloned() else { return };
+        // The same number had been given by the leader before.
+        let stale = TransferPlan { epoch: kvbm_plan::Epoch(epoch.0.saturating_sub(1)), ..plan };
+        self.note(|| format!("rank {rank} repeats a report of an earlier leader"));
+        let report = TransferReport {
+            plan_id: stale.plan_id,
+            epoch: stale.epoch,
+            rank: Rank(rank as u16),
+            path: stale.path(),
+            blocks: vec![BlockOutcome::Done { checksum: 1 }; stale.blocks.len()],
+            bytes: 1,
+            queued_us: 0,
+            busy_us: 0,
+        };
+        // Not on the line of that leader any more: it owes this one nothing by it.
+        let delay = self.random.duration(Duration::from_millis(2));
+        let time = clock::now() + delay;
+        let message = Message::Transfer(report);
+        let life = self.ranks[rank].life;
+        self.schedule_at(time, Event::Message { rank, epoch: stale.epoch, life, message });
+    }
+}

@@ -1,0 +1,100 @@
+//! `cargo xtask sim`: the leader and its ranks under seeds.
+//!
+//! The work is done by `crates/kvbm-sim/examples/sim`, in a build of its own: `--cfg kvbm_sim`
+//! gives it a clock and planted bugs that no other build has.
+
+use crate::steps::Outcome;
+use crate::workspace::{Workspace, cargo, succeed};
+use anyhow::{Context, bail};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// New seeds of the step of `cargo xtask test` are begun for so long.
+const STEP_SECONDS: &str = "120";
+
+/// Arguments with a value, and those without.
+const VALUES: &[&str] =
+    &["--seeds", "--first-seed", "--seed", "--steps", "--jobs", "--seconds", "--plant", "--json"];
+const FLAGS: &[&str] = &["--trace", "--mutants"];
+
+/// Arguments for the program.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Options(Vec<String>);
+
+impl Options {
+    /// Reads the arguments behind `sim`.
+    pub(crate) fn parse(args: &[String]) -> Result<Self, String> {
+        let mut rest = args.iter();
+        while let Some(name) = rest.next() {
+            let takes_value = VALUES.contains(&name.as_str());
+            if !takes_value && !FLAGS.contains(&name.as_str()) {
+                return Err(format!("unknown argument `{name}` of `sim`"));
+            }
+            if takes_value {
+                let value = rest.next().ok_or_else(|| format!("`{name}` of `sim` needs a value"))?;
+                let is_number = value.parse::<u64>().is_ok();
+                if !is_number && !matches!(name.as_str(), "--plant" | "--json") {
+                    return Err(format!("{name} {value}: expected a number"));
+                }
+            }
+        }
+        Ok(Self(args.to_vec()))
+    }
+}
+
+/// Builds the program.
+fn build(workspace: &Workspace) -> anyhow::Result<PathBuf> {
+    let target = workspace.target.join("sim");
+    let mut command = cargo(&workspace.root);
+    command.args(["build", "-p", "kvbm-sim", "--example", "sim"]);
+    command.env("RUSTFLAGS", "--cfg kvbm_sim").env("CARGO_TARGET_DIR", &target);
+    succeed(&mut command)?;
+    Ok(target.join("debug/examples/sim"))
+}
+
+/// Runs it; whether nothing was violated.
+pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
+    let program = build(&Workspace::load()?)?;
+    let status = Command::new(&program).args(&options.0).status();
+    Ok(status.with_context(|| format!("cannot start {}", program.display()))?.success())
+}
+
+/// New seeds for two minutes, and every planted bug, as a step of `cargo xtask test`.
+pub(crate) fn check(workspace: &Workspace) -> Outcome {
+    let run = || {
+        let program = build(workspace)?;
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        // Seeds that no run had before.
+        let first = (since.as_secs() << 16).to_string();
+        let output = Command::new(&program)
+            .args(["--first-seed", &first, "--seeds", "10000000", "--seconds", STEP_SECONDS, "--mutants"])
+            .output()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{said}\n`cargo xtask sim --seed N --trace` shows what seed N does, step for step")
+    };
+    run().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Options, String> {
+        Options::parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn arguments_are_checked_before_anything_is_built() {
+        let line = "--seed 7 --trace --json - --plant HideGap";
+        let Options(args) = parse(line).expect("right");
+        assert_eq!(args.join(" "), line);
+        assert!(parse("--seeds").is_err_and(|error| error.contains("needs a value")));
+        assert!(parse("--seeds many").is_err_and(|error| error.contains("expected a number")));
+        assert!(parse("--speed 1").is_err_and(|error| error.contains("--speed")));
+    }
+}
