@@ -19,6 +19,7 @@ mod kernels;
 mod miri;
 mod models;
 mod nixl;
+mod node_test;
 mod outside;
 mod python;
 mod servers;
@@ -51,6 +52,9 @@ usage: cargo xtask COMMAND
                                    processes killed while they write to disk, file systems shut down, lost and torn
                                    writes simulated; N defaults to 200; a part that this machine cannot run is named as
                                    skipped, and with --require-all it is a failure
+  node-test [--rounds N] [--seed N] [--json FILE]
+                                   a node daemon and two engines of two ranks, killed, stopped and started again at random;
+                                   every byte is verified; N defaults to 200 rounds
   verify-kernels                   that the prebuilt CUDA kernels belong to their source
   regen-kernels [--check]          builds them again, with tools fetched into the target folder; --check only compares
   event-faults [--rounds N] [--seed N] [--json FILE]
@@ -126,6 +130,10 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
         },
         "crash-test" => match crash_test::Options::parse(rest) {
             Ok(options) => crash_test::run(&options),
+            Err(text) => usage(text),
+        },
+        "node-test" => match node_test::Options::parse(rest) {
+            Ok(options) => node_test::run(&options),
             Err(text) => usage(text),
         },
         "engine-test" => match engine_test::Options::parse(rest) {

@@ -5,8 +5,8 @@ use crate::space::Space;
 use crate::steps::{Outcome, Report};
 use crate::workspace::{FEATURES, Workspace, cargo, line_of, succeed};
 use crate::{
-    contract_test, crash_test, dependencies, engine_test, fuzz, gpu, kernels, miri, models, nixl, outside,
-    sim, smoke, tidy, wheel,
+    contract_test, crash_test, dependencies, engine_test, fuzz, gpu, kernels, miri, models, nixl, node_test,
+    outside, sim, smoke, tidy, wheel,
 };
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -57,6 +57,7 @@ const STEPS: &[Step] = &[
     step("event-race", When::All, "a registration races the last drop, followed to the end", event_race),
     step("nixl", When::All, "remote memory over the real NIXL, in several processes", nixl::check),
     step("crash", When::All, "durable blocks survive kill -9 and power loss", crash_test::check),
+    step("node", When::All, "a cache outlives its engines and its daemon", node_test::check),
     step("fuzz", When::All, "a few seconds of coverage-guided fuzzing of every format", fuzz::check),
     step(
         "models",
@@ -146,6 +147,7 @@ const OF_ONE_STEP: &[(&str, &str)] = &[
     ("doc", "doc"),
     ("outside", "outside"),
     ("crash", "crash-test"),
+    ("node", "node-test"),
     ("fuzz", "fuzz"),
     ("models", "models"),
     ("sim", "sim"),

@@ -17,6 +17,7 @@ use crate::events::EventsCommand;
 use crate::features;
 use crate::layout::LayoutCommand;
 use crate::number::{SOME, whole};
+use crate::serve::ServeArgs;
 use crate::size::SizeArgs;
 use crate::worker::WorkerArgs;
 
@@ -59,6 +60,8 @@ pub enum CliCommand {
     },
     /// Say how many tokens of a model fit into host memory and disk.
     Size(SizeArgs),
+    /// Keep a cache for engines in other processes, which may come and go, until SIGTERM or Ctrl-C.
+    Serve(ServeArgs),
     /// Run the worker of one rank for a leader in another process, until SIGTERM or Ctrl-C.
     Worker(WorkerArgs),
     /// Show how blocks lie in memory.

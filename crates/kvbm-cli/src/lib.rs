@@ -14,6 +14,7 @@ pub mod interrupt;
 pub mod layout;
 mod log_lines;
 pub mod note;
+mod notify;
 mod number;
 pub mod pattern;
 pub mod progress;
@@ -21,6 +22,7 @@ pub mod replay;
 pub mod report;
 pub mod rng;
 pub mod scratch;
+pub mod serve;
 pub mod size;
 mod space;
 pub mod summary;
@@ -39,6 +41,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use kvbm::metrics::MetricsServer;
 
 use args::{Cli, CliCommand, DoctorArgs, Output, ReplayArgs, WrongUsage};
 use note::note;
@@ -59,6 +62,7 @@ pub fn run() -> ExitCode {
         Some(CliCommand::Events { command }) => events::run(command),
         Some(CliCommand::Layout { command }) => run_layout(command),
         Some(CliCommand::Size(args)) => run_size(args),
+        Some(CliCommand::Serve(args)) => serve::run(args),
         Some(CliCommand::Worker(args)) => worker::run(args),
     };
     match done {
@@ -73,6 +77,13 @@ pub fn run() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Serves metrics at `addr`; the caller chose it, so also where others can connect.
+fn serve_metrics(metrics: &kvbm::metrics::Metrics, addr: std::net::SocketAddr) -> Result<MetricsServer> {
+    let server = if addr.ip().is_loopback() { metrics.serve(addr) } else { metrics.serve_public(addr) }?;
+    note(&format!("metrics: http://{}/metrics", server.addr()));
+    Ok(server)
 }
 
 /// The error and its causes, each said once: many messages already end with their cause.

@@ -151,19 +151,29 @@ impl<'a> Timed<'a> {
         let left = self.until.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
     }
+
+    /// The socket, of which the next read ends at the deadline.
+    pub(crate) fn for_read(&self) -> io::Result<&'a UnixStream> {
+        self.stream.set_read_timeout(self.left()?)?;
+        Ok(self.stream)
+    }
+
+    /// The socket, of which the next write ends at the deadline.
+    pub(crate) fn for_write(&self) -> io::Result<&'a UnixStream> {
+        self.stream.set_write_timeout(self.left()?)?;
+        Ok(self.stream)
+    }
 }
 
 impl Read for Timed<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(self.left()?)?;
-        (&mut &*self.stream).read(bytes)
+        self.for_read()?.read(bytes)
     }
 }
 
 impl Write for Timed<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(self.left()?)?;
-        (&mut &*self.stream).write(bytes)
+        self.for_write()?.write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -39,6 +39,16 @@ pub enum StorageError {
         /// What the system said.
         reason: String,
     },
+    /// Memory that another process passed on cannot be mapped.
+    #[error(
+        "no {asked} bytes of another process's memory: {reason}; start both processes from the same version"
+    )]
+    Shared {
+        /// Bytes asked for.
+        asked: u64,
+        /// Why.
+        reason: String,
+    },
     /// The device refused: memory, streams, page-locking.
     #[error(transparent)]
     Device(#[from] DeviceError),

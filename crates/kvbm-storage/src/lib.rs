@@ -10,6 +10,7 @@
 //! | [`SystemStorage`] | host, aligned, huge pages on request | [`SystemAllocator`] |
 //! | [`HostStorage`] | host; the engine's | [`HostStorage::from_external`] |
 //! | [`PinnedStorage`] | host, page-locked through a device, on its NUMA node | [`PinnedAllocator`] |
+//! | [`SharedStorage`] | host, mapped by several processes, of a sealed size | [`SharedStorage::create`], [`SharedStorage::map`] |
 //! | [`DeviceStorage`] | device; ours, or the engine's ([`DeviceStorage::from_external`]) | [`DeviceAllocator`] |
 //! | [`DiskStorage`] | a preallocated file of fixed length | [`DiskAllocator`] |
 //!
@@ -45,6 +46,7 @@ mod near;
 mod numa;
 mod pinned;
 mod population;
+mod shared;
 mod storage;
 mod system;
 
@@ -58,6 +60,7 @@ pub use near::{Processors, ThreadPlacement, near, node_of};
 pub use numa::NumaPlacement;
 pub use pinned::{PinFallback, PinProgress, PinState, PinnedAllocator, PinnedStorage};
 pub use population::{Population, PopulationEnd};
+pub use shared::SharedStorage;
 pub use storage::{Backing, FileRange, Storage, StorageAllocator, StorageExt, StorageKind};
 pub use system::{HugePages, PageSize, SystemAllocator, SystemStorage};
 

@@ -1,7 +1,8 @@
-//! Anonymous memory of the system: all `unsafe` around `mmap` of this crate.
+//! Memory of the system: all `unsafe` around `mmap` of this crate.
 
 use std::ffi::c_void;
 use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ pub(crate) const BASE_PAGE: u64 = 4096;
 /// Size of a (default) huge page.
 pub(crate) const HUGE_PAGE: u64 = 2 << 20;
 
-/// Zeroed private memory, unmapped on drop.
+/// Mapped memory, unmapped on drop.
 struct Mapping {
     start: NonNull<u8>,
     len: usize,
@@ -49,6 +50,16 @@ pub(crate) fn map_huge(len: u64) -> io::Result<HostRegion> {
     Ok(region(anonymous(len, libc::MAP_HUGETLB)?, 0, len))
 }
 
+/// The first `len` bytes of a file whose size is sealed, shared with whoever maps it too.
+pub(crate) fn map_shared(file: impl AsFd, len: u64) -> io::Result<HostRegion> {
+    let bytes = mappable(len)?;
+    let (protection, file) = (libc::PROT_READ | libc::PROT_WRITE, file.as_fd().as_raw_fd());
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists; the
+    // descriptor is open during the call.
+    let start = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, libc::MAP_SHARED, file, 0) };
+    Ok(region(mapped(start, bytes)?, 0, len))
+}
+
 /// Asks for transparent huge pages. `Ok` tells that the system will try, not that it did.
 pub(crate) fn advise_huge(region: &HostRegion) -> io::Result<()> {
     let start = region.as_ptr().cast::<c_void>();
@@ -76,13 +87,22 @@ pub(crate) fn populate(region: &HostRegion, offset: u64, len: u64) -> io::Result
 }
 
 fn anonymous(len: u64, extra_flags: i32) -> io::Result<Mapping> {
-    let len = usize::try_from(len).ok().filter(|len| isize::try_from(*len).is_ok());
-    let len = len.ok_or(io::ErrorKind::OutOfMemory)?;
+    let len = mappable(len)?;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | extra_flags;
     // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches nothing
     // that exists.
     let start = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0) };
+    mapped(start, len)
+}
+
+fn mappable(len: u64) -> io::Result<usize> {
+    let len = usize::try_from(len).ok().filter(|len| isize::try_from(*len).is_ok());
+    Ok(len.ok_or(io::ErrorKind::OutOfMemory)?)
+}
+
+/// What `mmap` returned.
+fn mapped(start: *mut c_void, len: usize) -> io::Result<Mapping> {
     match NonNull::new(start.cast::<u8>()) {
         Some(start) if start.as_ptr().cast() != libc::MAP_FAILED => Ok(Mapping { start, len }),
         _ => Err(io::Error::last_os_error()),

@@ -6,7 +6,7 @@
 
 use kvbm_device::DeviceError;
 use kvbm_disk::OpOutcome;
-use kvbm_plan::Failure;
+use kvbm_plan::{BlockOutcome, Failure};
 use parking_lot::{Condvar, Mutex};
 use std::time::Duration;
 
@@ -22,6 +22,8 @@ pub(crate) enum Stage {
     Disk(Vec<OpOutcome>),
     /// Checksums of the blocks of a task, in order, or why they did not arrive.
     Volume(Vec<Result<u64, Failure>>),
+    /// What came of the blocks of a copy by a mover, in order.
+    Moved(Vec<BlockOutcome>),
 }
 
 /// The completions of one executor: one message per ticket, so there are never more of them than it

@@ -1,6 +1,7 @@
 //! What a worker is started with.
 
 use crate::error::StartError;
+use crate::movers::MoverTier;
 use kvbm_device::Device;
 use kvbm_disk::{DiskEngine, Recovered};
 use kvbm_kernels::Backend;
@@ -82,6 +83,12 @@ impl PathConfig {
         let fit = usize::try_from(self.batch_bytes / block_bytes.max(1)).unwrap_or(usize::MAX);
         let batch_blocks = fit.clamp(1, self.batch_blocks.max(1));
         Self { batch_blocks, depth_blocks: self.depth_blocks.min(BATCHES_IN_FLIGHT * batch_blocks), ..self }
+    }
+
+    /// With the bounds that copies by other processes have: what waits for one that is slow, or
+    /// stopped, keeps no block of another from going. Each has a bounded queue of its own.
+    pub(crate) fn for_movers(self) -> Self {
+        Self { depth_blocks: self.depth_blocks.max(self.queue_blocks), ..self }
     }
 
     /// With the bounds that blocks of `block_bytes` bytes have on their way from or to a disk:
@@ -209,6 +216,11 @@ pub struct WorkerConfig {
     pub device: Option<Arc<dyn Device>>,
     /// G1: device memory, or host memory where the engine computes there.
     pub g1: Option<BoundLayout>,
+    /// G1 where it belongs to other processes, in place of `g1`. Needs `g2`, which they map.
+    pub movers: Option<MoverTier>,
+    /// Whether another process keeps identities, checksums and claims of `g2`: what its plans read
+    /// there is there, and nobody else writes what they write.
+    pub claimed_elsewhere: bool,
     /// G2: host memory.
     pub g2: Option<BoundLayout>,
     /// G3. Needs `g2`, whose shape its blocks have.
@@ -249,6 +261,8 @@ impl WorkerConfig {
             namespace,
             device: None,
             g1: None,
+            movers: None,
+            claimed_elsewhere: false,
             g2: None,
             g3: None,
             volumes: None,
@@ -277,6 +291,16 @@ impl WorkerConfig {
         }
         if self.outgoing == 0 {
             return Err(bad("outgoing", "0", "must be at least 1"));
+        }
+        if self.movers.is_some() && (self.g1.is_some() || self.g2.is_none()) {
+            return Err(bad("movers", "set", "needs g2, and no g1: G1 belongs to other processes"));
+        }
+        if self.claimed_elsewhere && (self.g3.is_some() || self.volumes.is_some()) {
+            return Err(bad(
+                "claimed_elsewhere",
+                "true",
+                "leaves g1 and g2 alone: claims guard the other tiers",
+            ));
         }
         if self.g3.is_some() && self.g2.is_none() {
             return Err(bad("g3", "set", "needs g2: blocks on disk have the shape of G2"));

@@ -56,6 +56,8 @@ pub(crate) struct HostTier {
     verify: VerifyHost,
     reads: AtomicU64,
     slots: Mutex<Vec<Slot>>,
+    /// Another process keeps identities, checksums and claims: `slots` is empty.
+    claimed_elsewhere: bool,
 }
 
 impl HostTier {
@@ -63,6 +65,7 @@ impl HostTier {
         bound: BoundLayout,
         sums: BlockChecksum,
         verify: VerifyHost,
+        claimed_elsewhere: bool,
     ) -> Result<Self, StartError> {
         let regions = host_regions(&bound).ok_or_else(|| {
             crate::config::bad(
@@ -75,8 +78,10 @@ impl HostTier {
             disk_layout(bound.layout().as_ref(), 1).map_err(|error| layouts(Tier::G2, Tier::G3, &error))?;
         let fragments = FragmentList::between(bound.layout().as_ref(), &on_disk, &Selection::all())
             .map_err(|error| layouts(Tier::G2, Tier::G3, &error))?;
-        let slots = Mutex::new((0..bound.num_blocks()).map(|_| Slot::default()).collect());
-        Ok(Self { bound, regions, fragments, sums, verify, reads: AtomicU64::new(0), slots })
+        let known = if claimed_elsewhere { 0 } else { bound.num_blocks() };
+        let slots = Mutex::new((0..known).map(|_| Slot::default()).collect());
+        let reads = AtomicU64::new(0);
+        Ok(Self { bound, regions, fragments, sums, verify, reads, slots, claimed_elsewhere })
     }
 
     pub(crate) fn bound(&self) -> &BoundLayout {
@@ -121,6 +126,9 @@ impl HostTier {
         layers: Option<LayerRange>,
     ) -> Result<ReadClaim, Failure> {
         let wanted = self.span(layers);
+        if self.is_elsewhere(slot) {
+            return Ok(ReadClaim { tier: Arc::clone(self), slot, identity: *identity, checksum: None });
+        }
         let mut slots = self.slots.lock();
         let Some(state) = slots.get_mut(slot as usize) else { return Err(self.no_slot(slot)) };
         let missing = |why: String| Failure::new(FailureKind::Missing, format!("slot {slot} of G2 {why}"));
@@ -158,6 +166,9 @@ impl HostTier {
         layers: Option<LayerRange>,
     ) -> Result<WriteClaim, Failure> {
         let (span, all) = (self.span(layers), self.all_layers());
+        if self.is_elsewhere(slot) {
+            return Ok(WriteClaim { tier: Arc::clone(self), slot, identity: *identity, span, open: true });
+        }
         let mut slots = self.slots.lock();
         let Some(state) = slots.get_mut(slot as usize) else { return Err(self.no_slot(slot)) };
         if state.readers > 0 || state.is_written(&span) {
@@ -179,9 +190,21 @@ impl HostTier {
         Ok(WriteClaim { tier: Arc::clone(self), slot, identity: *identity, span, open: true })
     }
 
+    /// Whether another process has the claims on `slot`, which exists.
+    fn is_elsewhere(&self, slot: u32) -> bool {
+        self.claimed_elsewhere && slot < self.bound.num_blocks()
+    }
+
     fn no_slot(&self, slot: u32) -> Failure {
         let detail = format!("slot {slot} of G2 does not exist, it has {}", self.bound.num_blocks());
         Failure::new(FailureKind::Unsupported, detail)
+    }
+
+    /// What `slot` holds is not read again.
+    fn forget(&self, slot: u32) {
+        if let Some(slot) = self.slots.lock().get_mut(slot as usize) {
+            slot.content = Content::Empty;
+        }
     }
 
     /// Checksum of the whole slot, in the byte order of the disk.
@@ -306,7 +329,7 @@ impl ReadClaim {
         if found == expected {
             return Ok(());
         }
-        self.tier.slots.lock()[self.slot as usize].content = Content::Empty;
+        self.tier.forget(self.slot);
         let bytes = self.tier.bytes_per_block();
         let why = format!(
             "slot {} of G2, bytes 0..{bytes}: checksum {found:016x}, but {expected:016x} was written; it is not read again",
@@ -328,7 +351,7 @@ impl ReadClaim {
 
     /// Marks the slot as damaged: it is never read again.
     pub(crate) fn condemn(&self) {
-        self.tier.slots.lock()[self.slot as usize].content = Content::Empty;
+        self.tier.forget(self.slot);
     }
 
     pub(crate) fn io_memory(&self) -> Result<IoFragments, Failure> {
@@ -338,7 +361,10 @@ impl ReadClaim {
 
 impl Drop for ReadClaim {
     fn drop(&mut self) {
-        self.tier.slots.lock()[self.slot as usize].readers -= 1;
+        // There is none where the claim is another process's.
+        if let Some(slot) = self.tier.slots.lock().get_mut(self.slot as usize) {
+            slot.readers -= 1;
+        }
     }
 }
 
@@ -399,7 +425,7 @@ impl WriteClaim {
         self.open = false;
         let whole = self.span == self.tier.all_layers();
         let mut slots = self.tier.slots.lock();
-        let slot = &mut slots[self.slot as usize];
+        let Some(slot) = slots.get_mut(self.slot as usize) else { return arrived && whole };
         if whole {
             let filled = Content::Filled { identity: self.identity, checksum };
             slot.content = if arrived { filled } else { Content::Empty };
@@ -452,7 +478,7 @@ mod tests {
             .unwrap();
         let layout = Arc::new(FullyContiguous::new(config, AxisOrder::Nhd).unwrap());
         let bound = BoundLayout::allocate(layout, &SystemAllocator::default()).unwrap();
-        Arc::new(HostTier::new(bound, BlockChecksum::new([0; 16]), VerifyHost::Always).unwrap())
+        Arc::new(HostTier::new(bound, BlockChecksum::new([0; 16]), VerifyHost::Always, false).unwrap())
     }
 
     fn block(name: u8) -> BlockIdentity {
@@ -490,6 +516,20 @@ mod tests {
         drop(write(&tier, 2, None).unwrap());
         assert_eq!(read(&tier, 1, None).unwrap_err(), FailureKind::Missing, "overwritten in part, perhaps");
         assert_eq!(tier.read(9, &block(1), None).unwrap_err().kind, FailureKind::Unsupported);
+    }
+
+    #[test]
+    fn claims_of_another_process_are_none_of_ours() {
+        let bound = tier().bound.clone();
+        let sums = BlockChecksum::new([0; 16]);
+        let tier = Arc::new(HostTier::new(bound, sums, VerifyHost::Always, true).unwrap());
+        let writers = [write(&tier, 1, None).unwrap(), write(&tier, 2, None).unwrap()];
+        assert_eq!(read(&tier, 7, None).unwrap().verify(), Ok(false), "its owner has the checksum");
+        let sums = writers.map(|claim| claim.finish(true, None).unwrap().expect("a checksum"));
+        assert_ne!(sums[0], sums[1], "bound to the identity");
+        assert_eq!(write(&tier, 1, LAYER[0]).unwrap().finish(true, None), Ok(None));
+        assert_eq!(tier.read(4, &block(1), None).unwrap_err().kind, FailureKind::Unsupported);
+        assert_eq!(tier.write(4, &block(1), None).unwrap_err().kind, FailureKind::Unsupported);
     }
 
     #[test]

@@ -26,7 +26,7 @@
 //! # Modules
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `start` | builds a worker: tiers, executors, threads | `manager`, `volume_requests`, `scrub`, `flush`, `execute`, `threads`, `hub`, `schedule`, `host`, `slot_layout`, `damaged_objects`, `config`, `error`, `completion_queue` |
+//! | `start` | builds a worker: tiers, executors, threads | `manager`, `volume_requests`, `scrub`, `flush`, `execute`, `threads`, `hub`, `schedule`, `host`, `slot_layout`, `damaged_objects`, `config`, `movers`, `error`, `completion_queue` |
 //! | `predecessor` | blocks that a deployment with another number of ranks left on disk | `geometry`, `config` |
 //! | `manager` | the worker: commands in, reports out | `volume_requests`, `scrub`, `handle`, `flush`, `hub`, `schedule`, `stats`, `finished`, `report_slot`, `error` |
 //! | `volume_requests` | probes, removals, opening and closing of volumes | `execute`, `volume_threads`, `hub`, `damaged_objects`, `cuts`, `config`, `error` |
@@ -34,7 +34,7 @@
 //! | `handle` | a submitted plan: future, wait, cancel | `hub`, `report_slot` |
 //! | `fuzz` | bodies of the fuzz targets | `geometry` |
 //! | `flush` | flushes G3 on its own thread | `hub`, `error` |
-//! | `execute` | moves blocks: one executor per path | `volume_threads`, `hub`, `schedule`, `host`, `slot_layout`, `damaged_objects`, `cuts`, `config`, `error`, `completion_queue` |
+//! | `execute` | moves blocks: one executor per path | `volume_threads`, `hub`, `schedule`, `host`, `slot_layout`, `damaged_objects`, `cuts`, `config`, `movers`, `error`, `completion_queue` |
 //! | `volume_threads` | threads that call volumes | `threads`, `hub`, `error` |
 //! | `threads` | names and starts threads | `error` |
 //! | `hub` | the lock around all plans, and the thread that reports | `schedule`, `stats`, `finished`, `error`, `completion_queue` |
@@ -47,7 +47,8 @@
 //! | `geometry` | text form of a slot layout in the journal | - |
 //! | `damaged_objects` | objects that a read found damaged | - |
 //! | `cuts` | how blocks are cut into objects | `config` |
-//! | `config` | configuration | `error` |
+//! | `config` | configuration | `movers`, `error` |
+//! | `movers` | copies by the processes that G1 belongs to | - |
 //! | `error` | errors | - |
 //! | `completion_queue` | finished stages of an executor, and its wake-up | - |
 
@@ -67,6 +68,7 @@ mod handle;
 mod host;
 mod hub;
 mod manager;
+mod movers;
 mod predecessor;
 mod report_slot;
 mod schedule;
@@ -86,6 +88,7 @@ pub use handle::{NotYet, TransferHandle};
 pub use hub::Sink;
 pub use kvbm_kernels::Backend;
 pub use manager::TransferManager;
+pub use movers::{MoveDone, MoverRing, MoverTier, Movers};
 pub use predecessor::{LeftOut, Predecessor, PredecessorError, TakenOver};
 pub use slot_layout::disk_layout;
 pub use stats::{PathStats, WorkerStats};

@@ -5,13 +5,14 @@ use crate::config::{DiskTier, PathConfig, WorkerConfig, bad};
 use crate::damaged_objects::DamagedObjects;
 use crate::error::StartError;
 use crate::execute::{
-    Carrier, DiskCarrier, Executor, Kernels, Lane, MemoryCarrier, Reads, Route, Site, StagedCarrier,
-    VolumeReader, VolumeWriter, Way, Writes,
+    Carrier, DiskCarrier, Executor, Kernels, Lane, MemoryCarrier, MoverLane, Reads, Route, Site,
+    StagedCarrier, VolumeReader, VolumeWriter, Way, Writes,
 };
 use crate::flush::Flusher;
 use crate::host::{HostTier, host_regions};
 use crate::hub::{Hub, Sink};
 use crate::manager::TransferManager;
+use crate::movers::{MoverRing, MoverTier};
 use crate::schedule::{Limits, PathLimits, State};
 use crate::scrub::Scrub;
 use crate::slot_layout::{disk_layout, layouts};
@@ -30,6 +31,7 @@ use parking_lot::Mutex;
 use std::num::NonZeroU64;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 impl TransferManager {
     /// Starts the threads of a worker. Its encoded messages go to `sink`; with a G3, what that held
@@ -101,6 +103,9 @@ fn assemble(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartEr
     for (path, mut limits, completions) in executors {
         if [path.src, path.dst].iter().all(|tier| matches!(tier, Tier::G1 | Tier::G2)) {
             limits = limits.for_memory(block_bytes);
+            if config.movers.is_some() {
+                limits = limits.for_movers();
+            }
         } else if path.src == Tier::G3 || path.dst == Tier::G3 {
             limits = limits.for_disk(block_bytes);
         }
@@ -175,6 +180,8 @@ struct Parts {
     /// Of a CUDA device that G1 lies on.
     kernels: Option<Kernels>,
     paths: [Result<(), String>; Path::ALL.len()],
+    /// Of the next copy by a mover.
+    next_move: Arc<AtomicU64>,
 }
 
 impl Parts {
@@ -188,7 +195,10 @@ impl Parts {
             ));
         }
         let host = match &config.g2 {
-            Some(g2) => Some(Arc::new(HostTier::new(g2.clone(), sums, config.verify_host)?)),
+            Some(g2) => {
+                let host = HostTier::new(g2.clone(), sums, config.verify_host, config.claimed_elsewhere)?;
+                Some(Arc::new(host))
+            }
             None => None,
         };
         if let Some(g1) = &config.g1 {
@@ -213,7 +223,8 @@ impl Parts {
             _ if config.copies == Backend::Auto => None,
             _ => return Err(bad("copies", config.copies.to_string(), "is for CUDA devices; use auto")),
         };
-        Ok(Self { config, host, damaged: Arc::default(), kernels, paths })
+        let next_move = Arc::new(AtomicU64::new(1));
+        Ok(Self { config, host, damaged: Arc::default(), kernels, paths, next_move })
     }
 
     /// Bytes of a block of this rank.
@@ -230,6 +241,7 @@ impl Parts {
     fn limits(&self) -> Limits {
         let config = &self.config;
         let blocks = |bound: &Option<BoundLayout>| bound.as_ref().map_or(0, BoundLayout::num_blocks);
+        let g1 = config.movers.as_ref().map_or_else(|| blocks(&config.g1), |tier| tier.blocks);
         let g3 = config.g3.as_ref().map_or(0, |tier| tier.engine.info().num_slots);
         let layout = config.g1.as_ref().or(config.g2.as_ref());
         let bounds = config.paths.in_order();
@@ -241,7 +253,7 @@ impl Parts {
             rank: config.rank,
             epoch: config.epoch,
             group: config.group,
-            slots: [blocks(&config.g1), blocks(&config.g2), g3, 0],
+            slots: [g1, blocks(&config.g2), g3, 0],
             layers: layout.map_or(0, |bound| bound.layout().config().num_layers),
             paths: std::array::from_fn(limits),
             outgoing: config.outgoing,
@@ -274,6 +286,12 @@ impl Parts {
             return Ok(Box::new(VolumeWriter::start(site, host, tier, &self.damaged, config, limits)?));
         }
         if site.path.src != Tier::G3 && site.path.dst != Tier::G3 {
+            if let Some(tier) = &config.movers {
+                // What a mover copies has as many bytes on both sides.
+                let route = route(site.path, host.bound().clone(), host.bound().clone())?;
+                let lane = self.mover_lane(tier, site.path, 0);
+                return Ok(Box::new(MemoryCarrier::new(site, host, route, lane, depth)));
+            }
             let g1 = config.g1.clone().ok_or_else(missing)?;
             let (src, dst) = if site.path.src == Tier::G1 {
                 (g1, host.bound().clone())
@@ -296,7 +314,7 @@ impl Parts {
 /// Why this worker does not have `path`.
 fn available(config: &WorkerConfig, path: Path) -> Result<(), String> {
     let has = |tier: Tier| match tier {
-        Tier::G1 => config.g1.is_some(),
+        Tier::G1 => config.g1.is_some() || config.movers.is_some(),
         Tier::G2 => config.g2.is_some(),
         Tier::G3 => config.g3.is_some(),
         Tier::G4 => config.volumes.is_some(),
@@ -341,9 +359,23 @@ impl Parts {
             .map_err(|source| StartError::Stream { path, source })
     }
 
+    fn mover_lane(&self, tier: &MoverTier, path: Path, first: u32) -> Lane {
+        let (movers, next_id) = (Arc::clone(&tier.movers), Arc::clone(&self.next_move));
+        Lane::Mover(MoverLane { movers, next_id, into_g1: path.dst == Tier::G1, first })
+    }
+
     /// A thread's share of the staging ring of `path`, and the way from there to G1.
     fn staging_ring(&self, path: Path, limits: PathConfig) -> Result<(BoundLayout, Route, Lane), StartError> {
         let config = &self.config;
+        if let Some(tier) = &config.movers {
+            if limits.threads > 1 {
+                let rule = "must be 1 where G1 belongs to other processes: its ring is one piece";
+                return Err(bad("threads", limits.threads.to_string(), rule));
+            }
+            let MoverRing { slots, first } = &tier.rings[usize::from(path == Path::G4_G1)];
+            let route = route(path, slots.clone(), slots.clone())?;
+            return Ok((slots.clone(), route, self.mover_lane(tier, path, *first)));
+        }
         let (Some(g1), Some(g2)) = (&config.g1, &config.g2) else {
             return Err(bad("paths", path.to_string(), "its tiers are not configured"));
         };

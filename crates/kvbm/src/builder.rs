@@ -18,6 +18,8 @@ use kvbm_pool::EvictionPolicy;
 #[cfg(feature = "worker")]
 use kvbm_storage::BoundLayout;
 use kvbm_tokens::{Namespace, NamespaceError};
+#[cfg(feature = "worker")]
+use kvbm_transfer::Movers;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -191,6 +193,18 @@ impl Builder<NeedsDevice> {
         self.engine(ranks.into_iter().map(G1Memory::EngineHost).collect())
     }
 
+    /// G1 is memory of other processes, which together have so many blocks on each rank. They map
+    /// G2 and copy: `ranks` reaches them, for each rank in order. Every block is verified before
+    /// it leaves G2, whatever `transfer.verify_host` says: other processes can write there.
+    #[cfg(feature = "worker")]
+    pub fn engine_movers(
+        self,
+        blocks: u32,
+        ranks: impl IntoIterator<Item = Arc<dyn Movers>>,
+    ) -> Builder<WithEngine> {
+        self.engine(ranks.into_iter().map(|movers| G1Memory::Movers(blocks, movers)).collect())
+    }
+
     #[cfg(feature = "worker")]
     fn engine(self, ranks: Vec<G1Memory>) -> Builder<WithEngine> {
         Builder {
@@ -287,6 +301,25 @@ impl<State> Builder<State> {
     pub fn configure(mut self, change: impl FnOnce(&mut Config)) -> Self {
         change(&mut self.config);
         self
+    }
+}
+
+#[cfg(feature = "worker")]
+impl Builder<WithOwned> {
+    /// As `engine_movers` of a builder that needs a device, of a whole configuration, whose
+    /// `[device]` then says nothing.
+    pub fn engine_movers(
+        self,
+        blocks: u32,
+        ranks: impl IntoIterator<Item = Arc<dyn Movers>>,
+    ) -> Builder<WithEngine> {
+        let ranks = ranks.into_iter().map(|movers| G1Memory::Movers(blocks, movers)).collect();
+        Builder {
+            config: self.config,
+            namespace: self.namespace,
+            given: self.given,
+            state: WithEngine(ranks),
+        }
     }
 }
 
@@ -402,8 +435,7 @@ impl Builder<WithEngine> {
         if memory.len() != ranks {
             return Err(BuildError::Ranks { given: memory.len(), ranks });
         }
-        let layouts = memory.iter().filter_map(G1Memory::engine_layout);
-        let blocks = layouts.map(BoundLayout::num_blocks).min().unwrap_or(0);
+        let blocks = memory.iter().filter_map(G1Memory::engine_blocks).min().unwrap_or(0);
         let more = self.given.volumes.is_some();
         let core = Core::new(self.config, self.namespace, self.given.policies, Some(blocks), more)?;
         let workers = core.local_workers(Some(memory), self.given.volumes)?;

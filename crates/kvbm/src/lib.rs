@@ -144,7 +144,7 @@ pub use engine::{
 pub use error::BlockFailure;
 pub use events::{EventPump, EventsError, EventsStatus};
 #[cfg(feature = "worker")]
-pub use kvbm_transfer::{BlocksBusy, FinishedPlan};
+pub use kvbm_transfer::{BlocksBusy, FinishedPlan, MoveDone, Movers};
 pub use leader::{ClearError, FlushError, FlushReport, ShutdownReport};
 pub use manager::{Committed, FenceError, KvBlockManager, OffloadError, Owned, RankLostError, SequenceError};
 pub use offload::OffloadBacklog;
@@ -158,7 +158,7 @@ pub use status::{PathStatus, Status};
 pub use tenants::{TenantError, TenantOnTier, TenantStatus};
 pub use volume::{VolumeSetError, VolumeStatus};
 #[cfg(feature = "worker")]
-pub use workers::{DiskStatus, G1Memory, TookOver, Worker, WorkerError, WorkerServer, Workers};
+pub use workers::{DiskStatus, G1Memory, SharedHost, TookOver, Worker, WorkerError, WorkerServer, Workers};
 
 #[cfg(feature = "worker")]
 pub use kvbm_device as device;

@@ -8,8 +8,8 @@ mod server;
 mod volumes;
 mod worker;
 
-pub use memory::G1Memory;
 use memory::RankMemory;
+pub use memory::{G1Memory, SharedHost};
 pub use predecessor::TookOver;
 pub use server::WorkerServer;
 pub(crate) use volumes::open_volumes;
@@ -92,6 +92,12 @@ pub enum WorkerError {
         rank: Rank,
         /// Where its tensors lie.
         kind: StorageKind,
+    },
+    /// Memory of other processes where the worker's own is needed.
+    #[error("G1 of rank {rank} is memory of other processes: only a worker in the leader's process takes it")]
+    MemoryElsewhere {
+        /// The rank.
+        rank: Rank,
     },
     /// No device.
     #[error("device of rank {rank}: {source}")]

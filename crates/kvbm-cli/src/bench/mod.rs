@@ -7,6 +7,7 @@ pub mod events;
 pub mod index;
 pub mod layers;
 pub mod loads;
+pub mod node;
 pub mod transfer;
 
 use anyhow::Result;
@@ -27,6 +28,8 @@ pub enum BenchCommand {
     Layers(layers::LayersArgs),
     /// What a cache costs where its disk is slower than computing, or stalls, beside no cache.
     Loads(loads::LoadsArgs),
+    /// What a node daemon costs, beside a manager inside the process.
+    Node(node::NodeArgs),
     /// Every path between the tiers of a worker, beside a bare memcpy or a bare io_uring loop.
     Transfer(transfer::TransferArgs),
 }
@@ -60,6 +63,7 @@ pub fn run(command: &BenchCommand) -> Result<()> {
         BenchCommand::Events(args) => deliver(args.json.as_ref(), || events::run(args)),
         BenchCommand::Layers(args) => deliver(args.json.as_ref(), || layers::run(args)),
         BenchCommand::Loads(args) => deliver(args.json.as_ref(), || loads::run(args)),
+        BenchCommand::Node(args) => deliver(args.json.as_ref(), || node::run(args)),
         BenchCommand::Transfer(args) => deliver(args.json.as_ref(), || transfer::run(args)),
     }
 }

@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 use kvbm::device::{CopyBatch, Direction, HostBuffer, Stream};
 use kvbm::layout::Cell;
-use kvbm::storage::RegionBytes;
+use kvbm::storage::{BoundLayout, RegionBytes};
 use kvbm::{BlockId, KvBlockManager, Owned, SequenceHash, Worker};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,6 +26,7 @@ pub(super) struct Engine<'a> {
 
 struct RankEngine<'a> {
     worker: &'a Worker,
+    g1: &'a BoundLayout,
     stream: Arc<dyn Stream>,
     staging: HostBuffer,
     blocks_at_a_time: usize,
@@ -85,13 +86,14 @@ impl<'a> Engine<'a> {
 
 impl<'a> RankEngine<'a> {
     fn new(worker: &'a Worker) -> Result<Self> {
-        let block_bytes = worker.g1().bytes_per_block().max(1);
+        let g1 = worker.g1().context("a replay computes in memory of its own process")?;
+        let block_bytes = g1.bytes_per_block().max(1);
         let blocks_at_a_time = (STAGING_BYTES / block_bytes).max(1) as usize;
         let device = worker.device().context("a replay computes on the device of its configuration")?;
         let stream = device.create_stream("replay-engine").context("no stream for the engine")?;
         let staging = HostBuffer::zeroed(blocks_at_a_time * block_bytes as usize);
         let stale = vec![STALE; blocks_at_a_time * block_bytes as usize];
-        Ok(Self { worker, stream, staging, blocks_at_a_time, stale })
+        Ok(Self { worker, g1, stream, staging, blocks_at_a_time, stale })
     }
 
     fn rank(&self) -> u32 {
@@ -143,8 +145,7 @@ impl<'a> RankEngine<'a> {
 
     /// The cells of `blocks`, side by side in the staging buffer.
     fn stage(&self, blocks: &[BlockId]) -> Result<Vec<StagedCell>> {
-        let g1 = self.worker.g1();
-        let layout = g1.layout();
+        let layout = self.g1.layout();
         let config = layout.config();
         let mut cells = Vec::with_capacity(blocks.len() * (config.num_layers * config.outer_dim) as usize);
         let mut at = 0;
@@ -170,7 +171,7 @@ impl<'a> RankEngine<'a> {
     fn copy(&self, cells: &[StagedCell], direction: Direction) -> Result<()> {
         let mut batch = CopyBatch::new(direction);
         for &StagedCell { at, region, offset, bytes, .. } in cells {
-            let RegionBytes::Device(memory) = self.worker.g1().region(region)? else {
+            let RegionBytes::Device(memory) = self.g1.region(region)? else {
                 anyhow::bail!("G1 is not device memory");
             };
             match direction {

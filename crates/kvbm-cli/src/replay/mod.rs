@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use kvbm::metrics::{DropReason, EvictReason, MetricsServer};
+use kvbm::metrics::{DropReason, EvictReason};
 use kvbm::{FailureKind, KvBlockManager, Owned, Path as TransferPath, Tier};
 
 use crate::args::{OffloadMode, ReplayArgs};
@@ -54,7 +54,7 @@ pub fn run(args: &ReplayArgs) -> Result<ReplayResult> {
     let manager = setup::manager(args, dir)?;
     let tenants = Tenants::new(&manager, &trace)?;
     let requests = Requests::new(&trace, tenants.hashers()?);
-    let _metrics = args.metrics.map(|addr| serve_metrics(&manager, addr)).transpose()?;
+    let _metrics = args.metrics.map(|addr| crate::serve_metrics(manager.metrics(), addr)).transpose()?;
     let replayed = replay(args, &manager, &requests, tenants);
     if !args.dir.is_empty() || args.volume.is_some() {
         save(&manager);
@@ -75,13 +75,6 @@ fn workload(args: &ReplayArgs) -> Result<(String, Trace)> {
     let mut trace = trace::generate(requests, args.seed);
     trace.deal(args.tenants.as_slice().iter().map(|(name, _)| name.clone()));
     Ok((name, trace))
-}
-
-fn serve_metrics(manager: &KvBlockManager<Owned>, addr: std::net::SocketAddr) -> Result<MetricsServer> {
-    let metrics = manager.metrics();
-    let server = if addr.ip().is_loopback() { metrics.serve(addr) } else { metrics.serve_public(addr) }?;
-    note(&format!("metrics: http://{}/metrics", server.addr()));
-    Ok(server)
 }
 
 /// What each request found, by its number, and how long all of them took.

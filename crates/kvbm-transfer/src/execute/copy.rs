@@ -1,15 +1,20 @@
-//! Copies between two memories: batched and scattered on a device stream, or by the CPU where both
-//! are host memory.
+//! Copies between two memories: batched and scattered on a device stream, by the CPU where both are
+//! host memory, or by the process that one of them belongs to.
 
 use super::fused::Way;
 use super::sums::{PassingSums, Summed};
 use crate::completion_queue::{CompletionQueue, Done, Stage};
+use crate::movers::Movers;
 use kvbm_device::{CopyBatch, CudaStream, Device, DeviceError, Direction, Event, Stream};
 use kvbm_layout::{CopyPlan, PlanError, Run, Selection};
-use kvbm_plan::{ChecksumMode, LayerRange, TransferPlan};
+use kvbm_plan::{
+    BlockId, BlockOutcome, BlockTransfer, ChecksumMode, Endpoint, Gate, LayerRange, PlanId, Tier,
+    TransferPlan,
+};
 use kvbm_storage::{BoundLayout, RegionBytes};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Times that blocks are issued again because a block before them stopped their stream.
 const MAX_ATTEMPTS: u8 = 8;
@@ -83,6 +88,50 @@ pub(crate) enum Lane {
     Host,
     /// A stream of its own. A stream that failed is replaced.
     Device { device: Arc<dyn Device>, stream: Arc<dyn Stream>, direction: Direction, way: Way },
+    /// The process that G1 belongs to.
+    Mover(MoverLane),
+}
+
+/// Copies by the process that G1 belongs to.
+pub(crate) struct MoverLane {
+    pub(crate) movers: Arc<dyn Movers>,
+    /// Ids of all copies of the worker.
+    pub(crate) next_id: Arc<AtomicU64>,
+    /// Whether G1 is the destination.
+    pub(crate) into_g1: bool,
+    /// What movers call the first slot of this side's host memory.
+    pub(crate) first: u32,
+}
+
+impl MoverLane {
+    /// The copy of blocks of one plan, in the words of a mover.
+    fn plan<T>(&self, items: &[Item<T>]) -> Option<TransferPlan> {
+        let plan = &items.first()?.plan;
+        let [g1, host] = [Tier::G1, Tier::G2].map(Endpoint::Local);
+        let (src, dst) = if self.into_g1 { (host, g1) } else { (g1, host) };
+        let block = |item: &Item<T>| {
+            let identity = item.plan.blocks[item.index as usize].identity;
+            let host = |slot: u32| self.first.saturating_add(slot);
+            let (src, dst) =
+                if self.into_g1 { (host(item.from), item.to) } else { (item.from, host(item.to)) };
+            BlockTransfer { identity, src: BlockId(src), dst: BlockId(dst) }
+        };
+        Some(TransferPlan {
+            plan_id: PlanId(self.next_id.fetch_add(1, Ordering::Relaxed)),
+            epoch: plan.epoch,
+            group: plan.group,
+            src,
+            dst,
+            blocks: items.iter().map(block).collect(),
+            layers: plan.layers,
+            gate: Gate::None,
+            after: Vec::new(),
+            priority: plan.priority,
+            budget_ms: 0,
+            checksums: plan.checksums,
+            tag: plan.tag,
+        })
+    }
 }
 
 impl Lane {
@@ -120,8 +169,17 @@ struct Flying<T> {
     sums: Option<Summed>,
 }
 
-/// What came of a block: the checksum of its content, where it was computed on the way.
-pub(crate) type Copied = Result<Option<u64>, DeviceError>;
+/// A checksum that was computed on the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sum {
+    /// Of the content alone.
+    Content(u64),
+    /// Of the block, bound to its identity.
+    Block(u64),
+}
+
+/// What came of a block: its checksum, where that was computed on the way.
+pub(crate) type Copied = Result<Option<Sum>, DeviceError>;
 
 /// Copies batches of blocks over one route. Results gather until [`Copier::finished`] takes them.
 pub(crate) struct Copier<T> {
@@ -192,11 +250,30 @@ impl<T> Copier<T> {
         match result {
             Ok(()) => {
                 let sums = sums.and_then(|sums| sums.of(batch.items.len()));
-                let sum = |index: usize| sums.as_ref().and_then(|sums| sums.get(index).copied());
+                let sum =
+                    |index: usize| sums.as_ref().and_then(|sums| sums.get(index).copied().map(Sum::Content));
                 let items = batch.items.into_iter().enumerate();
                 self.finished.extend(items.map(|(index, item)| (item, Ok(sum(index)))));
             }
             Err(error) => self.recover(batch, &error),
+        }
+    }
+
+    /// A copy by a mover is over.
+    pub(crate) fn moved(&mut self, ticket: u64, outcomes: Vec<BlockOutcome>) {
+        let Some(Flying { batch, .. }) = self.flying.remove(&ticket) else { return };
+        let mut outcomes = outcomes.into_iter();
+        for item in batch.items {
+            let copied = match outcomes.next() {
+                Some(BlockOutcome::Done { checksum }) => {
+                    let is_summed =
+                        item.plan.layers.is_none() && item.plan.checksums == ChecksumMode::Required;
+                    Ok(is_summed.then_some(Sum::Block(checksum)))
+                }
+                Some(BlockOutcome::Failed(failure)) => Err(not_moved(&failure.detail)),
+                None => Err(not_moved("it said nothing of this block")),
+            };
+            self.finished.push((item, copied));
         }
     }
 
@@ -228,6 +305,7 @@ impl<T> Copier<T> {
         };
         match &mut self.lane {
             Lane::Host => self.copy_now(batch, &plan),
+            Lane::Mover(_) => self.launch_by_mover(batch),
             Lane::Device { device, stream, .. } => {
                 if stream.status().is_err() {
                     match device.create_stream(stream.name()) {
@@ -245,6 +323,17 @@ impl<T> Copier<T> {
             let result = copy_on_host(&self.route, plan, item.from, item.to);
             self.finished.push((item, result.map(|()| None)));
         }
+    }
+
+    fn launch_by_mover(&mut self, batch: Batch<T>) {
+        let Lane::Mover(lane) = &self.lane else { return };
+        let Some(plan) = lane.plan(&batch.items) else { return };
+        let (movers, ticket) = (Arc::clone(&lane.movers), self.next_ticket);
+        self.next_ticket += 2;
+        self.flying.insert(ticket, Flying { batch, sums: None });
+        let completions = Arc::clone(&self.completions);
+        let done = move |outcomes| completions.put(Done { ticket, result: Stage::Moved(outcomes) });
+        movers.copy(plan, Box::new(done));
     }
 
     /// Whether whole blocks are summed up on their way, because somebody will want that.
@@ -328,6 +417,15 @@ fn regions<'a>(route: &'a Route, run: &Run) -> Option<(&'a RegionBytes, &'a Regi
     let src = route.src.memory().get(run.src_region as usize)?;
     let dst = route.dst.memory().get(run.dst_region as usize)?;
     Some((src, dst))
+}
+
+/// A mover did not copy a block.
+fn not_moved(reason: &str) -> DeviceError {
+    DeviceError::OperationFailed {
+        stream: "none".into(),
+        operation: "copy by the engine's process".into(),
+        reason: reason.to_owned(),
+    }
 }
 
 fn no_copy(what: &'static str) -> DeviceError {

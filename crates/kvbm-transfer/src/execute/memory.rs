@@ -1,6 +1,6 @@
 //! G1 and G2: memory to memory.
 
-use super::copy::{Copied, Copier, Item, Lane, Route};
+use super::copy::{Copied, Copier, Item, Lane, Route, Sum};
 use super::{Carrier, Settled, Site};
 use crate::completion_queue::{Done, Stage};
 use crate::host::{HostTier, ReadClaim, WriteClaim};
@@ -69,7 +69,14 @@ impl MemoryCarrier {
         let required = item.plan.checksums == ChecksumMode::Required;
         let checksum = match item.hold {
             Claim::Read(claim) => Ok(claim.checksum()),
-            Claim::Write(claim) => claim.finish(required, content),
+            Claim::Write(claim) => match content {
+                Some(Sum::Block(checksum)) if required => {
+                    claim.finish_verified(checksum);
+                    Ok(Some(checksum))
+                }
+                Some(Sum::Content(content)) => claim.finish(required, Some(content)),
+                _ => claim.finish(required, None),
+            },
         };
         match checksum {
             Ok(checksum) => BlockOutcome::Done { checksum: checksum.filter(|_| required).unwrap_or(0) },
@@ -114,10 +121,12 @@ impl Carrier for MemoryCarrier {
     }
 
     fn complete(&mut self, done: Done) {
-        if let Stage::Copy(result) = done.result {
-            self.copier.complete(done.ticket, result);
-            self.settle();
+        match done.result {
+            Stage::Copy(result) => self.copier.complete(done.ticket, result),
+            Stage::Moved(outcomes) => self.copier.moved(done.ticket, outcomes),
+            Stage::Disk(_) | Stage::Volume(_) => {}
         }
+        self.settle();
     }
 
     fn is_parked(&self) -> bool {

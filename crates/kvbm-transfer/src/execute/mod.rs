@@ -12,7 +12,7 @@ mod staged;
 mod sums;
 mod volume;
 
-pub(crate) use copy::{Lane, Route};
+pub(crate) use copy::{Lane, MoverLane, Route};
 pub(crate) use disk::{DiskCarrier, Reads, Writes};
 pub(crate) use fused::{Kernels, Way};
 pub(crate) use memory::MemoryCarrier;

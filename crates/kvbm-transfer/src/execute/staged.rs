@@ -186,6 +186,7 @@ impl Carrier for StagedCarrier {
         match message.result {
             Stage::Disk(results) => self.read_over(message.ticket, results),
             Stage::Copy(result) => self.copier.complete(message.ticket, result),
+            Stage::Moved(outcomes) => self.copier.moved(message.ticket, outcomes),
             Stage::Volume(_) => {}
         }
         settle_copies(&self.site, &mut self.copier, &mut self.free);

@@ -63,7 +63,7 @@ pub(crate) use volumes::{stored_bytes, volumes};
 pub(crate) const ONLY_GROUP: kvbm_plan::GroupId = kvbm_plan::GroupId(0);
 
 pub use sections::{
-    DeviceConfig, DiskConfig, EdgeConfig, EventsConfig, HostConfig, ModelConfig, NamespaceConfig,
+    DeviceConfig, DiskConfig, EdgeConfig, EventsConfig, HostConfig, ModelConfig, NamespaceConfig, NodeConfig,
     OffloadConfig, ParallelismConfig, PolicyConfig, TenantsConfig, TransferConfig, VolumeConfig,
     VolumesConfig,
 };
@@ -84,6 +84,8 @@ pub struct Config {
     pub namespace: NamespaceConfig,
     /// `[parallelism]`
     pub parallelism: ParallelismConfig,
+    /// `[node]`
+    pub node: NodeConfig,
     /// `[device]`: tier G1
     pub device: DeviceConfig,
     /// `[host]`: tier G2

@@ -22,6 +22,8 @@ const MAX_LAYERS: u64 = 4096;
 const MAX_HEADS: u64 = 1 << 16;
 const MAX_HEAD_DIM: u64 = 1 << 16;
 const MAX_RANKS: u64 = 1024;
+/// Most blocks of G1 of all engines of a node daemon: each takes some bytes of bookkeeping.
+const MAX_ENGINE_BLOCKS: u64 = 1 << 24;
 const MAX_THREADS: u64 = 256;
 const MAX_QUEUE_DEPTH: u64 = 1 << 20;
 const MAX_RING: u64 = RegistryConfig::MAX_CAPACITY as u64;
@@ -34,6 +36,7 @@ pub(super) const SECTIONS: &[Section] = &[
     ModelConfig::SECTION,
     NamespaceConfig::SECTION,
     ParallelismConfig::SECTION,
+    NodeConfig::SECTION,
     DeviceConfig::SECTION,
     HostConfig::SECTION,
     DiskConfig::SECTION,
@@ -113,6 +116,18 @@ section! {
         /// Sockets of the workers, one for each rank in order: each worker is a process of its own
         /// (`kvbm worker`). Without them, the workers run in the leader's process.
         workers: Paths = Paths::default(), [""];
+    }
+}
+
+section! {
+    /// The node daemon (`kvbm serve`), which keeps the cache for engines in other processes. An
+    /// embedded manager uses nothing of this section.
+    NodeConfig, "node", |config| config.node, {
+        /// Socket that engines attach to; its folder belongs to this user, and no other one writes
+        /// there.
+        socket: Option<PathBuf> = None, [""];
+        /// Blocks of G1 that all engines together have on each rank.
+        engine_blocks: u32 = 1 << 20, ["blocks"], 1 to MAX_ENGINE_BLOCKS;
     }
 }
 

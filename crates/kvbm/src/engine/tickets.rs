@@ -369,6 +369,24 @@ impl Tickets<'_> {
         }
     }
 
+    /// Ends the tickets, and gives up the loads, of all requests that `is_theirs` says: an engine
+    /// that has many of them is gone.
+    pub fn abandon_where(&self, mut is_theirs: impl FnMut(&str) -> bool) {
+        let mut tickets = self.table().tickets.lock();
+        for (_, ticket) in tickets.iter_mut().filter(|(request, _)| is_theirs(request)) {
+            if let Ticket::Loading(onboarding) = ticket {
+                onboarding.cancel();
+            }
+        }
+        let is_theirs = |request: &String, ticket: &mut Ticket| {
+            !matches!(ticket, Ticket::Loading(_)) && is_theirs(request)
+        };
+        let ended: Vec<_> = tickets.extract_if(is_theirs).collect();
+        drop(tickets);
+        // Pins end without the lock.
+        drop(ended);
+    }
+
     /// Loads that are over, each once: their blocks are the engine's again.
     pub fn finished(&self) -> Vec<FinishedLoad> {
         let table = self.table();

@@ -23,7 +23,7 @@ use crate::status::Status;
 use crate::volume::{LocalVolumes, Probe, VolumeSetError};
 #[cfg(feature = "worker")]
 use crate::workers::Workers;
-use kvbm_plan::{Command, NamespaceId, Rank, Tier, VolumeDescriptor, VolumeId, deadline_after};
+use kvbm_plan::{Command, Epoch, NamespaceId, Rank, Tier, VolumeDescriptor, VolumeId, deadline_after};
 use kvbm_pool::{
     AllocError, BlockBatch, BlockMetadata, Cached, Complete, Duplicates, G1, Lost, Partial, PinError, Pinned,
     Prefix, RegisterError, RejectedBatch, Reset, SequenceError as CommitError, TierMask, TtlError,
@@ -344,6 +344,11 @@ impl<G> KvBlockManager<G> {
         #[cfg(not(feature = "worker"))]
         let local = false;
         local
+    }
+
+    /// The life of this manager: larger in every life.
+    pub fn epoch(&self) -> Epoch {
+        self.leader.transfers.settings.epoch
     }
 
     /// The number of the last iteration that [`step`](Self::step) ended; 0 before the first.

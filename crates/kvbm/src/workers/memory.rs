@@ -10,13 +10,18 @@ use kvbm_layout::{
 use kvbm_plan::{Rank, Tier};
 use kvbm_storage::{
     BoundLayout, DeviceAllocator, HugePages, PinFallback, PinnedAllocator, Population, PopulationEnd,
-    RegionBytes, StorageKind, SystemAllocator,
+    RegionBinding, RegionBytes, SharedStorage, Storage, StorageKind, SystemAllocator,
 };
+use kvbm_transfer::{MoverRing, MoverTier, Movers, disk_layout};
 use kvbm_volume::VolumeRegistry;
+use std::fmt;
 use std::sync::Arc;
 
+/// Most slots of a staging ring that movers map: as many as a path from below has on its way.
+const MAX_RING_BLOCKS: u32 = 1024;
+
 /// Whose memory a rank's G1 is.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub enum G1Memory {
     /// A pool of ours, on the device that `[device]` of the configuration names.
     Owned,
@@ -25,46 +30,121 @@ pub enum G1Memory {
     /// The engine's: KV tensors in host memory ([`HostStorage`](kvbm_storage::HostStorage)), bound
     /// to the layout that they have.
     EngineHost(BoundLayout),
+    /// Of other processes, all of which together have so many blocks. They map G2 and copy
+    /// ([`Worker::shared`](super::Worker::shared)).
+    Movers(u32, Arc<dyn Movers>),
+}
+
+impl fmt::Debug for G1Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Owned => f.write_str("Owned"),
+            Self::EngineDevice(_, bound) | Self::EngineHost(bound) => write!(f, "the engine's {bound:?}"),
+            Self::Movers(blocks, _) => write!(f, "{blocks} blocks of other processes"),
+        }
+    }
+}
+
+/// G1 of a rank.
+#[derive(Clone)]
+pub(super) enum RankG1 {
+    /// Memory of this process, and the device that it lies on.
+    Here(Option<Arc<dyn Device>>, BoundLayout),
+    /// Blocks of other processes, and the memory that they map.
+    Elsewhere(MoverTier, SharedHost),
+}
+
+/// Host memory that other processes map: the slots of G2, and behind them those of staging rings.
+#[derive(Clone, Debug)]
+pub struct SharedHost {
+    /// The memory.
+    pub memory: Arc<SharedStorage>,
+    /// How its slots lie: those of G2 first.
+    pub slots: BoundLayout,
 }
 
 impl G1Memory {
-    /// The layout of the engine's memory; none where G1 is ours.
-    pub fn engine_layout(&self) -> Option<&BoundLayout> {
+    /// Blocks of the engine's memory; none where G1 is ours.
+    pub fn engine_blocks(&self) -> Option<u32> {
         match self {
             Self::Owned => None,
-            Self::EngineDevice(_, bound) | Self::EngineHost(bound) => Some(bound),
+            Self::EngineDevice(_, bound) | Self::EngineHost(bound) => Some(bound.num_blocks()),
+            Self::Movers(blocks, _) => Some(*blocks),
         }
     }
 
-    /// The device, if there is one, and the memory, which is allocated here where G1 is ours.
+    /// The memory, which is allocated here where G1 is ours, and G2 with it.
     fn resolve(
         &self,
         config: &Config,
         rank: Rank,
-        blocks: u32,
-    ) -> Result<(Option<Arc<dyn Device>>, BoundLayout), WorkerError> {
-        match self {
+        [blocks, g2_blocks]: [u32; 2],
+    ) -> Result<(RankG1, Option<BoundLayout>), WorkerError> {
+        let (device, g1) = match self {
+            Self::Movers(blocks, movers) => {
+                return shared_memory(config, rank, [*blocks, g2_blocks], movers)
+                    .map(|(g1, g2)| (g1, Some(g2)));
+            }
             Self::Owned => {
                 let g1 = device_layout(config, rank, blocks)?;
                 let bytes = g1.regions().iter().map(|region| region.bytes).sum();
                 let device = device(&config.device, rank, bytes)?;
                 let bound = BoundLayout::allocate(g1, &DeviceAllocator::new(Arc::clone(&device)));
-                Ok((Some(device), bound.map_err(|source| WorkerError::Storage { tier: Tier::G1, source })?))
+                (Some(device), bound.map_err(|source| WorkerError::Storage { tier: Tier::G1, source })?)
             }
-            Self::EngineDevice(device, bound) => Ok((Some(Arc::clone(device)), bound.clone())),
+            Self::EngineDevice(device, bound) => (Some(Arc::clone(device)), bound.clone()),
             Self::EngineHost(bound) if matches!(bound.kind(), StorageKind::System | StorageKind::Pinned) => {
-                Ok((None, bound.clone()))
+                (None, bound.clone())
             }
-            Self::EngineHost(bound) => Err(WorkerError::NotHostMemory { rank, kind: bound.kind() }),
-        }
+            Self::EngineHost(bound) => {
+                return Err(WorkerError::NotHostMemory { rank, kind: bound.kind() });
+            }
+        };
+        let g2 =
+            (g2_blocks > 0).then(|| host_memory(config, device.as_ref(), rank, g2_blocks)).transpose()?;
+        Ok((RankG1::Here(device, g1), g2))
     }
+}
+
+/// G2 and staging rings in memory that other processes map.
+fn shared_memory(
+    config: &Config,
+    rank: Rank,
+    [g1_blocks, g2_blocks]: [u32; 2],
+    movers: &Arc<dyn Movers>,
+) -> Result<(RankG1, BoundLayout), WorkerError> {
+    let wrong = |source| WorkerError::Storage { tier: Tier::G2, source };
+    let layout = |source| WorkerError::Layout { tier: Tier::G2, source };
+    let one = host_layout(config, rank, 1)?;
+    let slot = disk_layout(&one, 1).map_err(layout)?.total_bytes();
+    // A slot of a ring is a slot of G2: both begin at a page and have one order.
+    debug_assert_eq!(slot, one.total_bytes(), "slots of disk and host memory differ");
+    let ring = u32::try_from(config.transfer.staging.get() / slot.max(1)).unwrap_or(u32::MAX);
+    let ring = ring.clamp(2, MAX_RING_BLOCKS);
+    let slots = g2_blocks.saturating_add(2 * ring);
+    let all = host_layout(config, rank, slots)?;
+    let huge_pages = if config.host.huge_pages { HugePages::Try } else { HugePages::No };
+    let memory = Arc::new(SharedStorage::create(all.total_bytes(), huge_pages).map_err(wrong)?);
+    let bind = |layout: FullyContiguous, first: u32| {
+        let storage = Arc::clone(&memory) as Arc<dyn Storage>;
+        let binding = RegionBinding { storage, offset: u64::from(first) * slot };
+        BoundLayout::bind(Arc::new(layout), vec![binding]).map_err(wrong)
+    };
+    let g2 = bind(host_layout(config, rank, g2_blocks.max(1))?, 0)?;
+    let ring_at = |first: u32| {
+        let slots = bind(disk_layout(&one, ring).map_err(layout)?, first)?;
+        Ok::<_, WorkerError>(MoverRing { slots, first })
+    };
+    let rings = [ring_at(g2_blocks)?, ring_at(g2_blocks + ring)?];
+    let tier = MoverTier { blocks: g1_blocks, movers: Arc::clone(movers), rings };
+    let shared = SharedHost { slots: bind(all, 0)?, memory };
+    Ok((RankG1::Elsewhere(tier, shared), g2))
 }
 
 /// Memory of a rank. It outlives the leaders that the rank's worker serves.
 #[derive(Clone)]
 pub(super) struct RankMemory {
-    pub(super) device: Option<Arc<dyn Device>>,
-    pub(super) g1: BoundLayout,
+    pub(super) g1: RankG1,
     pub(super) g2: Option<BoundLayout>,
     /// Touches G2 while this is there.
     _population: Option<Arc<Population>>,
@@ -76,13 +156,11 @@ impl RankMemory {
         config: &Config,
         rank: Rank,
         memory: &G1Memory,
-        [g1_blocks, g2_blocks]: [u32; 2],
+        blocks: [u32; 2],
     ) -> Result<Self, WorkerError> {
-        let (device, g1) = memory.resolve(config, rank, g1_blocks)?;
-        let g2 =
-            (g2_blocks > 0).then(|| host_memory(config, device.as_ref(), rank, g2_blocks)).transpose()?;
+        let (g1, g2) = memory.resolve(config, rank, blocks)?;
         let population = g2.as_ref().filter(|_| config.host.populate).and_then(|g2| populate(g2, rank));
-        Ok(Self { device, g1, g2, _population: population })
+        Ok(Self { g1, g2, _population: population })
     }
 
     /// For volumes of which the leader tells: blocks reach them through G2.

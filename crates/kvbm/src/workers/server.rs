@@ -1,6 +1,6 @@
 //! A worker in a process of its own: it listens at a socket and serves one leader after another.
 
-use super::memory::RankMemory;
+use super::memory::{RankG1, RankMemory};
 use super::worker::{WorkerStart, checked_blocks};
 use super::{G1Memory, Worker, WorkerError, predecessor};
 use crate::config::Config;
@@ -38,6 +38,7 @@ struct ServedRank {
     config: Config,
     rank: Rank,
     memory: RankMemory,
+    g1: BoundLayout,
     /// Of G2 and G3.
     blocks: [u32; 2],
     now: Mutex<Now>,
@@ -69,17 +70,19 @@ impl WorkerServer {
     pub fn bind(config: &Config, rank: Rank, memory: &G1Memory, socket: &Path) -> Result<Self, WorkerError> {
         let [g1_blocks, g2_blocks, g3_blocks] = checked_blocks(config, rank)?;
         let memory = RankMemory::new(config, rank, memory, [g1_blocks, g2_blocks])?;
+        let RankG1::Here(_, g1) = &memory.g1 else { return Err(WorkerError::MemoryElsewhere { rank }) };
+        let g1 = g1.clone();
         let terms = WorkerTerms {
             deployment: deployment(config),
             // The leader's: it also says where on disk our blocks are.
             namespace: None,
             rank,
             ranks: config.parallelism.tensor_parallel as u16,
-            settings: settings(config, memory.g1.num_blocks()),
+            settings: settings(config, g1.num_blocks()),
         };
         let listener = WorkerListener::bind(socket, terms, LineTimes::default())?;
         let (config, blocks, now) = (config.clone(), [g2_blocks, g3_blocks], Mutex::default());
-        Ok(Self { listener, rank: Arc::new(ServedRank { config, rank, memory, blocks, now }) })
+        Ok(Self { listener, rank: Arc::new(ServedRank { config, rank, memory, g1, blocks, now }) })
     }
 
     /// Where it listens.
@@ -89,7 +92,7 @@ impl WorkerServer {
 
     /// G1, bound to its memory: where block ids are addresses.
     pub fn g1(&self) -> &BoundLayout {
-        &self.rank.memory.g1
+        &self.rank.g1
     }
 
     /// Serves leaders, one at a time, until it is stopped. Nothing writes to the memory any more

@@ -1,7 +1,7 @@
 //! The worker of one rank: starting it, the link to it, and its end.
 
 use super::disk::open_disk;
-use super::memory::RankMemory;
+use super::memory::{RankG1, RankMemory, SharedHost};
 use super::paths::paths;
 use super::volumes::volume_tier;
 use super::{G1Memory, WorkerError, predecessor};
@@ -71,8 +71,13 @@ impl Worker {
     ) -> Result<Self, WorkerError> {
         let WorkerStart { rank, epoch, tag, g3_blocks, volumes, sink } = start;
         let mut worker_config = WorkerConfig::new(rank, epoch, *tag.as_bytes());
-        worker_config.device.clone_from(&memory.device);
-        worker_config.g1 = Some(memory.g1.clone());
+        match &memory.g1 {
+            RankG1::Here(device, bound) => {
+                worker_config.device.clone_from(device);
+                worker_config.g1 = Some(bound.clone());
+            }
+            RankG1::Elsewhere(tier, _) => worker_config.movers = Some(tier.clone()),
+        }
         worker_config.g2.clone_from(&memory.g2);
         worker_config.paths = paths(config);
         worker_config.copies = match config.transfer.copies {
@@ -85,6 +90,8 @@ impl Worker {
         worker_config.flush_deadline = config.disk.flush_deadline;
         worker_config.scrub_bytes_per_s = config.disk.scrub.get();
         worker_config.verify_host = match config.transfer.verify_host {
+            // Other processes can write to G2.
+            _ if worker_config.movers.is_some() => kvbm_transfer::VerifyHost::Always,
             VerifyHost::Never => kvbm_transfer::VerifyHost::Never,
             VerifyHost::Sampled => kvbm_transfer::VerifyHost::Sampled(config.transfer.verify_every),
             VerifyHost::Always => kvbm_transfer::VerifyHost::Always,
@@ -108,12 +115,27 @@ impl Worker {
     /// The device that G1 lies on; none where the engine's G1 is host memory
     /// ([`Builder::engine_host`](crate::Builder::engine_host)).
     pub fn device(&self) -> Option<&Arc<dyn Device>> {
-        self.memory.device.as_ref()
+        match &self.memory.g1 {
+            RankG1::Here(device, _) => device.as_ref(),
+            RankG1::Elsewhere(..) => None,
+        }
     }
 
-    /// G1, bound to its memory: where block ids are addresses.
-    pub fn g1(&self) -> &BoundLayout {
-        &self.memory.g1
+    /// G1, bound to its memory: where block ids are addresses. None where it is memory of other
+    /// processes.
+    pub fn g1(&self) -> Option<&BoundLayout> {
+        match &self.memory.g1 {
+            RankG1::Here(_, bound) => Some(bound),
+            RankG1::Elsewhere(..) => None,
+        }
+    }
+
+    /// The memory that other processes map, where G1 is theirs.
+    pub fn shared(&self) -> Option<&SharedHost> {
+        match &self.memory.g1 {
+            RankG1::Here(..) => None,
+            RankG1::Elsewhere(_, shared) => Some(shared),
+        }
     }
 
     /// G2, bound to its memory. Transfers use it, and bytes of registered blocks never change: who

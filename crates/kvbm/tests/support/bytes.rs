@@ -47,7 +47,7 @@ pub fn three_tiers(
 
 /// Copies between a host buffer and a block's fragments in G1, and waits.
 fn copy(worker: &Worker, block: BlockId, buffer: &HostBuffer, direction: Direction) {
-    let g1 = worker.g1();
+    let g1 = worker.g1().expect("G1 here");
     let mut batch = CopyBatch::new(direction);
     let mut at = 0;
     for fragment in g1.block_fragments(block.0).unwrap() {
@@ -77,7 +77,7 @@ fn copy(worker: &Worker, block: BlockId, buffer: &HostBuffer, direction: Directi
 /// Computes a block's bytes on every rank.
 pub fn compute<G>(manager: &KvBlockManager<G>, block: BlockId, hash: SequenceHash) {
     for worker in manager.workers().iter() {
-        let len = worker.g1().bytes_per_block() as usize;
+        let len = worker.g1().expect("G1 here").bytes_per_block() as usize;
         let buffer = HostBuffer::from_bytes(&expected(hash, worker.rank().0, len));
         copy(worker, block, &buffer, Direction::HostToDevice);
     }
@@ -86,7 +86,7 @@ pub fn compute<G>(manager: &KvBlockManager<G>, block: BlockId, hash: SequenceHas
 /// Whether a block of G1 holds what `compute` wrote for `hash`, on every rank.
 pub fn holds<G>(manager: &KvBlockManager<G>, block: BlockId, hash: SequenceHash) -> bool {
     manager.workers().iter().all(|worker| {
-        let len = worker.g1().bytes_per_block() as usize;
+        let len = worker.g1().expect("G1 here").bytes_per_block() as usize;
         let mut buffer = HostBuffer::zeroed(len);
         copy(worker, block, &buffer, Direction::DeviceToHost);
         buffer.exclusive_bytes().unwrap() == expected(hash, worker.rank().0, len)

@@ -16,13 +16,13 @@ pub fn model() -> ModelConfig {
 /// A block of a rank, head after head, each with bytes of its own whatever the rank.
 pub fn of_heads(hash: SequenceHash, worker: &Worker, ranks: u32) -> Vec<u8> {
     let heads = slice_for_rank(model().num_kv_heads, ranks, u32::from(worker.rank().0)).expect("heads").heads;
-    let bytes = worker.g1().bytes_per_block() as usize / heads.len();
+    let bytes = worker.g1().expect("G1 here").bytes_per_block() as usize / heads.len();
     heads.flat_map(|head| expected(hash, head as u16, bytes)).collect()
 }
 
 /// Copies a block between its place in G1 and a buffer in universal order.
 pub fn copy(worker: &Worker, block: BlockId, buffer: &HostBuffer, direction: Direction) {
-    let layout = worker.g1().layout().as_ref();
+    let layout = worker.g1().expect("G1 here").layout().as_ref();
     let mut one = layout.config().clone();
     (one.num_blocks, one.alignment) = (1, 1);
     let universal = FullyContiguous::new(one, AxisOrder::Universal).expect("a layout");
@@ -30,7 +30,8 @@ pub fn copy(worker: &Worker, block: BlockId, buffer: &HostBuffer, direction: Dir
     let stream = worker.device().expect("a device").create_stream("test-engine").expect("a stream");
     let mut batch = CopyBatch::new(direction);
     for piece in fragments.fragments(block.0).expect("a block of G1") {
-        let kvbm::storage::RegionBytes::Device(memory) = worker.g1().region(piece.region).expect("a region")
+        let kvbm::storage::RegionBytes::Device(memory) =
+            worker.g1().expect("G1 here").region(piece.region).expect("a region")
         else {
             panic!("G1 is device memory")
         };
@@ -58,7 +59,7 @@ pub fn serve(manager: &KvBlockManager<Owned>, sequence: &TokenSequence) -> usize
     let hashes = hashes(sequence);
     for (&block, &hash) in cached.block_ids().iter().zip(&hashes) {
         for worker in manager.workers().iter() {
-            let mut buffer = HostBuffer::zeroed(worker.g1().bytes_per_block() as usize);
+            let mut buffer = HostBuffer::zeroed(worker.g1().expect("G1 here").bytes_per_block() as usize);
             copy(worker, block, &buffer, Direction::DeviceToHost);
             assert!(
                 buffer.exclusive_bytes().expect("the copy is over") == of_heads(hash, worker, ranks),

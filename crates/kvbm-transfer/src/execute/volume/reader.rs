@@ -134,6 +134,7 @@ impl Carrier for VolumeReader {
         match message.result {
             Stage::Volume(results) => self.read_over(message.ticket, results),
             Stage::Copy(result) => self.copier.complete(message.ticket, result),
+            Stage::Moved(outcomes) => self.copier.moved(message.ticket, outcomes),
             Stage::Disk(_) => {}
         }
         settle_copies(&self.site, &mut self.copier, &mut self.free);

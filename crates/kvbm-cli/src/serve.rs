@@ -1,0 +1,93 @@
+//! `kvbm serve`: the node daemon, which keeps a cache for engines in other processes.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use kvbm::config::Config;
+use kvbm_node::{LineTimes, NodeServer};
+
+use crate::args::WrongUsage;
+use crate::note::note;
+use crate::{interrupt, log_lines, notify};
+
+/// How often the daemon looks whether it was asked to stop.
+const TICK: Duration = Duration::from_millis(50);
+/// Time to save what only memory has, once the daemon was asked to stop.
+const STOP_TIME: Duration = Duration::from_secs(30);
+
+/// Options of `kvbm serve`.
+#[derive(Clone, Debug, Args)]
+pub struct ServeArgs {
+    /// Configuration: the model, its namespace, host memory, disks, volumes.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+
+    /// Socket that engines attach to: its folder belongs to this user, and no other one writes
+    /// there [default: node.socket].
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+
+    /// Serve Prometheus metrics at this address.
+    #[arg(long, value_name = "ADDR")]
+    pub metrics: Option<SocketAddr>,
+}
+
+/// Serves engines until SIGTERM or Ctrl-C.
+pub fn run(args: &ServeArgs) -> Result<()> {
+    let config = Config::load(Some(&args.config))?;
+    let Some(socket) = args.socket.as_ref().or(config.node.socket.as_ref()) else {
+        let why = "no socket to listen at: name one with --socket PATH, or in node.socket";
+        return Err(WrongUsage(why.to_owned()).into());
+    };
+    interrupt::catch();
+    log_lines::install();
+    let server = NodeServer::bind(&config, socket, config.node.engine_blocks, LineTimes::default())
+        .context("cannot start the node daemon")?;
+    let _metrics =
+        args.metrics.map(|addr| crate::serve_metrics(server.manager().metrics(), addr)).transpose()?;
+    crate::show(&format!("{}\n", first_line(&config, &server)), false)?;
+    notify::tell("READY=1");
+    let (stop, ended) = (server.stopper(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !interrupt::asked() && !ended.load(Ordering::Acquire) {
+                std::thread::sleep(TICK);
+                // Brings the gauges up to date for whoever scrapes them.
+                server.manager().metrics();
+            }
+            notify::tell("STOPPING=1");
+            stop();
+        });
+        server.serve();
+        ended.store(true, Ordering::Release);
+    });
+    let report = server.shutdown(STOP_TIME);
+    if report.not_saved > 0 {
+        note(&format!(
+            "kvbm serve: {} blocks are lost with host memory: they were not on disk after {} s",
+            report.not_saved,
+            STOP_TIME.as_secs()
+        ));
+    }
+    if let Some(error) = report.flush_error {
+        anyhow::bail!("what is on disk is not durable: {error}");
+    }
+    Ok(())
+}
+
+fn first_line(config: &Config, server: &NodeServer) -> String {
+    let [_, g2, g3] = config.capacity_blocks();
+    let ranks = config.parallelism.tensor_parallel;
+    let disk = config.disk.dir.as_ref().filter(|_| g3 > 0);
+    let disk = disk.map_or(String::new(), |dir| format!(", G3 {g3} blocks in {}", dir.display()));
+    format!(
+        "kvbm serve: {} on {ranks} ranks at {}: G2 {g2} blocks{disk}; process {}",
+        config.namespace.model,
+        server.path().display(),
+        std::process::id()
+    )
+}

@@ -1,0 +1,28 @@
+//! The daemon: it says ten times a second how its host memory stands.
+
+use crate::Options;
+use kvbm::Tier;
+use kvbm_node::{LineTimes, NodeServer};
+use std::io::Write;
+use std::time::Duration;
+
+pub(crate) fn run(options: &Options) {
+    let server = NodeServer::bind(&crate::config(), &options.socket(), 4096, LineTimes::default()).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.serve());
+        loop {
+            let status = server.manager().status();
+            let tier = &status.tiers[Tier::G2.index()];
+            // Blocks that are there, and slots that are neither free nor hold one.
+            let kept = tier.inactive + tier.active;
+            let busy = u64::from(tier.arriving + tier.active) + tier.transfer_pins;
+            let lost = tier.capacity.saturating_sub(tier.free + kept + tier.arriving);
+            let line = format!("slots {kept} {busy} {lost}\n");
+            // Who started it is gone.
+            if std::io::stdout().write_all(line.as_bytes()).is_err() {
+                std::process::exit(0);
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    });
+}

@@ -1,0 +1,94 @@
+//! An engine: it loads what is there, verifies every byte, computes the rest and saves it.
+
+use crate::support::{blocks, sequence};
+use crate::{BLOCKS, Options, RANKS, Random, SEQUENCES, support};
+use kvbm::storage::{BoundLayout, SystemAllocator};
+use kvbm::{LookUp, Rank};
+use kvbm_node::{EngineTerms, MoverMemory, NodeEngine};
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+/// Blocks of the engine.
+const G1_BLOCKS: u32 = 64;
+/// No call, and no load, takes longer while daemon and engine run: a stopped daemon is given up
+/// after three seconds of silence.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+pub(crate) fn run(options: &Options) {
+    let config = crate::config();
+    let sequences: Vec<_> = (0..SEQUENCES).map(|salt| sequence(&config, salt, BLOCKS)).collect();
+    let engine = attach(options);
+    engine.node.wait_ready(DEADLINE);
+    let found: usize = sequences.iter().map(|tokens| engine.found("count", tokens)).sum();
+    say(&format!("found {found}"));
+    let mut random = Random(options.seed);
+    for request in 0_u64.. {
+        let tokens = &sequences[random.below(u64::from(SEQUENCES)) as usize];
+        let first = (random.below(u64::from(G1_BLOCKS) / BLOCKS as u64) * BLOCKS as u64) as u32;
+        let ids: Vec<u32> = (first..first + BLOCKS as u32).collect();
+        let begun = Instant::now();
+        if engine.node.before_reuse(&blocks(&ids), begun + DEADLINE).is_err() {
+            say("hang before_reuse");
+            continue;
+        }
+        let arrived = match load(&engine, &format!("r{request}"), tokens, &ids) {
+            Ok(arrived) => arrived,
+            Err(why) => {
+                say(&why);
+                continue;
+            }
+        };
+        let wrong = usize::from(!engine.holds(tokens, 0, &ids[..arrived]));
+        if begun.elapsed() > DEADLINE {
+            say("hang request");
+        }
+        // Whatever is wrong is computed again, as everything that was not there.
+        engine.compute(tokens, 0, &ids);
+        let _not_taken = engine.node.offload(&blocks(&ids), tokens, 0);
+        engine.node.step();
+        say(&format!("done {arrived} {wrong}"));
+    }
+}
+
+/// Loads what is there into the first of `ids`: how many blocks arrived.
+fn load(
+    engine: &support::TestEngine,
+    request: &str,
+    tokens: &kvbm::TokenSequence,
+    ids: &[u32],
+) -> Result<usize, String> {
+    let Ok(LookUp::Ready { blocks: found @ 1.., .. }) = engine.node.look_up(request, tokens, 0) else {
+        return Ok(0);
+    };
+    if engine.node.commit(request, &blocks(&ids[..found])).is_err() {
+        return Ok(0);
+    }
+    let until = Instant::now() + DEADLINE;
+    loop {
+        if let Some(load) = engine.node.finished().into_iter().find(|load| load.request == request) {
+            return Ok(load.arrived);
+        }
+        if Instant::now() > until {
+            return Err("hang load".into());
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+fn attach(options: &Options) -> support::TestEngine {
+    let memory = |_| BoundLayout::allocate(support::layout(G1_BLOCKS, 1), &SystemAllocator::default());
+    let ranks: Vec<_> = (0..RANKS).map(memory).collect::<Result<_, _>>().unwrap();
+    let movers = (0..RANKS)
+        .zip(&ranks)
+        .map(|(rank, g1)| MoverMemory { rank: Rank(rank), device: None, g1: g1.clone() })
+        .collect();
+    let terms = EngineTerms { ranks: RANKS, ..EngineTerms::new(options.socket(), &options.name, G1_BLOCKS) };
+    support::TestEngine { node: NodeEngine::attach(terms, true, movers).unwrap(), ranks }
+}
+
+fn say(line: &str) {
+    // Who started it is gone.
+    if std::io::stdout().write_all(format!("{line}\n").as_bytes()).is_err() {
+        std::process::exit(0);
+    }
+}

@@ -1,0 +1,89 @@
+//! A daemon and engines that are killed, stopped and started again at random, for `cargo xtask
+//! node-test`.
+//!
+//! `node test --rounds N --seed S --dir DIR` starts a daemon and two engines of two ranks, each a
+//! process of its own, and prints one line of JSON: `rounds, verified, wrong_bytes, hangs,
+//! leaked_slots, found_again`. Its exit status is 0 where nothing is wrong.
+#![allow(clippy::unwrap_used)] // A step that fails fails the test.
+
+mod daemon;
+mod engine;
+mod process;
+mod test;
+
+#[path = "../../tests/support/mod.rs"]
+#[allow(dead_code, reason = "the tests use the rest")]
+mod support;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Blocks of host memory.
+const HOST_BLOCKS: u32 = 512;
+/// Sequences that engines compute, and blocks of each: half of what host memory holds.
+const SEQUENCES: u32 = 32;
+const BLOCKS: usize = 8;
+/// Ranks of each engine.
+const RANKS: u16 = 2;
+
+/// What every process is told.
+#[derive(Clone, Debug)]
+struct Options {
+    dir: PathBuf,
+    rounds: u64,
+    seed: u64,
+    name: String,
+}
+
+impl Options {
+    fn parse(args: impl Iterator<Item = String>) -> Self {
+        let mut options = Self { dir: PathBuf::new(), rounds: 1, seed: 1, name: String::new() };
+        let mut args = args;
+        while let Some(name) = args.next() {
+            let value = args.next().unwrap_or_else(|| panic!("{name} needs a value"));
+            match name.as_str() {
+                "--dir" => options.dir = value.into(),
+                "--rounds" => options.rounds = value.parse().expect("a number"),
+                "--seed" => options.seed = value.parse().expect("a number"),
+                "--name" => options.name = value,
+                other => panic!("unknown option {other}"),
+            }
+        }
+        options
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.join("run").join("kvbm.sock")
+    }
+}
+
+/// What the daemon keeps.
+fn config() -> kvbm::config::Config {
+    support::config(u32::from(RANKS), &format!("[host]\ncapacity = \"{HOST_BLOCKS} blocks\"\n"))
+}
+
+fn main() -> ExitCode {
+    let mut args = std::env::args().skip(1);
+    let role = args.next().unwrap_or_default();
+    let options = Options::parse(args);
+    match role.as_str() {
+        "daemon" => daemon::run(&options),
+        "engine" => engine::run(&options),
+        "test" => return test::run(&options),
+        other => panic!("unknown role {other:?}: test, daemon or engine"),
+    }
+    ExitCode::SUCCESS
+}
+
+/// A small generator of random numbers.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+}

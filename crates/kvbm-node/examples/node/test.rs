@@ -1,0 +1,190 @@
+//! The test: rounds of accidents, and what must hold after each.
+
+use crate::process::TestProcess;
+use crate::{Options, Random};
+use rustix::process::Signal;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// An engine whose daemon runs does something at least so often, on the busiest machine.
+const QUIET: Duration = Duration::from_secs(60);
+/// A side that is silent for so long is given up by the other.
+const GIVEN_UP: Duration = Duration::from_millis(4500);
+/// Slots of an engine that is gone are free after this time.
+const LEAK: Duration = Duration::from_secs(5);
+/// Least share of what was in host memory that the next life finds, in thousandths.
+const FOUND: u64 = 990;
+
+struct Test<'a> {
+    options: &'a Options,
+    random: Random,
+    daemon: TestProcess,
+    engines: [TestProcess; 2],
+    sums: Sums,
+    /// Thousandths of what was in host memory that an engine's next life found.
+    found_again: Vec<u64>,
+    leaked: u64,
+}
+
+/// What processes that are gone have said.
+#[derive(Default)]
+struct Sums {
+    verified: u64,
+    wrong: u64,
+    hangs: Vec<String>,
+}
+
+const NAMES: [&str; 2] = ["first", "second"];
+
+pub(crate) fn run(options: &Options) -> ExitCode {
+    std::fs::create_dir_all(&options.dir).unwrap();
+    let engines = [0, 1].map(|at| TestProcess::start("engine", options, NAMES[at], options.seed + at as u64));
+    let mut test = Test {
+        options,
+        random: Random(options.seed),
+        daemon: TestProcess::start("daemon", options, "daemon", 0),
+        engines,
+        sums: Sums::default(),
+        found_again: Vec::new(),
+        leaked: 0,
+    };
+    for round in 0..options.rounds {
+        test.round(round);
+    }
+    test.next_life();
+    test.end()
+}
+
+impl Test<'_> {
+    fn round(&mut self, round: u64) {
+        self.progress(&format!("round {round}"));
+        // Some stops last longer than the silence after which the other side gives up.
+        let pause = match self.random.below(16) {
+            0 => GIVEN_UP,
+            _ => Duration::from_millis(self.random.below(60)),
+        };
+        let at = self.random.below(2) as usize;
+        match self.random.below(10) {
+            0..=2 => {
+                self.engines[at].kill();
+                self.start_engine(at);
+            }
+            3 | 4 => {
+                self.engines[at].signal(Signal::STOP);
+                std::thread::sleep(pause);
+                if self.random.below(2) == 0 {
+                    self.engines[at].signal(Signal::CONT);
+                } else {
+                    self.engines[at].kill();
+                    self.start_engine(at);
+                }
+            }
+            5 | 6 => {
+                self.daemon.signal(Signal::STOP);
+                std::thread::sleep(pause);
+                self.daemon.signal(Signal::CONT);
+            }
+            7 | 8 => {
+                self.daemon.kill();
+                std::thread::sleep(pause);
+                self.hear_daemon();
+                self.daemon = TestProcess::start("daemon", self.options, "daemon", 0);
+            }
+            _ => self.next_life(),
+        }
+    }
+
+    fn start_engine(&mut self, at: usize) {
+        self.hear(at);
+        self.engines[at] = TestProcess::start("engine", self.options, NAMES[at], self.random.below(u64::MAX));
+    }
+
+    /// Both engines go: no slot may be lost, and the next life finds what is there.
+    fn next_life(&mut self) {
+        self.progress("before a next life");
+        self.engines.iter_mut().for_each(TestProcess::kill);
+        let until = Instant::now() + LEAK;
+        let kept = loop {
+            std::thread::sleep(Duration::from_millis(250));
+            let slots = self.daemon.heard.lock().unwrap().slots;
+            match slots {
+                Some([kept, 0, 0]) => break kept,
+                Some([kept, busy, lost]) if Instant::now() > until => {
+                    eprintln!("{busy} slots busy, {lost} lost after {LEAK:?}");
+                    self.leaked += busy + lost;
+                    break kept;
+                }
+                _ => assert!(Instant::now() < until + QUIET, "the daemon says nothing"),
+            }
+        };
+        self.start_engine(0);
+        let found = self.wait(0, "found", |heard| heard.found);
+        self.found_again.extend((found.unwrap_or(0) * 1000).checked_div(kept));
+        self.start_engine(1);
+    }
+
+    /// Both engines do something.
+    fn progress(&mut self, when: &str) {
+        for at in 0..2 {
+            let before = self.engines[at].heard.lock().unwrap().verified;
+            self.wait(at, when, |heard| (heard.verified > before || !heard.hangs.is_empty()).then_some(0));
+        }
+    }
+
+    fn wait(
+        &mut self,
+        at: usize,
+        what: &str,
+        is_there: impl Fn(&crate::process::Heard) -> Option<u64>,
+    ) -> Option<u64> {
+        let until = Instant::now() + QUIET;
+        loop {
+            if let Some(number) = is_there(&self.engines[at].heard.lock().unwrap()) {
+                return Some(number);
+            }
+            if let Some(status) = self.engines[at].ended() {
+                self.sums.hangs.push(format!("engine {} ended by itself: {status}", NAMES[at]));
+                self.start_engine(at);
+                return None;
+            }
+            if Instant::now() > until {
+                self.sums.hangs.push(format!("engine {}: {what}: nothing for {QUIET:?}", NAMES[at]));
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn hear(&mut self, at: usize) {
+        let heard = self.engines[at].heard.lock().unwrap();
+        self.sums.verified += heard.verified;
+        self.sums.wrong += heard.wrong;
+        self.sums.hangs.extend(heard.hangs.iter().cloned());
+    }
+
+    fn hear_daemon(&mut self) {
+        let heard = self.daemon.heard.lock().unwrap();
+        self.sums.hangs.extend(heard.hangs.iter().cloned());
+    }
+
+    fn end(mut self) -> ExitCode {
+        self.engines.iter_mut().for_each(TestProcess::kill);
+        (0..2).for_each(|at| self.hear(at));
+        self.hear_daemon();
+        let Sums { verified, wrong, hangs } = &self.sums;
+        let found = self.found_again.iter().copied().min().unwrap_or(0);
+        for hang in hangs {
+            eprintln!("{hang}");
+        }
+        println!(
+            "{{\"rounds\":{},\"verified\":{verified},\"wrong_bytes\":{wrong},\"hangs\":{},\"leaked_slots\":{},\"found_again\":{}.{:03}}}",
+            self.options.rounds,
+            hangs.len(),
+            self.leaked,
+            found / 1000,
+            found % 1000
+        );
+        let is_well = *wrong == 0 && hangs.is_empty() && self.leaked == 0 && found >= FOUND && *verified > 0;
+        if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}

@@ -1,0 +1,194 @@
+//! The engine's side: calls of its scheduler, and movers on its ranks.
+
+use crate::attachment::Shared;
+use crate::error::{NodeError, NotFree};
+use crate::mover::MoverMemory;
+use crate::protocol::{Answer, Ask, Run};
+use crate::terms::{EngineTerms, NodeLoad, NodeOffload, NodeStatus, numbers};
+use kvbm::plan::deadline_after;
+use kvbm::{BlockChain, BlockId, LookUp};
+use rustix::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A process of an engine that keeps its cache in a node daemon.
+///
+/// It attaches in the background, and again whenever the daemon was gone. Meanwhile everything is a
+/// miss: no call fails for want of a daemon but those that say so. Dropping it detaches: it returns
+/// when nothing is copied any more.
+pub struct NodeEngine {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl NodeEngine {
+    /// Begins to attach. `scheduler`: whether this process makes the engine's calls; one does.
+    /// `movers`: the blocks of the ranks that this process copies for.
+    ///
+    /// # Errors
+    /// [`NodeError::System`].
+    pub fn attach(terms: EngineTerms, scheduler: bool, movers: Vec<MoverMemory>) -> Result<Self, NodeError> {
+        let system = |error: std::io::Error| NodeError::System(error.to_string());
+        let shared = Arc::new(Shared::new(terms, scheduler, movers).map_err(system)?);
+        let own = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("kvbm-attach".into()).spawn(move || own.run());
+        Ok(Self { shared, thread: Some(thread.map_err(system)?) })
+    }
+
+    /// How it is attached.
+    pub fn status(&self) -> NodeStatus {
+        self.shared.status()
+    }
+
+    /// Waits until the process is attached and, where it has the scheduler, all movers are ready;
+    /// `time` at most. Whether that was reached.
+    pub fn wait_ready(&self, time: Duration) -> bool {
+        self.shared.wait_ready(deadline_after(Instant::now(), time))
+    }
+
+    /// What is there for `request` of `chain` from block `first` on, as
+    /// [`Tickets::look_up`](kvbm::Tickets::look_up) says. Nothing, where there is no daemon or it
+    /// does not answer in time.
+    ///
+    /// # Errors
+    /// [`NodeError::Refused`]: the request is being loaded. [`NodeError::NoScheduler`].
+    pub fn look_up<'a>(
+        &self,
+        request: &str,
+        chain: impl Into<BlockChain<'a>>,
+        first: usize,
+    ) -> Result<LookUp, NodeError> {
+        let run = Run::of(chain.into());
+        let ask = Ask::LookUp { request: request.to_owned(), run, first: first as u32 };
+        match self.shared.call(ask) {
+            Ok(Answer::Pending) => Ok(LookUp::Pending),
+            Ok(Answer::Ready { blocks, by_tier }) => {
+                Ok(LookUp::Ready { blocks: blocks as usize, by_tier: by_tier.map(|count| count as usize) })
+            }
+            Ok(_) | Err(NodeError::Detached { .. } | NodeError::Late(_)) => {
+                Ok(LookUp::Ready { blocks: 0, by_tier: [0; 4] })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Starts the load of the first `ids.len()` promised blocks into `ids`. The outcome comes from
+    /// [`finished`](Self::finished), also where the daemon has no ticket for the request.
+    ///
+    /// # Errors
+    /// [`NodeError::Detached`]: nothing was started, and nothing comes from `finished`.
+    pub fn commit(&self, request: &str, ids: &[BlockId]) -> Result<(), NodeError> {
+        if ids.is_empty() {
+            return self.abandon(request).map(|_known| ());
+        }
+        self.shared.commit(request, ids)
+    }
+
+    /// Drops the request's ticket, or gives up its load, which still comes from
+    /// [`finished`](Self::finished). Whether there was one.
+    ///
+    /// # Errors
+    /// [`NodeError::NoScheduler`].
+    pub fn abandon(&self, request: &str) -> Result<bool, NodeError> {
+        match self.shared.call(Ask::Abandon { request: request.to_owned() }) {
+            Ok(Answer::Known(known)) => Ok(known),
+            // The ticket ends by itself, or has ended with its life.
+            Ok(_) | Err(NodeError::Detached { .. } | NodeError::Late(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Loads that are over, each once, and only when no copy of this process can write to their
+    /// blocks any more. Where other processes have movers, those ask
+    /// [`wait_idle`](Self::wait_idle) before they write to blocks of a load that failed.
+    pub fn finished(&self) -> Vec<NodeLoad> {
+        self.shared.finished()
+    }
+
+    /// A descriptor that is readable when [`finished`](Self::finished) may have something.
+    pub fn finished_fd(&self) -> BorrowedFd<'_> {
+        self.shared.notify.as_fd()
+    }
+
+    /// Copies blocks to host memory in the background, as
+    /// [`KvBlockManager::offload`](kvbm::KvBlockManager::offload) says. Nothing is started where
+    /// there is no daemon.
+    ///
+    /// # Errors
+    /// [`NodeError::Refused`] says why; [`NodeError::NoScheduler`].
+    pub fn offload<'a>(
+        &self,
+        ids: &[BlockId],
+        chain: impl Into<BlockChain<'a>>,
+        first: usize,
+    ) -> Result<NodeOffload, NodeError> {
+        let ask = Ask::Offload { ids: numbers(ids), run: Run::of(chain.into()), first: first as u32 };
+        match self.shared.call(ask) {
+            Ok(Answer::Started { started, present, refused }) => Ok(NodeOffload {
+                started: started as usize,
+                present: present as usize,
+                refused: refused.into_iter().map(|(id, why)| (BlockId(id), why)).collect(),
+            }),
+            Ok(_) | Err(NodeError::Detached { .. } | NodeError::Late(_)) => Ok(NodeOffload::default()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The engine has no more use for the content of these blocks. Those that a copy still touches,
+    /// as far as is known: all of them, where the daemon does not answer in time.
+    ///
+    /// # Errors
+    /// [`NodeError::Refused`]: a block that does not exist. [`NodeError::NoScheduler`].
+    pub fn released(&self, ids: &[BlockId]) -> Result<Vec<BlockId>, NodeError> {
+        match self.shared.call(Ask::Released { ids: numbers(ids) }) {
+            Ok(Answer::Blocks(busy)) => Ok(busy.into_iter().map(BlockId).collect()),
+            Ok(_) | Err(NodeError::Detached { .. } | NodeError::Late(_)) => Ok(ids.to_vec()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes sure that these blocks can be overwritten: copies under way are discarded, and the
+    /// call returns when none touches the blocks, by the daemon's word and by the movers' of this
+    /// process.
+    ///
+    /// # Errors
+    /// [`NotFree`] at `deadline`.
+    pub fn before_reuse(&self, ids: &[BlockId], deadline: Instant) -> Result<(), NotFree> {
+        self.shared.before_reuse(ids, deadline)
+    }
+
+    /// Waits until no copy that a mover of this process has accepted touches these blocks.
+    ///
+    /// # Errors
+    /// [`NotFree`] at `deadline`.
+    pub fn wait_idle(&self, ids: &[BlockId], deadline: Instant) -> Result<(), NotFree> {
+        self.shared.wait_idle(ids, deadline)
+    }
+
+    /// An iteration of the engine is over. Nobody waits for the daemon to hear of it.
+    pub fn step(&self) {
+        self.shared.tell(Ask::Step);
+    }
+
+    /// Tickets and loads that the daemon has, of all its engines.
+    ///
+    /// # Errors
+    /// [`NodeError`]: it does not answer.
+    pub fn counts(&self) -> Result<(usize, usize), NodeError> {
+        match self.shared.call(Ask::Count)? {
+            Answer::Counts { tickets, loads } => Ok((tickets as usize, loads as usize)),
+            other => Err(NodeError::Refused(format!("{other:?} answers no question of ours"))),
+        }
+    }
+}
+
+impl Drop for NodeEngine {
+    fn drop(&mut self) {
+        self.shared.end();
+        if let Some(thread) = self.thread.take() {
+            // What panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}

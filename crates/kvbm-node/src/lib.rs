@@ -1,0 +1,63 @@
+//! The node daemon: a cache that outlives its engines, and the engine's side of it.
+//!
+//! **Knows:** which engines are attached, whose blocks of G1 are whose, and what is said over the
+//! daemon's socket.
+//! **Must never know:** which blocks are worth keeping, how bytes move, what a command line is.
+//!
+//! The daemon ([`NodeServer`]) has one `KvBlockManager<Engine>`. Its G1 is an id space that all
+//! attached engines share, its G2 is memory that they map. An engine's process ([`NodeEngine`]) has
+//! a line for its calls and one for each rank whose blocks it copies.
+//!
+//! ```text
+//! engine's scheduler                       daemon
+//!   look_up, commit, offload ------------> manager: registry, tickets, claims, checksums
+//!   finished <---------------------------- |
+//! engine's rank                            | worker of the rank: verifies, then
+//!   mover: copies G1 <-> G2 <------------- |   "copy these blocks", one report each
+//!     |                                    |
+//!   G1 (the engine's)      host memory (sealed, mapped by both): G2, staging rings
+//! ```
+//!
+//! # Failures
+//! An engine whose process goes loses its G1 and nothing else. Slots that it may still write are
+//! reused when the kernel says that it is gone, when it has answered, or when it has attached anew.
+//! An engine whose daemon goes serves on with misses, and attaches again by itself.
+//!
+//! # Modules
+//! A module uses only modules in rows below its own, and only those in its third column.
+//!
+//! | module | what it is | uses |
+//! |---|---|---|
+//! | `server` | the daemon: one manager, many engines | `calls`, `node`, `lives`, `movers`, `shape`, `protocol`, `error` |
+//! | `calls` | a scheduler's calls, carried out | `node`, `lives`, `protocol` |
+//! | `node` | what all sessions share | `lives`, `movers`, `protocol` |
+//! | `lives` | engines that are attached, and their blocks | `movers`, `protocol` |
+//! | `movers` | the movers of one rank, as the daemon's worker sees them | - |
+//! | `engine` | the engine's side: its calls | `attachment`, `mover`, `terms`, `protocol`, `error` |
+//! | `attachment` | attaching, and attaching again | `mover`, `terms`, `shape`, `protocol`, `error` |
+//! | `mover` | copies in the engine's process | `protocol` |
+//! | `terms` | what a process attaches with, and what its calls return | `protocol` |
+//! | `shape` | what both sides must agree on of a block | - |
+//! | `protocol` | what is said over the socket | - |
+//! | `error` | errors | - |
+#![forbid(unsafe_code)]
+
+mod attachment;
+mod calls;
+mod engine;
+mod error;
+mod lives;
+mod mover;
+mod movers;
+mod node;
+mod protocol;
+mod server;
+mod shape;
+mod terms;
+
+pub use engine::NodeEngine;
+pub use error::{DaemonError, NodeError, NotFree};
+pub use kvbm_link::LineTimes;
+pub use mover::MoverMemory;
+pub use server::{AttachedEngine, NodeServer};
+pub use terms::{EngineTerms, NodeLoad, NodeOffload, NodeStatus};

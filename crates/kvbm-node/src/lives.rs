@@ -1,0 +1,290 @@
+//! Engines that are attached. An engine's life begins with its first process and ends with the
+//! first one that goes: its blocks of G1 are lost then, and nothing else.
+
+use crate::movers::{MoverSession, Range};
+use crate::protocol::{Role, Terms, Told, encode};
+use kvbm_link::{AttachedSender, Lane};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// All lives, and the ids of G1 that they share.
+pub(crate) struct Lives {
+    /// Blocks of G1, of all engines together.
+    blocks: u32,
+    ranks: u16,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    next: u64,
+    by_engine: HashMap<String, Arc<Life>>,
+    /// Blocks by the first one; also of lives that are over, while copies may touch them.
+    taken: BTreeMap<u32, u32>,
+    /// Of lives that are over.
+    retired: Vec<Range>,
+}
+
+/// From the first process of an engine to the first one that goes.
+pub(crate) struct Life {
+    pub(crate) number: u64,
+    pub(crate) engine: String,
+    pub(crate) range: Range,
+    members: Mutex<Members>,
+}
+
+struct Members {
+    scheduler: Option<AttachedSender>,
+    movers: Vec<Option<Arc<MoverSession>>>,
+    ready: Vec<bool>,
+    sessions: usize,
+    ended: bool,
+}
+
+impl Lives {
+    pub(crate) fn new(blocks: u32, ranks: u16) -> Self {
+        Self { blocks, ranks, table: Mutex::default() }
+    }
+
+    /// The life of the engine that a process with these terms belongs to; a new one where it has
+    /// none. `is_busy` says of the blocks of a life that is over whether copies may touch them.
+    pub(crate) fn join(&self, terms: &Terms, is_busy: impl Fn(Range) -> bool) -> Result<Arc<Life>, String> {
+        let Terms { engine, blocks, ranks, .. } = terms;
+        if *ranks != self.ranks {
+            return Err(format!("the engine has {ranks} ranks, the daemon serves {}", self.ranks));
+        }
+        let mut table = self.table.lock();
+        if let Some(life) = table.by_engine.get(engine) {
+            if life.range.blocks != *blocks {
+                let known = life.range.blocks;
+                return Err(format!(
+                    "engine {engine} has {known} blocks in another process, {blocks} in this"
+                ));
+            }
+            return Ok(Arc::clone(life));
+        }
+        let retired = std::mem::take(&mut table.retired);
+        let (busy, free): (Vec<_>, Vec<_>) = retired.into_iter().partition(|range| is_busy(*range));
+        table.retired = busy;
+        for range in free {
+            table.taken.remove(&range.first);
+        }
+        let range = table.take(*blocks, self.blocks).ok_or_else(|| {
+            let taken: u64 = table.taken.values().map(|blocks| u64::from(*blocks)).sum();
+            format!(
+                "no room for {blocks} blocks: engines have {taken} of {} (node.engine_blocks)",
+                self.blocks
+            )
+        })?;
+        table.next += 1;
+        let empty = Members {
+            scheduler: None,
+            movers: vec![None; usize::from(self.ranks)],
+            ready: vec![false; usize::from(self.ranks)],
+            sessions: 0,
+            ended: false,
+        };
+        let life = Life { number: table.next, engine: engine.clone(), range, members: Mutex::new(empty) };
+        let life = Arc::new(life);
+        table.by_engine.insert(engine.clone(), Arc::clone(&life));
+        Ok(life)
+    }
+
+    /// The life with this number, while it lasts.
+    pub(crate) fn numbered(&self, number: u64) -> Option<Arc<Life>> {
+        self.table.lock().by_engine.values().find(|life| life.number == number).cloned()
+    }
+
+    /// A session of `life` ends: so does the life. Whether it was the last session.
+    pub(crate) fn leave(&self, life: &Arc<Life>) -> bool {
+        let mut table = self.table.lock();
+        if table.by_engine.get(&life.engine).is_some_and(|known| Arc::ptr_eq(known, life)) {
+            table.by_engine.remove(&life.engine);
+        }
+        drop(table);
+        life.end()
+    }
+
+    /// Nobody uses the blocks of `life` any more, but for copies that are still under way.
+    pub(crate) fn retire(&self, life: &Life) {
+        self.table.lock().retired.push(life.range);
+    }
+
+    /// A process was refused after it had joined: a life that nobody shares is none.
+    pub(crate) fn forget_if_empty(&self, life: &Arc<Life>) {
+        let mut table = self.table.lock();
+        let is_empty = life.members.lock().sessions == 0;
+        if is_empty && table.by_engine.get(&life.engine).is_some_and(|known| Arc::ptr_eq(known, life)) {
+            table.by_engine.remove(&life.engine);
+            table.taken.remove(&life.range.first);
+        }
+    }
+
+    /// Engines that are attached.
+    pub(crate) fn all(&self) -> Vec<Arc<Life>> {
+        self.table.lock().by_engine.values().cloned().collect()
+    }
+}
+
+impl Table {
+    /// The first gap of so many blocks.
+    fn take(&mut self, blocks: u32, all: u32) -> Option<Range> {
+        let mut first = 0;
+        for (taken, count) in &self.taken {
+            if taken - first >= blocks {
+                break;
+            }
+            first = taken + count;
+        }
+        if blocks == 0 || all.saturating_sub(first) < blocks {
+            return None;
+        }
+        self.taken.insert(first, blocks);
+        Some(Range { first, blocks })
+    }
+}
+
+impl Life {
+    /// What the manager knows a request by.
+    pub(crate) fn request(&self, name: &str) -> String {
+        format!("{}/{name}", self.number)
+    }
+
+    /// The number of the life, and the engine's own name of a request.
+    pub(crate) fn split(request: &str) -> Option<(u64, &str)> {
+        let (number, name) = request.split_once('/')?;
+        Some((number.parse().ok()?, name))
+    }
+
+    /// Takes a process in; `mover` where it is one.
+    pub(crate) fn enter(
+        &self,
+        role: Role,
+        out: &AttachedSender,
+        mover: Option<&Arc<MoverSession>>,
+    ) -> Result<(), String> {
+        let mut members = self.members.lock();
+        let taken = |pid: i32| format!("engine {}: process {pid} is there already, as {role:?}", self.engine);
+        if members.ended {
+            return Err(format!("engine {} is being detached: try again", self.engine));
+        }
+        match role {
+            Role::Scheduler => {
+                if let Some(known) = &members.scheduler {
+                    return Err(taken(known.pid()));
+                }
+                members.scheduler = Some(out.clone());
+            }
+            Role::Mover(rank) => {
+                let place = members.movers.get_mut(usize::from(rank));
+                let place = place.ok_or_else(|| format!("there is no rank {rank}"))?;
+                if let Some(known) = place {
+                    return Err(taken(known.pid()));
+                }
+                *place = mover.cloned();
+            }
+            Role::Left(_) => return Err("a process that has left does not enter".into()),
+        }
+        members.sessions += 1;
+        members.tell();
+        Ok(())
+    }
+
+    /// The mover of `rank` can copy from now on.
+    pub(crate) fn mover_ready(&self, rank: u16) {
+        let mut members = self.members.lock();
+        if let Some(ready) = members.ready.get_mut(usize::from(rank)) {
+            *ready = true;
+        }
+        members.tell();
+    }
+
+    /// Whether movers of all ranks can copy.
+    pub(crate) fn can_copy(&self) -> bool {
+        let members = self.members.lock();
+        !members.ended && members.ready.iter().all(|ready| *ready)
+    }
+
+    /// Tells the scheduler something; whether it was taken.
+    pub(crate) fn tell(&self, told: &Told) -> bool {
+        let scheduler = self.members.lock().scheduler.clone();
+        let Some(scheduler) = scheduler else { return false };
+        let sent = scheduler.send(Lane::Bulk, &encode(told));
+        if let Err(error) = &sent {
+            // It would wait for that for ever: its next life begins without.
+            tracing::warn!(engine = self.engine, %error, "an engine was not told of a load");
+            scheduler.close();
+        }
+        sent.is_ok()
+    }
+
+    /// Processes of the engine: the scheduler's, then those of movers.
+    pub(crate) fn pids(&self) -> Vec<i32> {
+        let members = self.members.lock();
+        let movers = members.movers.iter().flatten().map(|mover| mover.pid());
+        members.scheduler.iter().map(AttachedSender::pid).chain(movers).collect()
+    }
+
+    /// A session ends, and with it all others. Whether it was the last.
+    fn end(&self) -> bool {
+        let mut members = self.members.lock();
+        members.sessions = members.sessions.saturating_sub(1);
+        let is_last = members.sessions == 0;
+        let others = (!std::mem::replace(&mut members.ended, true))
+            .then(|| (members.scheduler.take(), std::mem::take(&mut members.movers)));
+        drop(members);
+        if let Some((scheduler, movers)) = others {
+            scheduler.iter().for_each(AttachedSender::close);
+            movers.iter().flatten().for_each(|mover| mover.close());
+        }
+        is_last
+    }
+}
+
+impl Members {
+    /// Tells the scheduler whether movers of all ranks can copy.
+    fn tell(&self) {
+        let can_copy = self.ready.iter().all(|ready| *ready);
+        if let Some(scheduler) = self.scheduler.as_ref().filter(|_| can_copy) {
+            // A line that has ended is noticed by its session.
+            let _ended = scheduler.send(Lane::Bulk, &encode(&Told::Movers(true)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn terms(engine: &str, blocks: u32) -> Terms {
+        let engine = engine.to_owned();
+        Terms { role: Role::Scheduler, engine, blocks, ranks: 1, namespace: None, shape: Vec::new() }
+    }
+
+    #[test]
+    fn engines_have_blocks_of_their_own_and_those_of_the_dead_are_reused_when_nothing_is_at_them() {
+        let lives = Lives::new(100, 1);
+        let join = |engine: &str, blocks| lives.join(&terms(engine, blocks), |range| range.first == 0);
+        let first = join("a", 40).unwrap();
+        let second = join("b", 40).unwrap();
+        assert_eq!((first.range.first, second.range.first), (0, 40));
+        assert!(Arc::ptr_eq(&first, &join("a", 40).unwrap()), "all processes of an engine share a life");
+        assert!(join("a", 41).err().unwrap().contains("40 blocks in another process"));
+        assert!(join("c", 40).err().unwrap().contains("no room for 40 blocks: engines have 80 of 100"));
+        assert!(lives.leave(&second) && lives.leave(&first));
+        lives.retire(&second);
+        lives.retire(&first);
+        assert_eq!(join("c", 60).unwrap().range.first, 40, "copies are still at the first");
+        assert!(lives.numbered(first.number).is_none());
+        assert!(join("d", 0).is_err());
+        let wrong = Terms { ranks: 2, ..terms("e", 1) };
+        assert!(lives.join(&wrong, |_| false).err().unwrap().contains("2 ranks"));
+    }
+
+    #[test]
+    fn a_request_keeps_its_name() {
+        assert_eq!(Life::split("7/chat/1"), Some((7, "chat/1")));
+        assert_eq!(Life::split("chat"), None);
+    }
+}

@@ -1,0 +1,146 @@
+//! A mover: copies between the engine's blocks and the daemon's host memory, in the engine's
+//! process.
+
+use crate::protocol::{Memory, Welcome};
+use kvbm::device::Device;
+use kvbm::layout::{BlockLayout, LayoutDescriptor};
+use kvbm::plan::{BlockOutcome, Command, Epoch, Failure, FailureKind, Message, TransferReport, wire};
+use kvbm::storage::{BoundLayout, RegionBinding, SharedStorage};
+use kvbm::{BlockId, Rank};
+use kvbm_link::AttachedSender;
+use kvbm_transfer::{PathConfig, PathConfigs, TransferManager, VerifyHost, WorkerConfig};
+use parking_lot::Mutex;
+use rustix::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a mover that ends waits before it says again what it waits for.
+const END_TIME: Duration = Duration::from_secs(5);
+/// Copies that may wait: the daemon's bounds, not these, hold them back.
+const QUEUE_PLANS: usize = 1 << 16;
+const QUEUE_BLOCKS: usize = 1 << 18;
+
+/// Blocks of the engine on one rank.
+#[derive(Clone)]
+pub struct MoverMemory {
+    /// The rank.
+    pub rank: Rank,
+    /// The device that they lie on; none where they are host memory.
+    pub device: Option<Arc<dyn Device>>,
+    /// The blocks.
+    pub g1: BoundLayout,
+}
+
+/// Copies for one line to the daemon.
+pub(crate) struct Mover {
+    rank: Rank,
+    epoch: Epoch,
+    out: AttachedSender,
+    /// None before the daemon's memory is mapped, and after the end.
+    manager: Mutex<Option<Arc<TransferManager>>>,
+}
+
+impl Mover {
+    pub(crate) fn new(rank: Rank, welcome: &Welcome, out: AttachedSender) -> Self {
+        Self { rank, epoch: Epoch(welcome.epoch), out, manager: Mutex::new(None) }
+    }
+
+    /// Maps the daemon's memory, locks its pages where there is a device, and tells the daemon that
+    /// it can copy. That may take seconds.
+    pub(crate) fn start(
+        &self,
+        memory: &MoverMemory,
+        welcome: &Welcome,
+        files: Vec<OwnedFd>,
+    ) -> Result<(), String> {
+        let host = map(memory, welcome.memory.as_ref(), files)?;
+        let mut config = WorkerConfig::new(self.rank, self.epoch, welcome.namespace);
+        config.device.clone_from(&memory.device);
+        config.g1 = Some(memory.g1.clone());
+        config.g2 = Some(host);
+        config.claimed_elsewhere = true;
+        config.verify_host = VerifyHost::Never;
+        config.staging_bytes = 0;
+        let path = PathConfig { queue_plans: QUEUE_PLANS, queue_blocks: QUEUE_BLOCKS, ..PathConfig::MEMORY };
+        config.paths = PathConfigs { g1_g2: path, g2_g1: path, ..PathConfigs::default() };
+        let out = self.out.clone();
+        let sink = Arc::new(move |bytes: Vec<u8>| out.answer(&bytes));
+        let mut manager = self.manager.lock();
+        *manager = Some(Arc::new(TransferManager::start(config, sink).map_err(|error| error.to_string())?));
+        Ok(())
+    }
+
+    fn manager(&self) -> Option<Arc<TransferManager>> {
+        self.manager.lock().clone()
+    }
+
+    /// Takes a command of the daemon. What is refused is answered.
+    pub(crate) fn take(&self, bytes: &[u8]) {
+        let refused = match self.manager() {
+            Some(manager) => match manager.submit(bytes) {
+                Ok(()) => return,
+                Err(error) => error.to_string(),
+            },
+            None => "the mover has not mapped the daemon's memory yet".to_owned(),
+        };
+        let Ok(Command::Transfer(plan)) = wire::decode_command(bytes) else {
+            return tracing::warn!(target: "kvbm", rank = %self.rank, "the daemon sent what a mover does not take: {refused}");
+        };
+        let failure = Failure::new(FailureKind::Io, refused);
+        let message = Message::Transfer(TransferReport {
+            plan_id: plan.plan_id,
+            epoch: plan.epoch,
+            rank: self.rank,
+            path: plan.path(),
+            blocks: vec![BlockOutcome::Failed(failure); plan.blocks.len()],
+            bytes: 0,
+            queued_us: 0,
+            busy_us: 0,
+        });
+        if let Ok(bytes) = wire::encode_message(&message) {
+            self.out.answer(&bytes);
+        }
+    }
+
+    /// Waits until no copy that the mover has accepted touches these blocks. What still does at
+    /// `deadline`.
+    pub(crate) fn wait_idle(&self, blocks: &[BlockId], deadline: Instant) -> Result<(), Vec<BlockId>> {
+        let Some(manager) = self.manager() else { return Ok(()) };
+        manager.wait_idle(blocks, deadline).map_err(|busy| busy.blocks)
+    }
+
+    /// Returns when nothing is copied any more. The line has ended: nothing comes.
+    pub(crate) fn end(&self) {
+        let Some(manager) = self.manager.lock().take() else { return };
+        while let Err(error) = manager.shutdown(Instant::now() + END_TIME) {
+            tracing::warn!(target: "kvbm", rank = %self.rank, %error, "a mover that is detached waits for its copies");
+        }
+    }
+}
+
+/// The daemon's memory in this process: slots of G2 and of staging rings.
+fn map(memory: &MoverMemory, shared: Option<&Memory>, files: Vec<OwnedFd>) -> Result<BoundLayout, String> {
+    let shared = shared.ok_or("the daemon described no memory")?;
+    let file = files.into_iter().next().ok_or("the daemon passed no memory")?;
+    let layout = LayoutDescriptor::decode(&shared.layout.0).map_err(|error| error.to_string())?;
+    let layout: Arc<dyn BlockLayout> = Arc::new(layout.layout().clone());
+    let mut storage = SharedStorage::map(file, shared.bytes).map_err(|error| error.to_string())?;
+    if let Some(device) = &memory.device {
+        // It serves without: copies are slower then.
+        if let Err(error) = storage.lock(&**device, tell_locked) {
+            tracing::warn!(
+                target: "kvbm", rank = %memory.rank, %error,
+                "the daemon's memory could not be page-locked: copies are slower; raise the memlock limit"
+            );
+        }
+    }
+    BoundLayout::bind(layout, vec![RegionBinding::new(Arc::new(storage))]).map_err(|error| error.to_string())
+}
+
+/// Page-locking gigabytes takes seconds: whoever waits is told about every tenth.
+fn tell_locked(done: u64, total: u64) {
+    const STEP: u64 = 256 << 20;
+    if done == total || done % (total / 10).max(STEP) < STEP {
+        tracing::info!(target: "kvbm", done, total, "the daemon's memory is being page-locked");
+    }
+}

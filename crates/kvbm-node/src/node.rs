@@ -1,0 +1,72 @@
+//! What all sessions of a daemon share.
+
+use crate::lives::{Life, Lives};
+use crate::movers::{Range, RankMovers};
+use crate::protocol::{Load, Told};
+use kvbm::{BlockId, Engine, FinishedLoad, KvBlockManager, SharedHost};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How often the thread that tells of loads looks whether the daemon stops.
+const TICK: Duration = Duration::from_millis(100);
+/// Failures of a load that an engine is told.
+const MAX_FAILURES: usize = 16;
+
+/// What all sessions share.
+pub(crate) struct Node {
+    pub(crate) manager: KvBlockManager<Engine>,
+    pub(crate) movers: Vec<Arc<RankMovers>>,
+    pub(crate) hosts: Vec<SharedHost>,
+    pub(crate) lives: Lives,
+    pub(crate) stopping: Arc<AtomicBool>,
+}
+
+impl Node {
+    /// The blocks of an engine, as the manager knows them.
+    fn blocks(range: Range) -> Vec<BlockId> {
+        (range.first..range.end()).map(BlockId).collect()
+    }
+
+    /// Whether copies may touch blocks of an engine.
+    pub(crate) fn is_busy(&self, range: Range) -> bool {
+        self.manager.busy(&Self::blocks(range)).is_ok_and(|busy| !busy.is_empty())
+    }
+
+    /// Tells engines of their loads that are over, until the daemon stops.
+    pub(crate) fn tell_finished(&self) {
+        let time = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as i64 };
+        let tickets = self.manager.tickets();
+        while !self.stopping.load(Ordering::Acquire) {
+            match tickets.finished_fd() {
+                Some(fd) => {
+                    // An interrupted wait is a short one.
+                    let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&time));
+                }
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+            for load in tickets.finished() {
+                let FinishedLoad { request, arrived, wanted, failures } = load;
+                let Some((number, name)) = Life::split(&request) else { continue };
+                let Some(life) = self.lives.numbered(number) else { continue };
+                let failures = failures.iter().take(MAX_FAILURES).map(ToString::to_string).collect();
+                let (arrived, wanted) = (arrived as u32, wanted as u32);
+                life.tell(&Told::Finished(Load { request: name.to_owned(), arrived, wanted, failures }));
+            }
+        }
+    }
+
+    /// A session of `life` ends, and with it the life.
+    pub(crate) fn leave(&self, life: &Arc<Life>) {
+        let is_last = self.lives.leave(life);
+        let prefix = life.request("");
+        self.manager.tickets().abandon_where(|request| request.starts_with(&prefix));
+        // What is read from its blocks now is nothing that may be kept.
+        let _known = self.manager.released(&Self::blocks(life.range));
+        if is_last {
+            self.lives.retire(life);
+            tracing::info!(engine = life.engine, "an engine is detached: its blocks of G1 are gone");
+        }
+    }
+}

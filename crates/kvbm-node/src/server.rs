@@ -1,0 +1,239 @@
+//! The daemon: one manager, whose G1 is the memory of all engines that attach.
+
+use crate::calls::SchedulerSession;
+use crate::error::DaemonError;
+use crate::lives::{Life, Lives};
+use crate::movers::{MoverSession, RankMovers};
+use crate::node::Node;
+use crate::protocol::{Bytes, MAX_NAME, Memory, Role, Terms, Welcome, decode, encode};
+use crate::shape::{difference, shape_of};
+use kvbm::config::Config;
+use kvbm::{Engine, KvBlockManager, Movers, ShutdownReport};
+use kvbm_link::{AttachListener, AttachService, AttachedSender, AttachedSession, Attachment, LineTimes};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How often a process that may still write to host memory is looked at.
+const GONE_TICK: Duration = Duration::from_millis(50);
+/// How often a process that keeps slots is named in the log.
+const TELL: u32 = 200;
+
+/// A node daemon. It keeps host memory, disks, volumes, registry and checksums; engines attach to
+/// its socket, copy between their blocks and host memory themselves, and may come and go.
+pub struct NodeServer {
+    listener: AttachListener,
+    node: Arc<Node>,
+}
+
+/// An engine that is attached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttachedEngine {
+    /// Its name.
+    pub name: String,
+    /// Its blocks on each rank.
+    pub blocks: u32,
+    /// Its processes.
+    pub pids: Vec<i32>,
+    /// Whether all its movers can copy.
+    pub ready: bool,
+}
+
+impl NodeServer {
+    /// Builds the manager of `config`, whose `[device]` says nothing here, and listens at `socket`:
+    /// a private socket, in a folder in which no other user writes. All engines together have
+    /// `engine_blocks` blocks on each rank.
+    ///
+    /// # Errors
+    /// [`DaemonError`] names the setting, the file or the socket.
+    pub fn bind(
+        config: &Config,
+        socket: &Path,
+        engine_blocks: u32,
+        times: LineTimes,
+    ) -> Result<Self, DaemonError> {
+        let ranks = config.parallelism.tensor_parallel as usize;
+        let movers: Vec<_> = (0..ranks).map(|_| Arc::<RankMovers>::default()).collect();
+        let each = movers.iter().map(|movers| Arc::clone(movers) as Arc<dyn Movers>);
+        let builder = KvBlockManager::<Engine>::builder().config(config.clone());
+        let manager = builder.engine_movers(engine_blocks, each).build()?;
+        let hosts: Vec<_> = manager.workers().iter().filter_map(|worker| worker.shared().cloned()).collect();
+        let listener = AttachListener::bind(socket, times)?;
+        let lives = Lives::new(engine_blocks, ranks as u16);
+        let stopping = Arc::default();
+        Ok(Self { listener, node: Arc::new(Node { manager, movers, hosts, lives, stopping }) })
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        self.listener.path()
+    }
+
+    /// The manager: for its status, metrics and events.
+    pub fn manager(&self) -> &KvBlockManager<Engine> {
+        &self.node.manager
+    }
+
+    /// Engines that are attached.
+    pub fn engines(&self) -> Vec<AttachedEngine> {
+        let engine = |life: &Arc<Life>| AttachedEngine {
+            name: life.engine.clone(),
+            blocks: life.range.blocks,
+            pids: life.pids(),
+            ready: life.can_copy(),
+        };
+        self.node.lives.all().iter().map(engine).collect()
+    }
+
+    /// Serves engines until it is stopped. Their lines are closed when it returns.
+    pub fn serve(&self) {
+        let service: Arc<dyn AttachService> = Arc::new(Service(Arc::clone(&self.node)));
+        std::thread::scope(|scope| {
+            scope.spawn(|| self.node.tell_finished());
+            self.listener.serve(&service);
+            self.node.stopping.store(true, Ordering::Release);
+        });
+    }
+
+    /// Ends [`serve`](Self::serve) when it is called, from any thread.
+    pub fn stopper(&self) -> impl Fn() + Send + Sync + 'static {
+        let (stop, stopping) = (self.listener.stopper(), Arc::clone(&self.node.stopping));
+        move || {
+            stopping.store(true, Ordering::Release);
+            stop();
+        }
+    }
+
+    /// Saves what time allows, once nobody is served any more.
+    pub fn shutdown(&self, timeout: Duration) -> ShutdownReport {
+        self.node.manager.shutdown(timeout)
+    }
+}
+
+/// Meets the processes that attach.
+struct Service(Arc<Node>);
+
+impl Service {
+    fn meet(&self, terms: &Terms, out: &AttachedSender) -> Result<Attachment, String> {
+        if terms.engine.is_empty() || terms.engine.len() > MAX_NAME {
+            return Err(format!("an engine's name has 1 to {MAX_NAME} bytes, not {}", terms.engine.len()));
+        }
+        if let Role::Left(rank) = terms.role {
+            if let Some(movers) = self.0.movers.get(usize::from(rank)) {
+                movers.attached_anew(&terms.engine, out.pid());
+            }
+            return Ok(Attachment { welcome: Vec::new(), files: Vec::new(), session: Box::new(Farewell) });
+        }
+        let tag = *self.0.manager.namespace().tag().as_bytes();
+        if terms.namespace.is_some_and(|theirs| theirs != tag) {
+            return Err("the namespace differs (model, weights, dtype, page size, adapter, salt): configure both alike".into());
+        }
+        let welcome =
+            Welcome { epoch: self.0.manager.epoch().0, namespace: tag, memory: self.memory(terms)? };
+        let life = self.0.lives.join(terms, |range| self.0.is_busy(range))?;
+        let session: Result<(Box<dyn AttachedSession>, Vec<_>), String> = match terms.role {
+            Role::Scheduler => life.enter(terms.role, out, None).map(|()| {
+                let session = SchedulerSession::new(Arc::clone(&self.0), Arc::clone(&life), out.clone());
+                (Box::new(session) as Box<dyn AttachedSession>, Vec::new())
+            }),
+            Role::Mover(rank) => self.attach_mover(&life, rank, out),
+            Role::Left(_) => Err("a process that has left has no session".into()),
+        };
+        match session {
+            Ok((session, files)) => {
+                let (engine, pid) = (&life.engine, out.pid());
+                tracing::info!(engine, pid, role = ?terms.role, "a process is attached");
+                Ok(Attachment { welcome: encode(&welcome), files, session })
+            }
+            Err(reason) => {
+                self.0.lives.forget_if_empty(&life);
+                Err(reason)
+            }
+        }
+    }
+
+    /// The memory that a process with these terms maps.
+    fn memory(&self, terms: &Terms) -> Result<Option<Memory>, String> {
+        let Role::Mover(rank) = terms.role else { return Ok(None) };
+        let host = self.0.hosts.get(usize::from(rank)).ok_or_else(|| format!("there is no rank {rank}"))?;
+        let ours = shape_of(host.slots.layout().config());
+        if let Some(difference) = difference(&terms.shape, &ours) {
+            return Err(difference);
+        }
+        let layout = host.slots.describe().map_err(|error| error.to_string())?;
+        let layout = Bytes(layout.encode().map_err(|error| error.to_string())?);
+        Ok(Some(Memory { bytes: host.memory.region().len(), layout }))
+    }
+
+    fn attach_mover(
+        &self,
+        life: &Arc<Life>,
+        rank: u16,
+        out: &AttachedSender,
+    ) -> Result<(Box<dyn AttachedSession>, Vec<rustix::fd::OwnedFd>), String> {
+        let (movers, host) = (&self.0.movers[usize::from(rank)], &self.0.hosts[usize::from(rank)]);
+        let file = rustix::io::fcntl_dupfd_cloexec(host.memory.file(), 0);
+        let file = file.map_err(|error| format!("no descriptor for the memory: {error}"))?;
+        let session = Arc::new(MoverSession::new(life.engine.clone(), life.range, out.clone()));
+        life.enter(Role::Mover(rank), out, Some(&session))?;
+        movers.attached_anew(&life.engine, out.pid());
+        movers.add(&session);
+        let session = MoverLine { node: Arc::clone(&self.0), life: Arc::clone(life), rank, session };
+        Ok((Box::new(session), vec![file]))
+    }
+}
+
+impl AttachService for Service {
+    fn attach(&self, terms: &[u8], out: AttachedSender) -> Result<Attachment, String> {
+        if self.0.stopping.load(Ordering::Acquire) {
+            return Err("it is shutting down: try again when it is back".into());
+        }
+        self.meet(&decode::<Terms>(terms)?, &out)
+    }
+}
+
+/// The line of a process that has left: nothing follows.
+struct Farewell;
+
+impl AttachedSession for Farewell {
+    fn take(&mut self, _bytes: &[u8]) -> Result<(), String> {
+        Err("a process that has left says nothing".into())
+    }
+
+    fn end(self: Box<Self>) {}
+}
+
+/// The line to a mover.
+struct MoverLine {
+    node: Arc<Node>,
+    life: Arc<Life>,
+    rank: u16,
+    session: Arc<MoverSession>,
+}
+
+impl AttachedSession for MoverLine {
+    fn take(&mut self, bytes: &[u8]) -> Result<(), String> {
+        if self.session.take(bytes)? {
+            self.life.mover_ready(self.rank);
+        }
+        Ok(())
+    }
+
+    fn end(self: Box<Self>) {
+        let Self { node, life, rank, session } = *self;
+        session.closed();
+        node.leave(&life);
+        // Slots that the process may still write are not reused before it is known not to.
+        let mut looks = 0_u32;
+        while !session.look_if_over() && !node.stopping.load(Ordering::Acquire) {
+            if looks.is_multiple_of(TELL) {
+                let (engine, pid) = (&life.engine, session.pid());
+                tracing::warn!(engine, pid, "a process keeps slots of host memory that it may still write");
+            }
+            looks += 1;
+            std::thread::sleep(GONE_TICK);
+        }
+        node.movers[usize::from(rank)].remove(&session);
+    }
+}

@@ -1,0 +1,94 @@
+//! What an engine's process attaches with, and what its calls return.
+
+use crate::protocol::Load;
+use kvbm::BlockId;
+use kvbm::tokens::NamespaceTag;
+use kvbm_link::LineTimes;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What a process of an engine attaches with.
+#[derive(Clone, Debug)]
+pub struct EngineTerms {
+    /// The daemon's socket.
+    pub socket: PathBuf,
+    /// The engine's name: all its processes give the same, and no other engine does.
+    pub engine: String,
+    /// Its blocks on each rank.
+    pub blocks: u32,
+    /// Its ranks.
+    pub ranks: u16,
+    /// Tag of its namespace: the daemon refuses another one.
+    pub namespace: Option<NamespaceTag>,
+    /// Times of the lines. A daemon that is silent counts as gone.
+    pub times: LineTimes,
+    /// How long a call waits for the daemon's answer.
+    pub call_time: Duration,
+}
+
+impl EngineTerms {
+    /// An engine of one rank, with the usual times.
+    pub fn new(socket: impl Into<PathBuf>, engine: impl Into<String>, blocks: u32) -> Self {
+        Self {
+            socket: socket.into(),
+            engine: engine.into(),
+            blocks,
+            ranks: 1,
+            namespace: None,
+            times: LineTimes::default(),
+            call_time: Duration::from_millis(500),
+        }
+    }
+}
+
+/// How an engine's process is attached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeStatus {
+    /// There is no daemon, or it refuses: everything is a miss.
+    Detached {
+        /// What the last try came to.
+        reason: String,
+    },
+    /// It is attached.
+    Attached {
+        /// The daemon's process.
+        pid: i32,
+        /// Whether movers of all ranks can copy; false in a process without the scheduler.
+        ready: bool,
+    },
+}
+
+/// What an offload began with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeOffload {
+    /// Blocks that are being copied.
+    pub started: usize,
+    /// Blocks that host memory has, or is about to have.
+    pub present: usize,
+    /// Blocks that were not taken, with the reason.
+    pub refused: Vec<(BlockId, String)>,
+}
+
+/// A load that is over: no copy writes to its blocks any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeLoad {
+    /// Who asked for it.
+    pub request: String,
+    /// Blocks from the front that hold verified bytes.
+    pub arrived: usize,
+    /// Blocks asked for.
+    pub wanted: usize,
+    /// Why the others did not arrive, the first few.
+    pub failures: Vec<String>,
+}
+
+impl From<Load> for NodeLoad {
+    fn from(load: Load) -> Self {
+        let Load { request, arrived, wanted, failures } = load;
+        Self { request, arrived: arrived as usize, wanted: wanted as usize, failures }
+    }
+}
+
+pub(crate) fn numbers(ids: &[BlockId]) -> Vec<u32> {
+    ids.iter().map(|id| id.0).collect()
+}

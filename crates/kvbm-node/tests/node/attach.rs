@@ -1,0 +1,94 @@
+//! Who is attached, and who is refused with both sides' values.
+
+use crate::support::{Daemon, PATIENCE, TestEngine, config, layout, sequence, socket, terms};
+use kvbm::storage::{BoundLayout, SystemAllocator};
+use kvbm::tokens::NamespaceTag;
+use kvbm::{LookUp, Rank};
+use kvbm_node::{EngineTerms, MoverMemory, NodeEngine, NodeError, NodeStatus};
+use std::time::{Duration, Instant};
+
+/// Why this engine is not attached, once that is said.
+fn refusal(terms: EngineTerms, blocks: u32, heads: u32) -> String {
+    let g1 = BoundLayout::allocate(layout(blocks, heads), &SystemAllocator::default()).unwrap();
+    let mover = MoverMemory { rank: Rank(0), device: None, g1 };
+    let engine = NodeEngine::attach(terms, true, vec![mover]).unwrap();
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match engine.status() {
+            NodeStatus::Detached { reason } if reason.contains("refuses") => return reason,
+            status => assert!(Instant::now() < until, "{status:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_both_values() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, config) = (socket(&folder), config(1, "[host]\ncapacity = \"8 blocks\"\n"));
+    let _daemon = Daemon::start(&socket, &config);
+    let _engine = TestEngine::attach(&socket, "engine", 16, 1);
+    let namespace = Some(NamespaceTag::from_bytes([9; 16]));
+    for (terms, blocks, heads, expected) in [
+        (terms(&socket, "a", 16, 1), 16, 1, "elements of a token: the engine has 8, the daemon has 16"),
+        (terms(&socket, "b", 16, 2), 16, 2, "the engine has 2 ranks, the daemon serves 1"),
+        (terms(&socket, "c", 999, 1), 999, 2, "no room for 999 blocks: engines have 16 of 256"),
+        (terms(&socket, "engine", 16, 1), 16, 2, "is there already"),
+        (terms(&socket, "engine", 17, 1), 17, 2, "16 blocks in another process, 17 in this"),
+        (EngineTerms { namespace, ..terms(&socket, "d", 16, 1) }, 16, 2, "the namespace differs"),
+        (terms(&socket, &"x".repeat(300), 16, 1), 16, 2, "an engine's name has 1 to 256 bytes, not 300"),
+    ] {
+        let reason = refusal(terms, blocks, heads);
+        assert!(reason.contains(expected), "{reason}");
+    }
+}
+
+#[test]
+fn without_a_daemon_everything_is_a_miss_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, config) = (socket(&folder), config(1, "[host]\ncapacity = \"8 blocks\"\n"));
+    let engine = TestEngine::begin(&socket, "engine", 16, 1);
+    let (tokens, ids) = (sequence(&config, 1, 4), crate::support::blocks(&[0, 1, 2, 3]));
+    assert_eq!(engine.node.look_up("r", &tokens, 0).unwrap(), LookUp::Ready { blocks: 0, by_tier: [0; 4] });
+    assert_eq!(engine.node.offload(&ids, &tokens, 0).unwrap().started, 0);
+    assert!(matches!(engine.node.commit("r", &ids), Err(NodeError::Detached { .. })));
+    assert_eq!(engine.node.before_reuse(&ids, Instant::now()), Ok(()));
+    assert!(engine.node.finished().is_empty());
+    // It attaches when the daemon comes.
+    let _daemon = Daemon::start(&socket, &config);
+    assert!(engine.node.wait_ready(PATIENCE), "{:?}", engine.node.status());
+    engine.save(&tokens, &[0, 1, 2, 3]);
+    assert_eq!(engine.load("r", &tokens, &[4, 5, 6, 7]).arrived, 4);
+    assert!(engine.holds(&tokens, 0, &[4, 5, 6, 7]));
+}
+
+#[test]
+fn scheduler_and_movers_may_be_processes_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, config) = (socket(&folder), config(2, "[host]\ncapacity = \"8 blocks\"\n"));
+    let daemon = Daemon::start(&socket, &config);
+    let scheduler = NodeEngine::attach(terms(&socket, "engine", 16, 2), true, Vec::new()).unwrap();
+    let mover = |rank| {
+        let g1 = BoundLayout::allocate(layout(16, 1), &SystemAllocator::default()).unwrap();
+        let memory = MoverMemory { rank: Rank(rank), device: None, g1 };
+        NodeEngine::attach(terms(&socket, "engine", 16, 2), false, vec![memory]).unwrap()
+    };
+    let first = mover(0);
+    assert!(!scheduler.wait_ready(Duration::from_millis(50)), "a rank is missing");
+    let second = mover(1);
+    assert!(scheduler.wait_ready(PATIENCE), "{:?}", scheduler.status());
+    let tokens = sequence(&config, 1, 4);
+    let ids = crate::support::blocks(&[0, 1, 2, 3]);
+    assert_eq!(scheduler.offload(&ids, &tokens, 0).unwrap().started, 4);
+    assert_eq!(first.look_up("r", &tokens, 0), Err(NodeError::NoScheduler));
+    assert_eq!(daemon.server.engines().len(), 1);
+    // A mover that goes ends the life; it begins again when it is back.
+    drop(second);
+    let until = Instant::now() + PATIENCE;
+    while matches!(scheduler.status(), NodeStatus::Attached { ready: true, .. }) {
+        assert!(Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let _second = mover(1);
+    assert!(scheduler.wait_ready(PATIENCE), "{:?}", scheduler.status());
+}

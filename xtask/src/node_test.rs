@@ -1,0 +1,104 @@
+//! `cargo xtask node-test`: engines and their node daemon are killed, stopped and started again.
+//!
+//! The work is done by `crates/kvbm-node/examples/node`; this builds it, gives it a folder and says
+//! what came of it.
+
+use crate::steps::Outcome;
+use crate::workspace::{Workspace, cargo, succeed};
+use anyhow::Context;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Rounds of the step of `cargo xtask test`.
+const FEW: u64 = 12;
+const DEFAULT_ROUNDS: u64 = 200;
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Options {
+    rounds: u64,
+    seed: u64,
+    json: Option<PathBuf>,
+}
+
+impl Options {
+    /// Reads `[--rounds N] [--seed N] [--json FILE]`.
+    pub(crate) fn parse(args: &[String]) -> Result<Self, String> {
+        let mut options = Self { rounds: DEFAULT_ROUNDS, seed: 1, json: None };
+        let mut args = args.iter();
+        while let Some(name) = args.next() {
+            let value = args.next().ok_or_else(|| format!("`{name}` of `node-test` needs a value"))?;
+            let number = || value.parse::<u64>().map_err(|_| format!("{name} {value}: expected a number"));
+            match name.as_str() {
+                "--rounds" => options.rounds = number()?,
+                "--seed" => options.seed = number()?,
+                "--json" => options.json = Some(value.into()),
+                other => return Err(format!("unknown argument `{other}` of `node-test`")),
+            }
+        }
+        if !(1..=100_000).contains(&options.rounds) {
+            return Err(format!("--rounds {}: expected 1 to 100000", options.rounds));
+        }
+        Ok(options)
+    }
+}
+
+/// Runs it; whether all rounds passed.
+pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
+    let (passed, report) = node_test(&Workspace::load()?, options.rounds, options.seed)?;
+    let text = serde_json::to_string_pretty(&report)?;
+    match &options.json {
+        Some(file) if file != Path::new("-") => {
+            std::fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
+        }
+        _ => println!("{text}"),
+    }
+    Ok(passed)
+}
+
+/// A few rounds, as a step of `cargo xtask test`.
+pub(crate) fn check(workspace: &Workspace) -> Outcome {
+    match node_test(workspace, FEW, 1) {
+        Ok((true, _)) => Outcome::Passed { tests: 0 },
+        Ok((false, report)) => Outcome::Failed { why: format!("{report:#}"), tests: 0, failed: 0 },
+        Err(error) => Err(error).into(),
+    }
+}
+
+fn node_test(workspace: &Workspace, rounds: u64, seed: u64) -> anyhow::Result<(bool, Value)> {
+    let mut build = cargo(&workspace.root);
+    succeed(build.args(["build", "--quiet", "-p", "kvbm-node", "--example", "node"]))?;
+    let program = workspace.target.join("debug").join("examples").join("node");
+    let dir = workspace.target.join("node-test");
+    if dir.exists() {
+        std::fs::remove_dir_all(&dir).with_context(|| format!("cannot empty {}", dir.display()))?;
+    }
+    println!("node test, {rounds} rounds");
+    let mut command = Command::new(&program);
+    command.arg("test").arg("--dir").arg(&dir);
+    command.args(["--rounds", &rounds.to_string(), "--seed", &seed.to_string()]);
+    let output = command.stderr(Stdio::inherit()).output();
+    let output = output.with_context(|| format!("cannot run {}", program.display()))?;
+    std::fs::remove_dir_all(&dir).with_context(|| format!("cannot remove {}", dir.display()))?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let last = said.lines().last().unwrap_or("null");
+    let report = serde_json::from_str(last).unwrap_or_else(|_| json!({ "ended": output.status.to_string() }));
+    Ok((output.status.success(), report))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_have_defaults_and_bounds() {
+        let parse =
+            |line: &str| Options::parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(parse("").unwrap(), Options { rounds: DEFAULT_ROUNDS, seed: 1, json: None });
+        let options = parse("--rounds 5 --json r.json --seed 9").unwrap();
+        assert_eq!((options.rounds, options.seed, options.json), (5, 9, Some("r.json".into())));
+        assert!(parse("--rounds").unwrap_err().contains("needs a value"));
+        assert!(parse("--rounds 0").unwrap_err().contains("1 to 100000"));
+        assert!(parse("--fast 1").unwrap_err().contains("unknown argument"));
+    }
+}
