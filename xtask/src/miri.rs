@@ -1,8 +1,8 @@
 //! The unsafe parts under Miri, which finds undefined behaviour that tests survive.
 
-use crate::steps::Outcome;
+use crate::steps::{Outcome, side_by_side};
 use crate::test::counted;
-use crate::workspace::{Workspace, line_of};
+use crate::workspace::{Workspace, line_of, succeed};
 use std::process::Command;
 
 /// Crates with `unsafe` and the tests of it that Miri can run: no mapped files, no io_uring, no
@@ -10,20 +10,9 @@ use std::process::Command;
 /// `#[cfg_attr(miri, ignore = "why")]`.
 const RUNS: &[(&str, &[&str])] = &[
     ("kvbm-device", &["--lib"]),
-    (
-        "kvbm-storage",
-        &[
-            "--test",
-            "host",
-            "--test",
-            "bound",
-            "--test",
-            "conformance",
-            "--",
-            "--skip",
-            "fragments_are_the_payload",
-        ],
-    ),
+    ("kvbm-storage", &["--test", "host"]),
+    ("kvbm-storage", &["--test", "bound", "--", "--skip", "fragments_are_the_payload"]),
+    ("kvbm-storage", &["--test", "conformance"]),
     ("kvbm-disk", &["--lib", "buffer"]),
 ];
 
@@ -46,7 +35,12 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
             outcome => outcome,
         }
     };
-    RUNS.iter().map(run).fold(Outcome::Passed { tests: 0 }, Outcome::and)
+    // What all runs need is made once.
+    if let Err(error) = succeed(&mut nightly(&["miri", "setup"])) {
+        return Err(error).into();
+    }
+    // Miri uses one processor; cargo builds for one run after the other.
+    side_by_side(RUNS, run)
 }
 
 /// Finds Miri, or installs it into an installed nightly; says why there is none.

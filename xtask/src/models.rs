@@ -1,7 +1,7 @@
 //! The locks under model checkers, in builds of their own: `--cfg kvbm_NAME` puts the checker's
 //! lock in the place of ours. Then the long form of the comparison with a naive model.
 
-use crate::steps::Outcome;
+use crate::steps::{Outcome, side_by_side};
 use crate::test::{counted, workspace_tests};
 use crate::workspace::{Workspace, cargo};
 
@@ -26,7 +26,7 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
             outcome => outcome,
         }
     };
-    let checked = RUNS.iter().map(run).fold(Outcome::Passed { tests: 0 }, Outcome::and);
+    let checked = side_by_side(RUNS, run);
     // As the step `test` built it.
     let mut model = workspace_tests(workspace);
     model.args(["--test", "model"]).env("KVBM_POOL_SEEDS", SEEDS.to_string());

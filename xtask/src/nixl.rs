@@ -8,7 +8,7 @@ use anyhow::Context;
 use crate::python;
 use crate::steps::Outcome;
 use crate::test::counted;
-use crate::workspace::{FEATURES, Workspace, cargo, output_of};
+use crate::workspace::{FEATURES, Workspace, cargo, output_of, succeed};
 
 /// NIXL's libraries lie in two folders of the wheel; its Python part is not used.
 const NIXL: &str = "nixl-cu12==1.5.1";
@@ -49,15 +49,30 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
         Ok(tools) => tools,
         Err(error) => return Err(error).into(),
     };
-    // The features of every test build, so that only what uses NIXL is compiled again.
-    let features = format!("{FEATURES},kvbm-cli/nixl");
-    let mut command = cargo(&workspace.root);
-    command.args(["test", "--workspace", "--features", &features, "--test", "nixl"]);
-    tools.name_to(&mut command);
-    match counted(&mut command) {
+    let mut command = with_nixl(workspace, &tools, "test");
+    let tests = match counted(command.args(["--test", "nixl"])) {
         Outcome::Passed { tests: 0 } => {
             Outcome::from(Err(anyhow::anyhow!("no test ran: NIXL was not compiled in")))
         }
         outcome => outcome,
-    }
+    };
+    tests.and(example(workspace, &tools).into())
+}
+
+/// A command of cargo with the features of every test build, so that only what uses NIXL is
+/// compiled again.
+fn with_nixl(workspace: &Workspace, tools: &Tools, action: &str) -> Command {
+    let features = format!("{FEATURES},kvbm-cli/nixl,disaggregated/nixl");
+    let mut command = cargo(&workspace.root);
+    command.args([action, "--workspace", "--features", &features]);
+    tools.name_to(&mut command);
+    command
+}
+
+/// Prefill and decode in two processes: fails where a byte is wrong or missing.
+fn example(workspace: &Workspace, tools: &Tools) -> anyhow::Result<()> {
+    succeed(with_nixl(workspace, tools, "build").args(["--bin", "disaggregated"]))?;
+    let mut example = Command::new(workspace.target.join("debug").join("disaggregated"));
+    tools.name_to(&mut example);
+    succeed(&mut example)
 }

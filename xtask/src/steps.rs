@@ -1,6 +1,25 @@
 //! Running named steps one after the other, with times and a summary.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+/// Runs the parts of a step, as many at a time as the machine has processors: for programs that use
+/// one each.
+pub(crate) fn side_by_side<T: Sync>(parts: &[T], run: impl Fn(&T) -> Outcome + Sync) -> Outcome {
+    let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+    let (waiting, found) = (Mutex::new(parts.iter()), Mutex::new(Outcome::Passed { tests: 0 }));
+    let work = || {
+        loop {
+            let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(part) = next else { return };
+            let outcome = run(part);
+            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+            *found = std::mem::replace(&mut *found, Outcome::Passed { tests: 0 }).and(outcome);
+        }
+    };
+    std::thread::scope(|scope| (0..jobs.min(parts.len())).for_each(|_| drop(scope.spawn(work))));
+    found.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// How a step ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -130,6 +149,19 @@ mod tests {
         assert_eq!(summary.lines().last(), Some("46 passed, 3 failed, skipped: miri"));
         assert!(summary.contains("SKIPPED: no nightly"), "{summary}");
         assert!(summary.contains("\ndoc: broken link\n\ndoctest: two\n\n"), "{summary}");
+    }
+
+    #[test]
+    fn parts_side_by_side_all_run_and_add_up() {
+        let parts: Vec<u64> = (0..100).collect();
+        let run = |part: &u64| match part {
+            42 => Outcome::Failed { why: "forty-two".into(), tests: 0, failed: 1 },
+            part => Outcome::Passed { tests: *part },
+        };
+        let tests = parts.iter().sum::<u64>() - 42;
+        let failed = Outcome::Failed { why: "forty-two".into(), tests, failed: 1 };
+        assert_eq!(side_by_side(&parts, run), failed);
+        assert_eq!(side_by_side(&parts[..0], run), Outcome::Passed { tests: 0 });
     }
 
     #[test]

@@ -46,6 +46,8 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | `fuzz` | bodies of the fuzz targets | `exchange`, `codec`, `error`, `block_set`, `lease` |
+//! | `node` | a node among peers: leases, verified reads | `registry`, `announcement`, `shapes`, `digest`, `agent`, `error`, `block_set`, `lease` |
+//! | `digest` | digests of parts of blocks | `shapes` |
 //! | `conformance` | what every agent must do | `agent` |
 //! | `in_process` | agents that reach each other in one process | `agent`, `availability` |
 //! | `nixl` | the agent over NIXL | `agent`, `availability` |
@@ -68,6 +70,7 @@ mod availability;
 mod block_set;
 mod codec;
 pub mod conformance;
+mod digest;
 mod directory;
 mod error;
 mod exchange;
@@ -78,6 +81,7 @@ mod in_process;
 mod lease;
 #[cfg(feature = "nixl")]
 mod nixl;
+mod node;
 mod registry;
 mod shapes;
 mod storage;
@@ -97,6 +101,10 @@ pub use in_process::{AgentFault, InProcessAgent, InProcessNetwork};
 pub use lease::{Lease, UnixMillis};
 #[cfg(feature = "nixl")]
 pub use nixl::NixlAgent;
+pub use node::{
+    Arrived, Export, LocalRank, NodeCounts, NodeOptions, PeerPlans, Publication, RefusedRead, RemoteBlocks,
+    RemoteError, RemoteNode,
+};
 pub use registry::{BlockSetRegistry, Imported, MAX_PEERS, RegistryError};
 pub use shapes::{ModelPart, ReadPlan, ShapeError, TransferLists};
 pub use storage::NixlStorage;

@@ -15,9 +15,11 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `run` | one seed from the first step to the last | `engine`, `plan`, `world` |
-//! | `check` | the invariants | `engine` |
-//! | `engine` | an engine that serves a synthetic trace | `plan`, `world`, `random` |
+//! | `run` | one seed from the first step to the last | `named`, `owned`, `bench`, `plan`, `world` |
+//! | `named` | an engine whose G1 is its own memory | `bench`, `plan`, `world` |
+//! | `owned` | an engine whose G1 is a pool of kvbm's | `bench`, `plan`, `world` |
+//! | `check` | the invariants | `bench` |
+//! | `bench` | what both engines share: requests, an operator, accidents | `plan`, `world`, `random` |
 //! | `plan` | what a seed decides before the first step | `world`, `random` |
 //! | `world` | ranks, disks, links, a store, and what happens next | `random` |
 //! | `random` | numbers that a seed decides | - |
@@ -25,8 +27,10 @@
 #![cfg(kvbm_sim)]
 #![forbid(unsafe_code)]
 
+mod bench;
 mod check;
-mod engine;
+mod named;
+mod owned;
 mod plan;
 mod random;
 mod run;

@@ -11,6 +11,8 @@ pub(crate) struct Setup {
     pub(crate) ranks: usize,
     /// Of G1, G2 and G3.
     pub(crate) blocks: [u32; 3],
+    /// G1 is the engine's own memory.
+    pub(crate) names_blocks: bool,
     pub(crate) has_volume: bool,
     pub(crate) chains: usize,
     pub(crate) queue_share: f64,
@@ -36,7 +38,7 @@ impl Setup {
             read: rate(&[0, 25, 200]),
             write: rate(&[0, 25, 200]),
             flush: rate(&[0, 4]),
-            land: rate(&[0, 5]),
+            land: rate(&[0, 3]),
             slow: rate(&[0, 10, 100]),
             refuse: rate(&[0, 40]),
             repeat: rate(&[0, 5]),
@@ -50,6 +52,7 @@ impl Setup {
                 4 + random.below(10) as u32,
                 if has_disk { 4 + random.below(12) as u32 } else { 0 },
             ],
+            names_blocks: random.once_in(3),
             has_volume: random.once_in(2),
             chains: 4 + random.below(8),
             queue_share: if random.once_in(3) { 0.3 } else { 1.0 },

@@ -1,6 +1,8 @@
 //! One seed from the first step to the last.
 
-use crate::engine::{Engine, Living};
+use crate::bench::{Engine, Living};
+use crate::named::NamedBlocks;
+use crate::owned::OwnedBlocks;
 use crate::plan::Setup;
 use crate::world::{State, World};
 use kvbm_plan::Epoch;
@@ -92,7 +94,12 @@ impl SeedRun {
     }
 
     fn drive(self, world: &World, setup: Setup, living: Living) {
-        let mut engine = Engine::new(world.clone(), setup, self.seed, living);
+        let world_of_engine = world.clone();
+        let mut engine: Box<dyn Engine> = if setup.names_blocks {
+            Box::new(NamedBlocks::new(world_of_engine, setup, self.seed, living))
+        } else {
+            Box::new(OwnedBlocks::new(world_of_engine, setup, self.seed, living))
+        };
         for step in 1..=self.steps {
             world.with(|state| state.step = step);
             engine.step();

@@ -1,6 +1,7 @@
 //! The agent over real NIXL. `NIXL_CAPI_LIBRARY` names the library, or it lies in one of the usual
 //! places; without it these tests fail, so that a build that moves nothing is noticed.
 
+mod kills;
 mod pitfalls;
 mod processes;
 

@@ -89,10 +89,10 @@ fn run_all(options: &Options, planted: Option<Planted>) -> Totals {
     totals.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// The first seed that finds a planted bug, and the steps until then over all seeds.
+/// The first seed, from 1 on, that finds a planted bug, and the steps until then over all seeds.
 fn find(planted: Planted, options: &Options) -> Option<(Outcome, u64)> {
     let mut steps = 0;
-    for seed in options.first.. {
+    for seed in 1.. {
         let outcome = run(SeedRun { seed, steps: options.steps, planted: Some(planted), trace: false });
         steps += outcome.steps;
         if outcome.violation.is_some() {

@@ -320,6 +320,11 @@ impl World {
         Box::new(link::Link::new(self.clone(), rank.index()))
     }
 
+    /// Workers that have died or started so far.
+    pub(crate) fn changes(&self) -> u64 {
+        self.with(|state| state.ranks.iter().map(|rank| rank.changes).sum())
+    }
+
     /// What each rank that the leader knows has in a slot of memory.
     pub(crate) fn lacks(&self, tier: Tier, slot: BlockId, bytes: Bytes) -> Option<usize> {
         self.with(|state| {

@@ -29,6 +29,8 @@ pub(crate) struct RankModel {
     pub(crate) is_given_up: bool,
     /// Counts its workers and its sessions.
     pub(super) life: u64,
+    /// Counts its deaths and starts.
+    pub(super) changes: u64,
     pub(super) line: Option<(Epoch, MessageSink)>,
     memory: [BTreeMap<BlockId, Bytes>; 2],
     pub(crate) disk: Disk,
@@ -69,6 +71,7 @@ impl RankModel {
     /// What the worker was sent is not carried out any more.
     pub(super) fn end_session(&mut self) {
         self.life += 1;
+        self.changes += 1;
         self.tasks.clear();
         self.owed.clear();
         (self.is_known, self.takes) = (false, false);
@@ -105,6 +108,7 @@ impl State {
         let model = &mut self.ranks[rank];
         let Some((epoch, _)) = model.line else { return };
         model.is_up = true;
+        model.changes += 1;
         let blocks = model.disk.open();
         self.note(|| format!("the worker of rank {rank} starts with {} blocks on its disk", blocks.len()));
         let (tier, unusable) = (Tier::G3, Vec::new());

@@ -18,6 +18,13 @@ pub(crate) struct Hold {
     writes: bool,
 }
 
+impl Hold {
+    /// Whether nothing else was done with the block between the beginnings of both.
+    pub(crate) fn is_same_content(&self, other: &Self) -> bool {
+        (self.block, self.generation) == (other.block, other.generation)
+    }
+}
+
 #[derive(Debug, Clone, Copy, Default)]
 struct Slot {
     generation: u32,

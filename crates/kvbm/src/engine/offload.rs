@@ -1,6 +1,6 @@
 //! Offloading engine blocks to G2.
 
-use super::generations::Generations;
+use super::generations::{Generations, Hold};
 use super::{Busy, Engine, EngineError, Fence, still_the_same};
 use crate::config::ONLY_GROUP;
 use crate::leader::Leader;
@@ -123,7 +123,28 @@ impl KvBlockManager<Engine> {
             .collect();
         // What events will say of them, should they arrive.
         self.events.note(&chain, first, ids.len());
-        start(&self.leader, &self.g1.blocks, ids, &identities, when)
+        start(&self.leader, &self.g1.blocks, ids, &identities, Content::Now, when)
+    }
+}
+
+/// Who says what is in the blocks of an offload.
+#[derive(Clone, Copy)]
+pub(super) enum Content<'a> {
+    /// The engine, of what is in them now.
+    Now,
+    /// The onboard that wrote them: it counts only while nothing else was done with them since.
+    Written(&'a [Hold]),
+}
+
+impl Content<'_> {
+    /// Whether blocks whose reads have just begun hold what was said.
+    fn is_there(self, reads: &[Hold]) -> bool {
+        match self {
+            Self::Now => true,
+            Self::Written(written) => {
+                written.iter().zip(reads).all(|(written, read)| written.is_same_content(read))
+            }
+        }
     }
 }
 
@@ -144,6 +165,7 @@ pub(super) fn start(
     blocks: &Arc<Generations>,
     ids: &[BlockId],
     identities: &[BlockIdentity],
+    content: Content<'_>,
     when: When,
 ) -> Result<OffloadStarted, EngineError> {
     let losses = leader.registry.losses();
@@ -155,6 +177,9 @@ pub(super) fn start(
     let holds = blocks.begin_read(ids).map_err(EngineError::Busy)?;
     // Ends the reads wherever this ends, at the latest with the transfer.
     let busy = Busy { blocks: Arc::clone(blocks), holds, over: None };
+    if !content.is_there(&busy.holds) {
+        return Ok(OffloadStarted::default());
+    }
     let arrivals = leader.registry.begin_arrivals(Tier::G2, identities)?;
     let mut started = OffloadStarted::default();
     let (mut moves, mut places, mut read) = (Vec::new(), Vec::new(), Vec::new());

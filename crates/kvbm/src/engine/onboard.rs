@@ -1,6 +1,7 @@
 //! Bringing a prefix into blocks that the engine names.
 
-use super::generations::Generations;
+use super::generations::{Generations, Hold};
+use super::offload::{Content, When};
 use super::{Busy, EngineError, Fence, offload, still_the_same};
 use crate::error::{BlockFailure, FirstOf};
 use crate::leader::Leader;
@@ -29,6 +30,8 @@ pub struct EngineOnboarding {
     transfer: PrefixTransfer,
     blocks: Arc<Generations>,
     ids: Vec<BlockId>,
+    /// What the blocks were when the copies began, in the order of `ids`.
+    holds: Vec<Hold>,
     /// Set when no copy writes to the blocks any more.
     over: Arc<Signal>,
     /// The engine gave it up.
@@ -97,7 +100,8 @@ impl EngineOnboarding {
     ) -> Result<Self, EngineError> {
         let transfer = PrefixTransfer::new(leader, prefix);
         let (over, ids) = (Arc::new(Signal::default()), ids.to_vec());
-        let mut onboarding = Self { transfer, blocks: Arc::clone(blocks), ids, over, cancelled: false };
+        let (blocks_of, holds) = (Arc::clone(blocks), Vec::new());
+        let mut onboarding = Self { transfer, blocks: blocks_of, ids, holds, over, cancelled: false };
         let Self { transfer, ids, over, .. } = &mut onboarding;
         let moves: Vec<_> = ids.iter().enumerate().map(|(at, &dst)| transfer.to(at, dst)).collect();
         if moves.is_empty() {
@@ -106,7 +110,7 @@ impl EngineOnboarding {
         }
         let holds = blocks.begin_write(ids, losses).map_err(EngineError::Busy)?;
         let changed = "was given to another use while it was written";
-        let check = still_the_same(blocks, holds.clone(), changed);
+        let (check, written) = (still_the_same(blocks, holds.clone(), changed), holds.clone());
         let busy = Busy { blocks: Arc::clone(blocks), holds, over: Some(Arc::clone(over)) };
         let destination = Destination::Unregistered;
         let mut request = transfer.request(Purpose::EngineOnboard, moves, destination, losses).hold(busy);
@@ -117,6 +121,7 @@ impl EngineOnboarding {
         request.fence = options.after;
         request.limit = options.until.map(|until| until.saturating_duration_since(kvbm_plan::clock::now()));
         transfer.handles.push(leader.transfers.start(request));
+        onboarding.holds = written;
         Ok(onboarding)
     }
 
@@ -225,17 +230,22 @@ impl EngineOnboarding {
     /// they were.
     fn promote(&self, arrived: usize) {
         let found = self.transfer.prefix.blocks().iter().take(arrived);
-        let (ids, identities): (Vec<_>, Vec<_>) = found
+        let lower = found
+            .zip(&self.holds)
             .enumerate()
-            .filter(|(_, block)| matches!(block.tier, Tier::G3 | Tier::G4))
-            .map(|(at, _)| (self.ids[at], self.transfer.identities[at]))
-            .unzip();
+            .filter(|(_, (block, _))| matches!(block.tier, Tier::G3 | Tier::G4))
+            // The engine may have given a block to another use before it looked at the outcome.
+            .filter(|(_, (_, hold))| self.blocks.is_valid(**hold))
+            .map(|(at, (_, hold))| (*hold, self.transfer.identities[at]));
+        let (holds, identities): (Vec<_>, Vec<_>) = lower.unzip();
+        let ids: Vec<_> = holds.iter().map(|hold| hold.block).collect();
         let leader = &self.transfer.leader;
         let keeps = leader.transfers.settings.keep_loaded && leader.registry.capacity(Tier::G2) > 0;
         if ids.is_empty() || !keeps {
             return;
         }
-        match offload::start(&self.transfer.leader, &self.blocks, &ids, &identities, offload::When::Now) {
+        let content = Content::Written(&holds);
+        match offload::start(leader, &self.blocks, &ids, &identities, content, When::Now) {
             Ok(started) => tracing::trace!(target: "kvbm", ?started, "onboarded blocks are copied to G2"),
             Err(error) => tracing::debug!(target: "kvbm", %error, "onboarded blocks are not copied to G2"),
         }

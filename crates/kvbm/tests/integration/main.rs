@@ -9,6 +9,7 @@ mod disk_faults;
 mod disk_shapes;
 mod disk_unwritable;
 mod engine;
+mod engine_promotion;
 mod engine_staging;
 mod engine_tickets;
 mod errors;

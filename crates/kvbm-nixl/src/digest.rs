@@ -1,0 +1,96 @@
+//! Digests that tell whether the bytes of a block have arrived, whatever the layouts of both sides.
+//!
+//! The digest of a part of a block is the sum of the hashes of its rows. A *row* is what one head
+//! holds for one token in one cell. Its hash covers the block's sequence hash, the place of the row
+//! in the model, and its bytes. Sums of parts add up, so a node can tell the digest of any range of
+//! layers and heads, and a reader computes it from what arrived in its own layout.
+
+use std::ops::Range;
+
+use kvbm_layout::{Cell, CellView};
+use kvbm_plan::{RankSlice, SequenceHash};
+use kvbm_storage::{BoundLayout, RegionBytes, StorageError};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::shapes::ModelPart;
+
+/// The digest of `part` of `block`, which lies in `bound` as the slice of a rank says. `part` lies
+/// in the slice.
+///
+/// # Errors
+/// Memory that the processor cannot read; a block that is not there.
+///
+/// # Safety
+/// Nobody may write the block meanwhile.
+pub(crate) unsafe fn digest(
+    bound: &BoundLayout,
+    slice: &RankSlice,
+    block: u32,
+    hash: &SequenceHash,
+    part: &ModelPart,
+) -> Result<u64, StorageError> {
+    let layout = &**bound.layout();
+    let mut sum = 0_u64;
+    for layer in part.layers.clone() {
+        for cell in layout.config().cells() {
+            let view = layout.block_view(block, layer - slice.first_layer, cell)?;
+            let RegionBytes::Host(region) = bound.region(view.region)? else {
+                let kind = bound.kind();
+                return Err(StorageError::NotHostAccessible { kind, operation: "digest" });
+            };
+            // SAFETY: the caller excludes writers.
+            let bytes = unsafe { region.bytes(view.offset, view.cell.span()) }?;
+            let seed = seed(hash, layer, cell);
+            let heads = heads(&view.cell, slice, part);
+            sum = sum.wrapping_add(cell_digest(bytes, &view.cell, heads, slice.heads.start, seed));
+        }
+    }
+    Ok(sum)
+}
+
+/// Heads of the layout that belong to the part. An opaque cell counts as one head, which is there
+/// whole.
+fn heads(cell: &CellView, slice: &RankSlice, part: &ModelPart) -> Range<u32> {
+    if cell.opaque {
+        0..cell.heads
+    } else {
+        part.heads.start - slice.heads.start..part.heads.end - slice.heads.start
+    }
+}
+
+/// The sum of a cell's rows.
+fn cell_digest(bytes: &[u8], cell: &CellView, heads: Range<u32>, first_head: u32, seed: u64) -> u64 {
+    let row_bytes = cell.elems as usize * cell.elem_bytes as usize;
+    let is_run = cell.elem_stride == u64::from(cell.elem_bytes);
+    let mut gathered = Vec::new();
+    let mut sum = 0_u64;
+    for token in 0..cell.tokens {
+        for head in heads.clone() {
+            let at = (u64::from(token) * cell.token_stride + u64::from(head) * cell.head_stride) as usize;
+            let row =
+                if is_run { &bytes[at..at + row_bytes] } else { gather(bytes, at, cell, &mut gathered) };
+            let place = (u64::from(token) << 32) | u64::from(first_head + head);
+            sum = sum.wrapping_add(xxh3_64_with_seed(row, seed ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+        }
+    }
+    sum
+}
+
+fn gather<'a>(bytes: &[u8], at: usize, cell: &CellView, into: &'a mut Vec<u8>) -> &'a [u8] {
+    into.clear();
+    for element in 0..cell.elems {
+        let at = at + (element * cell.elem_stride) as usize;
+        into.extend_from_slice(&bytes[at..at + cell.elem_bytes as usize]);
+    }
+    into
+}
+
+/// What binds a row to its block and its place.
+fn seed(hash: &SequenceHash, layer: u32, cell: Cell) -> u64 {
+    let cell = match cell {
+        Cell::Kv(outer) => u64::from(outer),
+        Cell::Plane(plane) => (1 << 31) | u64::from(plane),
+    };
+    let place = (u64::from(layer) << 32) | cell;
+    xxh3_64_with_seed(hash.as_bytes(), place)
+}

@@ -1,0 +1,181 @@
+//! Blocks of this node that peers may read: their memory, their hashes, and the leases on them.
+
+use std::any::Any;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvbm_plan::{BlockSetId, GroupId, LeaseId, NamespaceTag, RankSlice, SequenceHash, deadline_after};
+use kvbm_storage::{BoundLayout, StorageError};
+use parking_lot::Mutex;
+
+use crate::agent::Registration;
+use crate::digest::digest;
+use crate::shapes::{ModelPart, cover};
+
+/// Most digests of a block that are kept.
+const MAX_KEPT_DIGESTS: usize = 64;
+
+/// The memory of one rank of this process.
+#[derive(Clone, Debug)]
+pub struct LocalRank {
+    /// The part of every block that it holds.
+    pub slice: RankSlice,
+    /// Where.
+    pub bound: BoundLayout,
+}
+
+/// What a node offers of one namespace and group.
+pub(super) struct Offered {
+    pub(super) id: BlockSetId,
+    pub(super) namespace: NamespaceTag,
+    pub(super) group: GroupId,
+    pub(super) ranks: Vec<LocalRank>,
+    pub(super) published: Mutex<HashMap<SequenceHash, Arc<PublishedBlock>>>,
+    // Dropped last of all, when no lease holds a block: deregisters the memory.
+    pub(super) _registrations: Vec<Registration>,
+}
+
+/// A block that peers may read. Its bytes do not change while this lives: a lease holds it by
+/// `Arc`, after its publication has ended, too.
+pub(super) struct PublishedBlock {
+    hash: SequenceHash,
+    pub(super) block: u32,
+    digests: Mutex<Vec<(ModelPart, u64)>>,
+    // Dropped after the last lease: what keeps the bytes in place, then the memory.
+    _guard: Arc<dyn Any + Send + Sync>,
+    offered: Arc<Offered>,
+}
+
+impl PublishedBlock {
+    pub(super) fn new(
+        offered: &Arc<Offered>,
+        hash: SequenceHash,
+        block: u32,
+        guard: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self { hash, block, digests: Mutex::default(), _guard: guard, offered: Arc::clone(offered) }
+    }
+
+    /// The digest of a part of the block, over all ranks of this node that hold some of it.
+    ///
+    /// # Errors
+    /// Ranks that do not hold all of the part; memory that cannot be read.
+    pub(super) fn digest(&self, part: &ModelPart) -> Result<u64, StorageError> {
+        if let Some((_, known)) = self.digests.lock().iter().find(|(known, _)| known == part) {
+            return Ok(*known);
+        }
+        let slices: Vec<RankSlice> = self.offered.ranks.iter().map(|rank| rank.slice).collect();
+        let pieces = cover(part, &slices, 0).map_err(|_| StorageError::Invalid {
+            what: "part of a block",
+            value: part.cells(),
+            rule: "all its layers and heads have to be offered by this node",
+        })?;
+        let mut sum = 0_u64;
+        for (index, piece) in pieces {
+            let LocalRank { slice, bound } = &self.offered.ranks[index];
+            // SAFETY: `RemoteNode::publish` has been promised that nobody writes the block while
+            // this lives.
+            sum = sum.wrapping_add(unsafe { digest(bound, slice, self.block, &self.hash, &piece) }?);
+        }
+        let mut digests = self.digests.lock();
+        if digests.len() < MAX_KEPT_DIGESTS {
+            digests.push((part.clone(), sum));
+        }
+        Ok(sum)
+    }
+}
+
+/// Blocks that a peer reads.
+pub(super) struct HeldLease {
+    pub(super) peer: String,
+    pub(super) expires: Instant,
+    /// Not renewed beyond this.
+    last: Instant,
+    _blocks: Vec<Arc<PublishedBlock>>,
+}
+
+/// The leases that this node has granted.
+pub(super) struct Leases {
+    ttl: Duration,
+    longest: Duration,
+    per_peer: usize,
+    state: Mutex<LeaseState>,
+}
+
+#[derive(Default)]
+struct LeaseState {
+    next: u64,
+    held: BTreeMap<LeaseId, HeldLease>,
+}
+
+impl Leases {
+    pub(super) fn new(ttl: Duration, longest: Duration, per_peer: usize) -> Self {
+        Self { ttl, longest, per_peer, state: Mutex::default() }
+    }
+
+    pub(super) fn ttl_ms(&self) -> u64 {
+        self.ttl.as_millis() as u64
+    }
+
+    /// A lease on these blocks; `None` if the peer holds too many.
+    pub(super) fn grant(
+        &self,
+        peer: &str,
+        blocks: Vec<Arc<PublishedBlock>>,
+        now: Instant,
+    ) -> Option<LeaseId> {
+        let mut state = self.state.lock();
+        if state.held.values().filter(|lease| lease.peer == peer).count() >= self.per_peer {
+            return None;
+        }
+        state.next += 1;
+        let id = LeaseId(state.next);
+        let (expires, last) = (deadline_after(now, self.ttl), deadline_after(now, self.longest));
+        state.held.insert(id, HeldLease { peer: peer.to_owned(), expires, last, _blocks: blocks });
+        Some(id)
+    }
+
+    /// Lengthens a lease of this peer. Milliseconds that it holds from now on; `None` if it has
+    /// ended.
+    pub(super) fn renew(&self, peer: &str, id: LeaseId, now: Instant) -> Option<u64> {
+        let mut state = self.state.lock();
+        let lease = state.held.get_mut(&id).filter(|lease| lease.peer == peer && now < lease.expires)?;
+        lease.expires = deadline_after(now, self.ttl).min(lease.last);
+        Some(lease.expires.saturating_duration_since(now).as_millis() as u64)
+    }
+
+    /// Ends a lease of this peer.
+    pub(super) fn release(&self, peer: &str, id: LeaseId) {
+        let mut state = self.state.lock();
+        let is_theirs = state.held.get(&id).is_some_and(|lease| lease.peer == peer);
+        let ended = is_theirs.then(|| state.held.remove(&id));
+        // Blocks are let go outside the lock.
+        drop(state);
+        drop(ended);
+    }
+
+    /// Ends the leases that are over; how many were.
+    pub(super) fn expire(&self, now: Instant) -> u64 {
+        let mut state = self.state.lock();
+        let over: Vec<LeaseId> =
+            state.held.iter().filter(|(_, lease)| now >= lease.expires).map(|(id, _)| *id).collect();
+        let ended: Vec<_> = over.iter().filter_map(|id| state.held.remove(id)).collect();
+        drop(state);
+        ended.len() as u64
+    }
+
+    /// Ends all leases of a peer that has ended or was started again.
+    pub(super) fn revoke(&self, peer: &str) {
+        let mut state = self.state.lock();
+        let theirs: Vec<LeaseId> =
+            state.held.iter().filter(|(_, lease)| lease.peer == peer).map(|(id, _)| *id).collect();
+        let ended: Vec<_> = theirs.iter().filter_map(|id| state.held.remove(id)).collect();
+        drop(state);
+        drop(ended);
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.state.lock().held.len()
+    }
+}

@@ -1,0 +1,162 @@
+//! What nodes say to each other, as notifications of their agents.
+//!
+//! MessagePack, `[version, message]`. A message is at most [`MAX_NOTIFICATION_BYTES`] long; every
+//! list in it is bounded before it is used.
+//!
+//! [`MAX_NOTIFICATION_BYTES`]: crate::MAX_NOTIFICATION_BYTES
+
+use kvbm_plan::{Epoch, GroupId, LeaseId, NamespaceTag, SequenceHash};
+use serde::{Deserialize, Serialize};
+
+use crate::ModelPart;
+
+const VERSION: u16 = 1;
+
+/// Most blocks that one request asks for.
+pub(crate) const MAX_BLOCKS: usize = 1024;
+
+/// Most parts of each block that a request asks digests of: one for each rank of the reader.
+pub(crate) const MAX_PARTS: usize = 64;
+
+/// Most digests of an answer, so that it fits into a notification.
+pub(crate) const MAX_DIGESTS: usize = 16 << 10;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Message {
+    /// Reader to owner: hold the longest prefix of these blocks for me.
+    Ask {
+        request: u64,
+        epoch: Epoch,
+        namespace: NamespaceTag,
+        group: GroupId,
+        hashes: Vec<SequenceHash>,
+        parts: Vec<ModelPart>,
+    },
+    /// Owner to reader: these blocks (by slot) are held. `digests` are by block, then by part.
+    Grant { request: u64, lease: LeaseId, ttl_ms: u64, blocks: Vec<u32>, digests: Vec<u64> },
+    /// Owner to reader: nothing is held.
+    Refuse { request: u64, why: RefusedRead },
+    /// Reader to owner: I am still reading.
+    Renew { lease: LeaseId },
+    /// Owner to reader: the lease goes on for this long from your `Renew`.
+    Renewed { lease: LeaseId, ttl_ms: u64 },
+    /// Owner to reader: there is no such lease any more.
+    Ended { lease: LeaseId },
+    /// Reader to owner: I have what I need.
+    Release { lease: LeaseId },
+}
+
+/// Why an owner holds nothing for a reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RefusedRead {
+    /// The owner has been started again since the reader imported its announcement.
+    Epoch,
+    /// The owner does not offer this namespace and group any more.
+    NotOffered,
+    /// The reader, or all readers together, hold too many leases.
+    TooManyLeases,
+    /// The owner cannot compute digests of its memory.
+    Unreadable,
+    /// The request is out of its bounds.
+    Malformed,
+}
+
+impl std::fmt::Display for RefusedRead {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Epoch => "it has been started again; import its announcement again",
+            Self::NotOffered => "it does not offer this namespace and group; import its announcement again",
+            Self::TooManyLeases => "too many leases are held; release some, or try another holder",
+            Self::Unreadable => "it cannot read its own memory to compute digests",
+            Self::Malformed => "it finds the request malformed; run the same kvbm version on both sides",
+        })
+    }
+}
+
+/// Bytes of a message.
+pub(crate) fn encode(message: &Message) -> Vec<u8> {
+    // Plain data into a vector: nothing to fail.
+    rmp_serde::to_vec(&(VERSION, message)).unwrap_or_default()
+}
+
+/// A peer's message; `None` if it is of another version, malformed, or out of bounds.
+pub(crate) fn decode(bytes: &[u8]) -> Option<Message> {
+    if bytes.len() > crate::MAX_NOTIFICATION_BYTES {
+        return None;
+    }
+    let (version, message): (u16, Message) = rmp_serde::from_slice(bytes).ok()?;
+    (version == VERSION && is_bounded(&message)).then_some(message)
+}
+
+fn is_bounded(message: &Message) -> bool {
+    match message {
+        Message::Ask { hashes, parts, .. } => {
+            let is_part = |part: &ModelPart| !part.layers.is_empty() && !part.heads.is_empty();
+            hashes.len() <= MAX_BLOCKS
+                && (1..=MAX_PARTS).contains(&parts.len())
+                && hashes.len() * parts.len() <= MAX_DIGESTS
+                && parts.iter().all(is_part)
+        }
+        Message::Grant { blocks, digests, .. } => blocks.len() <= MAX_BLOCKS && digests.len() <= MAX_DIGESTS,
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn part() -> ModelPart {
+        ModelPart { layers: 0..4, heads: 0..2 }
+    }
+
+    fn ask(blocks: usize, parts: usize) -> Message {
+        Message::Ask {
+            request: 7,
+            epoch: Epoch(3),
+            namespace: NamespaceTag::from_bytes([1; 16]),
+            group: GroupId(0),
+            hashes: vec![SequenceHash::from_bytes([2; 16]); blocks],
+            parts: vec![part(); parts],
+        }
+    }
+
+    #[test]
+    fn messages_round_trip_and_fit_a_notification() {
+        let digests = vec![u64::MAX; MAX_DIGESTS];
+        let blocks = vec![u32::MAX; MAX_BLOCKS];
+        let grant = Message::Grant { request: u64::MAX, lease: LeaseId(1), ttl_ms: 9, blocks, digests };
+        for message in [ask(MAX_BLOCKS, 16), grant, Message::Ended { lease: LeaseId(4) }] {
+            let bytes = encode(&message);
+            assert!(bytes.len() <= crate::MAX_NOTIFICATION_BYTES, "{}", bytes.len());
+            assert_eq!(decode(&bytes), Some(message));
+        }
+    }
+
+    #[test]
+    fn what_is_out_of_bounds_is_refused() {
+        for message in [ask(MAX_BLOCKS + 1, 1), ask(1, 0), ask(1, MAX_PARTS + 1), ask(MAX_BLOCKS, 17)] {
+            assert_eq!(decode(&encode(&message)), None);
+        }
+        let bytes = rmp_serde::to_vec(&(VERSION + 1, Message::Release { lease: LeaseId(1) })).unwrap();
+        assert_eq!(decode(&bytes), None, "another version");
+    }
+
+    proptest! {
+        #[test]
+        fn hostile_bytes_are_no_message_or_a_bounded_one(
+            cut in any::<prop::sample::Index>(),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        ) {
+            let mut bytes = encode(&ask(3, 2));
+            for (at, value) in changes {
+                let at = at.index(bytes.len());
+                bytes[at] = value;
+            }
+            prop_assert!(decode(&bytes).is_none_or(|message| is_bounded(&message)));
+            bytes.truncate(cut.index(bytes.len()));
+            prop_assert!(decode(&bytes).is_none_or(|message| is_bounded(&message)));
+        }
+    }
+}

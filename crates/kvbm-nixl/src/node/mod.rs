@@ -1,0 +1,534 @@
+//! A node among peers: it offers blocks under leases, and reads the blocks of others.
+//!
+//! A thread takes the agent's notifications, answers readers, ends leases that are over, and renews
+//! the leases that this node holds on its peers' blocks.
+//!
+//! # Order
+//! A block that is published is dropped in this order: no new lease is granted; the leases on it
+//! end, because their readers release them or time is over; what keeps the bytes in place is
+//! dropped; the memory is deregistered after the last block.
+
+mod error;
+mod export;
+mod messages;
+mod pump;
+mod remote_blocks;
+
+use std::any::Any;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kvbm_plan::{BlockSetId, Epoch, GroupId, LeaseId, NamespaceTag, NodeId, SequenceHash, deadline_after};
+use parking_lot::{Mutex, RwLock};
+
+use crate::agent::RemoteAgent;
+use crate::{
+    BlockSet, BlockSetRegistry, Imported, Lease, NixlEnabledStorage, NodeAnnouncement, ReadPlan, UnixMillis,
+};
+
+pub use error::RemoteError;
+pub use export::LocalRank;
+use export::{Leases, Offered, PublishedBlock};
+pub use messages::RefusedRead;
+use messages::{MAX_BLOCKS, MAX_DIGESTS, MAX_PARTS, Message};
+pub use remote_blocks::{Arrived, PeerPlans, RemoteBlocks};
+
+/// Most answers that are waited for at a time.
+const MAX_WAITING: usize = 1024;
+
+/// How a node behaves.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// The node, unique in the deployment.
+    pub node: NodeId,
+    /// This life of it: larger after every start.
+    pub epoch: Epoch,
+    /// How long a lease holds without a renewal: 100 ms to 10 minutes.
+    pub lease: Duration,
+    /// How long a lease holds with renewals: at least as long.
+    pub longest_lease: Duration,
+    /// Most leases that one peer may hold.
+    pub leases_per_peer: usize,
+}
+
+impl NodeOptions {
+    /// Leases of 5 s, of up to 5 minutes with renewals, 256 a peer.
+    pub fn new(node: NodeId, epoch: Epoch) -> Self {
+        let (lease, longest_lease) = (Duration::from_secs(5), Duration::from_secs(300));
+        Self { node, epoch, lease, longest_lease, leases_per_peer: 256 }
+    }
+
+    fn validate(&self) -> Result<(), RemoteError> {
+        let refuse = |option, value: String, rule| Err(RemoteError::Option { option, value, rule });
+        if !(Duration::from_millis(100)..=Duration::from_secs(600)).contains(&self.lease) {
+            return refuse("lease", format!("{:?}", self.lease), "give 100 ms to 10 minutes");
+        }
+        if self.longest_lease < self.lease {
+            let rule = "give at least as long as `lease`";
+            return refuse("longest_lease", format!("{:?}", self.longest_lease), rule);
+        }
+        if self.leases_per_peer == 0 {
+            return refuse("leases_per_peer", "0".to_owned(), "give at least 1");
+        }
+        Ok(())
+    }
+}
+
+/// What has happened on a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeCounts {
+    /// Leases granted to peers.
+    pub leases_granted: u64,
+    /// Leases that ended because their reader did not renew them.
+    pub leases_expired: u64,
+    /// Leases that are held now.
+    pub leases_held: u64,
+    /// Requests that were refused.
+    pub refused: u64,
+    /// Messages of agents that no imported announcement names. They are not answered.
+    pub strangers: u64,
+    /// Messages that are malformed, or of another version.
+    pub malformed: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    granted: AtomicU64,
+    expired: AtomicU64,
+    refused: AtomicU64,
+    strangers: AtomicU64,
+    malformed: AtomicU64,
+}
+
+/// A node: cheap to clone, ends with its last clone.
+#[derive(Clone)]
+pub struct RemoteNode {
+    // Dropped first: ends the thread.
+    _pump: Arc<Pump>,
+    shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    agent: Arc<dyn RemoteAgent>,
+    options: NodeOptions,
+    registry: BlockSetRegistry,
+    offered: RwLock<BTreeMap<BlockSetId, Arc<Offered>>>,
+    leases: Leases,
+    /// Leases that this node holds: until when, by our clock.
+    held: Mutex<HashMap<(NodeId, LeaseId), Held>>,
+    waiting: Mutex<HashMap<u64, Waiting>>,
+    next: AtomicU64,
+    sequence: AtomicU64,
+    stop: AtomicBool,
+    counters: Counters,
+}
+
+/// A lease on a peer's blocks.
+struct Held {
+    agent: String,
+    validity: Arc<Mutex<Instant>>,
+    /// When the renewal under way was sent.
+    asked: Option<Instant>,
+    renew_at: Instant,
+    ttl: Duration,
+}
+
+/// A request without an answer yet.
+struct Waiting {
+    agent: String,
+    answer: SyncSender<Message>,
+}
+
+/// The thread; ends when this is dropped.
+struct Pump {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Drop for Pump {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.lock().take() {
+            // The thread waits for nothing longer than its tick. Its panic is reported already.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Blocks that a node offers while this lives. See the module's documentation for the order in
+/// which they end.
+#[must_use = "dropping it withdraws the blocks"]
+pub struct Export {
+    shared: Arc<Shared>,
+    offered: Arc<Offered>,
+}
+
+/// One or more published blocks: peers find them while this lives.
+#[must_use = "dropping it unpublishes the blocks"]
+pub struct Publication {
+    offered: Arc<Offered>,
+    blocks: Vec<(SequenceHash, Arc<PublishedBlock>)>,
+}
+
+impl RemoteNode {
+    /// Starts a node over an agent.
+    ///
+    /// # Errors
+    /// [`RemoteError::Option`], [`RemoteError::Thread`].
+    pub fn start(agent: Arc<dyn RemoteAgent>, options: NodeOptions) -> Result<Self, RemoteError> {
+        options.validate()?;
+        let leases = Leases::new(options.lease, options.longest_lease, options.leases_per_peer);
+        let shared = Arc::new(Shared {
+            agent,
+            options,
+            registry: BlockSetRegistry::default(),
+            offered: RwLock::default(),
+            leases,
+            held: Mutex::default(),
+            waiting: Mutex::default(),
+            next: AtomicU64::new(1),
+            sequence: AtomicU64::new(1),
+            stop: AtomicBool::new(false),
+            counters: Counters::default(),
+        });
+        let of_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("kvbm-remote".to_owned());
+        let thread = thread
+            .spawn(move || pump::run(&of_thread))
+            .map_err(|error| RemoteError::Thread(error.to_string()))?;
+        let pump = Arc::new(Pump { shared: Arc::clone(&shared), thread: Mutex::new(Some(thread)) });
+        Ok(Self { _pump: pump, shared })
+    }
+
+    /// The node's id.
+    pub fn node(&self) -> NodeId {
+        self.shared.options.node
+    }
+
+    /// Offers the blocks of these ranks, whose memory is registered with the agent. Peers see it in
+    /// the next [`announcement`](Self::announcement).
+    ///
+    /// # Errors
+    /// [`RemoteError::Agent`], [`RemoteError::Storage`] for memory without a portable description.
+    pub fn export_local_blockset(
+        &self,
+        namespace: NamespaceTag,
+        group: GroupId,
+        ranks: Vec<LocalRank>,
+    ) -> Result<Export, RemoteError> {
+        let registrations = ranks.iter().map(|rank| rank.bound.nixl_register(&*self.shared.agent));
+        let registrations = registrations.collect::<Result<Vec<_>, _>>()?;
+        for rank in &ranks {
+            rank.bound.describe().map_err(|error| RemoteError::Storage(error.to_string()))?;
+        }
+        let id = BlockSetId(self.shared.next.fetch_add(1, Ordering::Relaxed));
+        let published = Mutex::default();
+        let offered = Offered { id, namespace, group, ranks, published, _registrations: registrations };
+        let offered = Arc::new(offered);
+        self.shared.offered.write().insert(id, Arc::clone(&offered));
+        self.shared.sequence.fetch_add(1, Ordering::AcqRel);
+        Ok(Export { shared: Arc::clone(&self.shared), offered })
+    }
+
+    /// What peers have to import to read from this node, and to be answered by it.
+    ///
+    /// # Errors
+    /// [`RemoteError::Agent`], [`RemoteError::Storage`].
+    pub fn announcement(&self) -> Result<NodeAnnouncement, RemoteError> {
+        let shared = &self.shared;
+        let sequence = shared.sequence.load(Ordering::Acquire);
+        let offered: Vec<Arc<Offered>> = shared.offered.read().values().cloned().collect();
+        let mut sets = Vec::new();
+        for offered in &offered {
+            for rank in &offered.ranks {
+                sets.push(self.block_set(offered, rank)?);
+            }
+        }
+        Ok(NodeAnnouncement {
+            node: shared.options.node,
+            epoch: shared.options.epoch,
+            sequence,
+            agent: shared.agent.name().to_owned(),
+            agent_metadata: shared.agent.metadata()?,
+            sets,
+        })
+    }
+
+    fn block_set(&self, offered: &Offered, rank: &LocalRank) -> Result<BlockSet, RemoteError> {
+        let layout = rank.bound.describe().map_err(|error| RemoteError::Storage(error.to_string()))?;
+        Ok(BlockSet {
+            id: offered.id,
+            namespace: offered.namespace,
+            group: offered.group,
+            node: self.shared.options.node,
+            slice: rank.slice,
+            layout,
+            agent: self.shared.agent.name().to_owned(),
+            // All sets of a node are reached through the one agent of its announcement.
+            agent_metadata: Vec::new(),
+            // Readers ask for a lease of their own; the set itself does not expire.
+            lease: Lease { id: LeaseId(0), expires: UnixMillis(u64::MAX) },
+        })
+    }
+
+    /// Takes a peer's announcement. Its block sets and its agent change at once, or not at all.
+    ///
+    /// # Errors
+    /// [`RemoteError::Registry`], [`RemoteError::Agent`].
+    pub fn import_remote_blockset(&self, bytes: &[u8]) -> Result<(NodeId, Imported), RemoteError> {
+        let shared = &self.shared;
+        let announcement = NodeAnnouncement::decode(bytes).map_err(crate::RegistryError::from)?;
+        let node = announcement.node;
+        if node == shared.options.node {
+            return Err(RemoteError::Ourselves { node });
+        }
+        let known = shared.registry.get(node);
+        let is_news = known
+            .as_ref()
+            .is_none_or(|known| (known.epoch, known.sequence) < (announcement.epoch, announcement.sequence));
+        if is_news {
+            if let Some(known) = known.filter(|known| known.epoch < announcement.epoch) {
+                // Its earlier life reads nothing any more, and its memory is gone.
+                shared.leases.revoke(&known.agent);
+                shared.agent.forget_peer(&known.agent)?;
+            }
+            shared.agent.add_peer(&announcement.agent_metadata)?;
+        }
+        Ok(shared.registry.import_remote_blockset(bytes)?)
+    }
+
+    /// Forgets a peer: nothing more is read from it, and its leases end.
+    ///
+    /// # Errors
+    /// [`RemoteError::Agent`].
+    pub fn forget(&self, node: NodeId) -> Result<(), RemoteError> {
+        if let Some(known) = self.shared.registry.get(node) {
+            self.shared.registry.remove(node, known.epoch);
+            self.shared.leases.revoke(&known.agent);
+            self.shared.agent.forget_peer(&known.agent)?;
+        }
+        Ok(())
+    }
+
+    /// The peers that are known.
+    pub fn peers(&self) -> Vec<Arc<NodeAnnouncement>> {
+        self.shared.registry.all()
+    }
+
+    /// How our ranks read a peer's blocks.
+    ///
+    /// # Errors
+    /// [`RemoteError::UnknownNode`], [`RemoteError::Shape`] with what does not fit.
+    pub fn plan_reads(
+        &self,
+        peer: NodeId,
+        namespace: NamespaceTag,
+        group: GroupId,
+        ranks: &[LocalRank],
+    ) -> Result<Arc<PeerPlans>, RemoteError> {
+        let peer = self.shared.registry.get(peer).ok_or(RemoteError::UnknownNode { node: peer })?;
+        if !(1..=MAX_PARTS).contains(&ranks.len()) {
+            let (option, rule) = ("ranks", "give 1 to 64 ranks of this process");
+            return Err(RemoteError::Option { option, value: ranks.len().to_string(), rule });
+        }
+        let sets = peer.sets_of(&namespace, group);
+        let plan = |rank: &LocalRank| -> Result<_, RemoteError> {
+            Ok((rank.clone(), ReadPlan::new(&rank.slice, &rank.bound, group, &sets)?))
+        };
+        let ranks = ranks.iter().map(plan).collect::<Result<_, _>>()?;
+        Ok(Arc::new(PeerPlans { peer, namespace, group, ranks }))
+    }
+
+    /// Asks a peer to hold the longest prefix that it has of these blocks (up to 1024), for
+    /// reading.
+    ///
+    /// # Errors
+    /// [`RemoteError::NoAnswer`] at the deadline, [`RemoteError::Refused`], [`RemoteError::Agent`].
+    pub fn get_remote_blocks_immutable(
+        &self,
+        plans: &Arc<PeerPlans>,
+        hashes: &[SequenceHash],
+        deadline: Instant,
+    ) -> Result<RemoteBlocks, RemoteError> {
+        let parts = plans.parts();
+        let most = MAX_BLOCKS.min(MAX_DIGESTS / parts.len());
+        let hashes = &hashes[..hashes.len().min(most)];
+        let (node, agent) = (plans.node(), &plans.peer.agent);
+        let request = self.shared.next.fetch_add(1, Ordering::Relaxed);
+        let ask = Message::Ask {
+            request,
+            epoch: plans.peer.epoch,
+            namespace: plans.namespace,
+            group: plans.group,
+            hashes: hashes.to_vec(),
+            parts,
+        };
+        // The lease counts from before the peer grants it, so that ours ends first.
+        let asked = Instant::now();
+        let (lease, ttl, blocks, digests) = match self.ask(node, agent, request, &ask, deadline)? {
+            Message::Grant { lease, ttl_ms, blocks, digests, .. } => {
+                (lease, Duration::from_millis(ttl_ms), blocks, digests)
+            }
+            Message::Refuse { why, .. } => return Err(RemoteError::Refused { node, why }),
+            _ => return Err(RemoteError::Malformed { node }),
+        };
+        let validity = Arc::new(Mutex::new(deadline_after(asked, ttl)));
+        let remote = RemoteBlocks {
+            shared: Arc::clone(&self.shared),
+            plans: Arc::clone(plans),
+            lease,
+            validity: Arc::clone(&validity),
+            hashes: hashes[..blocks.len().min(hashes.len())].to_vec(),
+            blocks,
+            digests,
+        };
+        // Dropping it releases the lease.
+        if remote.blocks.len() > hashes.len()
+            || remote.digests.len() != remote.blocks.len() * plans.ranks.len()
+        {
+            return Err(RemoteError::Malformed { node });
+        }
+        let renew_at = deadline_after(asked, ttl / 3);
+        let held = Held { agent: agent.clone(), validity, asked: None, renew_at, ttl };
+        self.shared.held.lock().insert((node, lease), held);
+        Ok(remote)
+    }
+
+    fn ask(
+        &self,
+        node: NodeId,
+        agent: &str,
+        request: u64,
+        ask: &Message,
+        deadline: Instant,
+    ) -> Result<Message, RemoteError> {
+        let (answer, answers) = sync_channel(1);
+        {
+            let mut waiting = self.shared.waiting.lock();
+            if waiting.len() >= MAX_WAITING {
+                return Err(RemoteError::TooManyRequests { waiting: waiting.len() });
+            }
+            waiting.insert(request, Waiting { agent: agent.to_owned(), answer });
+        }
+        let sent = self.shared.send(agent, ask);
+        let received = sent.and_then(|()| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            answers.recv_timeout(left).map_err(|error| match error {
+                RecvTimeoutError::Timeout => RemoteError::NoAnswer { node },
+                RecvTimeoutError::Disconnected => RemoteError::Thread("the node has ended".to_owned()),
+            })
+        });
+        self.shared.waiting.lock().remove(&request);
+        received
+    }
+
+    /// What has happened so far.
+    pub fn counts(&self) -> NodeCounts {
+        let counters = &self.shared.counters;
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        NodeCounts {
+            leases_granted: of(&counters.granted),
+            leases_expired: of(&counters.expired),
+            leases_held: self.shared.leases.count() as u64,
+            refused: of(&counters.refused),
+            strangers: of(&counters.strangers),
+            malformed: of(&counters.malformed),
+        }
+    }
+}
+
+impl Shared {
+    fn send(&self, agent: &str, message: &Message) -> Result<(), RemoteError> {
+        Ok(self.agent.notify(agent, &messages::encode(message))?)
+    }
+}
+
+impl Export {
+    /// Publishes blocks: (sequence hash, slot, the same on every rank). `guard` keeps the bytes in
+    /// place; it is dropped when the publication and all leases have ended. A hash that is
+    /// published already is left as it is.
+    ///
+    /// # Errors
+    /// [`RemoteError::Storage`] for a slot outside the layout, or memory that cannot be read.
+    ///
+    /// # Safety
+    /// Until `guard` is dropped, nobody may write these slots on any rank.
+    pub unsafe fn publish(
+        &self,
+        blocks: &[(SequenceHash, u32)],
+        guard: &Arc<dyn Any + Send + Sync>,
+    ) -> Result<Publication, RemoteError> {
+        let mut publication = Publication { offered: Arc::clone(&self.offered), blocks: Vec::new() };
+        for (hash, block) in blocks {
+            let new = Arc::new(PublishedBlock::new(&self.offered, *hash, *block, Arc::clone(guard)));
+            for rank in &self.offered.ranks {
+                let part = crate::ModelPart::of(&rank.slice);
+                new.digest(&part).map_err(|error| RemoteError::Storage(error.to_string()))?;
+            }
+            let mut published = self.offered.published.lock();
+            if !published.contains_key(hash) {
+                published.insert(*hash, Arc::clone(&new));
+                publication.blocks.push((*hash, new));
+            }
+        }
+        Ok(publication)
+    }
+
+    /// Blocks that are published now.
+    pub fn len(&self) -> usize {
+        self.offered.published.lock().len()
+    }
+
+    /// Whether nothing is published.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        let offered = self.shared.offered.write().remove(&self.offered.id);
+        let blocks = std::mem::take(&mut *self.offered.published.lock());
+        self.shared.sequence.fetch_add(1, Ordering::AcqRel);
+        // Blocks are let go outside the locks.
+        drop((offered, blocks));
+    }
+}
+
+impl Drop for Publication {
+    fn drop(&mut self) {
+        let mut published = self.offered.published.lock();
+        let mut gone = Vec::with_capacity(self.blocks.len());
+        for (hash, block) in &self.blocks {
+            if published.get(hash).is_some_and(|known| Arc::ptr_eq(known, block)) {
+                gone.extend(published.remove(hash));
+            }
+        }
+        // Blocks are let go outside the lock.
+        drop(published);
+        drop(gone);
+    }
+}
+
+impl fmt::Debug for RemoteNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RemoteNode({} over {:?})", self.node(), self.shared.agent)
+    }
+}
+
+impl fmt::Debug for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Export({}, {} blocks)", self.offered.id, self.len())
+    }
+}
+
+impl fmt::Debug for Publication {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Publication({} blocks)", self.blocks.len())
+    }
+}

@@ -1,0 +1,158 @@
+//! The node's thread: it takes messages, answers them, and keeps time.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use kvbm_plan::{GroupId, LeaseId, NamespaceTag, NodeId, SequenceHash, deadline_after};
+
+use super::messages::{self, Message, RefusedRead};
+use super::{Offered, PublishedBlock, Shared};
+use crate::ModelPart;
+use crate::agent::Notification;
+
+/// Pause between looks for messages while some have come recently, and otherwise.
+const BUSY: Duration = Duration::from_micros(200);
+const IDLE: Duration = Duration::from_millis(2);
+
+/// How long messages count as recent.
+const RECENT: Duration = Duration::from_millis(100);
+
+/// Runs until the node ends.
+pub(super) fn run(shared: &Arc<Shared>) {
+    let mut last = Instant::now();
+    while !shared.stop.load(Ordering::Acquire) {
+        let now = Instant::now();
+        // An agent that fails to give messages is asked again; readers meet their deadlines.
+        for Notification { from, message } in shared.agent.notifications().unwrap_or_default() {
+            last = now;
+            shared.handle(&from, &message);
+        }
+        let expired = shared.leases.expire(now);
+        shared.counters.expired.fetch_add(expired, Ordering::Relaxed);
+        shared.renew_held(now);
+        let is_busy = now.duration_since(last) < RECENT || !shared.waiting.lock().is_empty();
+        std::thread::sleep(if is_busy { BUSY } else { IDLE });
+    }
+}
+
+impl Shared {
+    fn handle(&self, from: &str, bytes: &[u8]) {
+        let Some(peer) = self.registry.node_of(from) else {
+            self.counters.strangers.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let Some(message) = messages::decode(bytes) else {
+            self.counters.malformed.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let now = Instant::now();
+        match message {
+            Message::Ask { request, epoch, namespace, group, hashes, parts } => {
+                let answer = if epoch == self.options.epoch {
+                    self.hold(from, request, (namespace, group), &hashes, &parts)
+                } else {
+                    Err(RefusedRead::Epoch)
+                };
+                let answer = answer.unwrap_or_else(|why| {
+                    self.counters.refused.fetch_add(1, Ordering::Relaxed);
+                    Message::Refuse { request, why }
+                });
+                self.answer(from, &answer);
+            }
+            Message::Renew { lease } => {
+                let answer = match self.leases.renew(from, lease, now) {
+                    Some(ttl_ms) => Message::Renewed { lease, ttl_ms },
+                    None => Message::Ended { lease },
+                };
+                self.answer(from, &answer);
+            }
+            Message::Release { lease } => self.leases.release(from, lease),
+            Message::Renewed { lease, ttl_ms } => self.renewed(peer.node, lease, ttl_ms),
+            Message::Ended { lease } => {
+                // The reader finds that its lease has ended.
+                if let Some(held) = self.held.lock().remove(&(peer.node, lease)) {
+                    *held.validity.lock() = now;
+                }
+            }
+            Message::Grant { request, .. } | Message::Refuse { request, .. } => {
+                self.deliver(from, request, message);
+            }
+        }
+    }
+
+    /// Sends an answer. A reader that does not get it meets its deadline.
+    fn answer(&self, to: &str, answer: &Message) {
+        let _ = self.send(to, answer);
+    }
+
+    /// Gives an answer to the request that waits for it, if it is of the peer that was asked. An
+    /// answer that comes too late ends its lease.
+    fn deliver(&self, from: &str, request: u64, message: Message) {
+        let waiting = {
+            let mut waiting = self.waiting.lock();
+            let is_asked = waiting.get(&request).is_some_and(|waiting| waiting.agent == from);
+            is_asked.then(|| waiting.remove(&request)).flatten()
+        };
+        let lease = match &message {
+            Message::Grant { lease, .. } => Some(*lease),
+            _ => None,
+        };
+        let delivered = waiting.is_some_and(|waiting| waiting.answer.try_send(message).is_ok());
+        if let Some(lease) = lease.filter(|_| !delivered) {
+            self.answer(from, &Message::Release { lease });
+        }
+    }
+
+    /// A lease on the longest prefix that is published, and its digests.
+    fn hold(
+        &self,
+        peer: &str,
+        request: u64,
+        (namespace, group): (NamespaceTag, GroupId),
+        hashes: &[SequenceHash],
+        parts: &[ModelPart],
+    ) -> Result<Message, RefusedRead> {
+        let is_wanted = |offered: &&Arc<Offered>| offered.namespace == namespace && offered.group == group;
+        let offered = self.offered.read().values().find(is_wanted).cloned().ok_or(RefusedRead::NotOffered)?;
+        let blocks: Vec<Arc<PublishedBlock>> = {
+            let published = offered.published.lock();
+            hashes.iter().map_while(|hash| published.get(hash).cloned()).collect()
+        };
+        let mut digests = Vec::with_capacity(blocks.len() * parts.len());
+        for block in &blocks {
+            for part in parts {
+                digests.push(block.digest(part).map_err(|_| RefusedRead::Unreadable)?);
+            }
+        }
+        let slots = blocks.iter().map(|block| block.block).collect();
+        let lease = self.leases.grant(peer, blocks, Instant::now()).ok_or(RefusedRead::TooManyLeases)?;
+        self.counters.granted.fetch_add(1, Ordering::Relaxed);
+        Ok(Message::Grant { request, lease, ttl_ms: self.leases.ttl_ms(), blocks: slots, digests })
+    }
+
+    /// Renews the leases that this node holds, when a third of their time is over.
+    fn renew_held(&self, now: Instant) {
+        let mut due = Vec::new();
+        for ((_, lease), held) in self.held.lock().iter_mut() {
+            if now >= held.renew_at {
+                held.renew_at = deadline_after(now, held.ttl / 3);
+                // The answer counts from the first question that it may belong to.
+                held.asked.get_or_insert(now);
+                due.push((held.agent.clone(), *lease));
+            }
+        }
+        for (agent, lease) in due {
+            self.answer(&agent, &Message::Renew { lease });
+        }
+    }
+
+    /// A peer holds a lease for longer, counted from when that was asked for.
+    fn renewed(&self, node: NodeId, lease: LeaseId, ttl_ms: u64) {
+        if let Some(held) = self.held.lock().get_mut(&(node, lease))
+            && let Some(asked) = held.asked.take()
+        {
+            *held.validity.lock() = deadline_after(asked, Duration::from_millis(ttl_ms).min(held.ttl));
+        }
+    }
+}

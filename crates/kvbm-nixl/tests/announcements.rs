@@ -1,0 +1,116 @@
+//! Announcements survive the journey; anything else is refused. A folder of them is its owner's.
+
+use std::os::unix::fs::PermissionsExt;
+
+use crc_fast::{CrcAlgorithm, checksum};
+use kvbm_nixl::{
+    BlockSetRegistry, DirectoryError, FileDirectory, ImportError, Imported, NodeAnnouncement, RegistryError,
+};
+use kvbm_plan::{Epoch, NodeId};
+use proptest::prelude::*;
+
+fn announcement(epoch: u64, sequence: u64) -> NodeAnnouncement {
+    NodeAnnouncement {
+        node: NodeId(7),
+        epoch: Epoch(epoch),
+        sequence,
+        agent: "node-7".into(),
+        agent_metadata: vec![0, 255, 3],
+        sets: Vec::new(),
+    }
+}
+
+fn encoded(announcement: &NodeAnnouncement) -> Vec<u8> {
+    announcement.encode().expect("a sound announcement")
+}
+
+/// Puts the right checksum at the end, as a hostile node would.
+fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+    let body = bytes.len() - 8;
+    let sum = checksum(CrcAlgorithm::Crc64Nvme, &bytes[..body]);
+    bytes[body..].copy_from_slice(&sum.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn golden_bytes() {
+    let mut expected = b"kvbmnode\x01\0\0\0\x07\0\0\0".to_vec();
+    expected.extend(b"\x03\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0");
+    expected.extend(b"\x06\0node-7\x03\0\0\0\x00\xff\x03");
+    expected.extend([0; 8]);
+    let expected = sealed(expected);
+    assert_eq!(encoded(&announcement(3, 5)), expected);
+    assert_eq!(NodeAnnouncement::decode(&expected), Ok(announcement(3, 5)));
+}
+
+#[test]
+fn every_cut_and_every_flipped_bit_is_refused() {
+    let bytes = encoded(&announcement(1, 1));
+    for length in 0..bytes.len() {
+        assert!(NodeAnnouncement::decode(&bytes[..length]).is_err(), "{length}");
+    }
+    for bit in 0..bytes.len() * 8 {
+        let mut damaged = bytes.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        assert!(NodeAnnouncement::decode(&damaged).is_err(), "bit {bit}");
+    }
+    let mut many = bytes;
+    many[10..12].copy_from_slice(&300_u16.to_le_bytes());
+    let error = NodeAnnouncement::decode(&sealed(many)).expect_err("too many sets");
+    assert!(matches!(error, ImportError::Field { field: "number of block sets", .. }), "{error}");
+}
+
+#[test]
+fn a_registry_keeps_the_newest_life_of_each_node() {
+    let registry = BlockSetRegistry::default();
+    let import = |epoch, sequence| registry.import_remote_blockset(&encoded(&announcement(epoch, sequence)));
+    assert_eq!(import(2, 1), Ok((NodeId(7), Imported::New)));
+    assert_eq!(import(2, 1), Ok((NodeId(7), Imported::Known)));
+    assert_eq!(import(2, 3), Ok((NodeId(7), Imported::Newer)));
+    for (epoch, sequence) in [(2, 2), (1, 9)] {
+        let error = import(epoch, sequence).expect_err("older");
+        assert!(matches!(error, RegistryError::Stale { .. }), "{error}");
+    }
+    assert_eq!(import(3, 1), Ok((NodeId(7), Imported::Restarted)));
+    assert!(!registry.remove(NodeId(7), Epoch(2)), "an older life says nothing about the newer one");
+    assert!(registry.remove(NodeId(7), Epoch(3)) && registry.get(NodeId(7)).is_none());
+}
+
+#[test]
+fn a_folder_is_private_and_holds_the_last_announcement_of_each_node() {
+    let parent = tempfile::tempdir().expect("a folder");
+    let folder = parent.path().join("nodes");
+    let directory = FileDirectory::open(&folder).expect("a new folder");
+    assert_eq!(std::fs::metadata(&folder).expect("made").permissions().mode() & 0o777, 0o700);
+    directory.publish(&announcement(1, 1)).expect("published");
+    directory.publish(&announcement(1, 2)).expect("published again");
+    std::fs::write(folder.join("notes.txt"), "not ours").expect("a file");
+    let found = directory.announcements().expect("a list");
+    assert_eq!(found, [("node-7.kvbm".to_owned(), encoded(&announcement(1, 2)))]);
+    let mode = std::fs::metadata(folder.join("node-7.kvbm")).expect("a file").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    directory.withdraw(NodeId(7)).expect("withdrawn");
+    directory.withdraw(NodeId(7)).expect("it is gone already");
+    assert!(directory.announcements().expect("a list").is_empty());
+
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o770)).expect("a mode");
+    let error = FileDirectory::open(&folder).expect_err("others may write there");
+    assert!(matches!(error, DirectoryError::Open { mode: 0o770, .. }), "{error}");
+}
+
+proptest! {
+    #[test]
+    fn sealed_mutations_never_panic_and_have_one_form(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+    ) {
+        let mut bytes = encoded(&announcement(1, 1));
+        let body = bytes.len() - 8;
+        for (at, value) in changes {
+            bytes[at.index(body)] = value;
+        }
+        let bytes = sealed(bytes);
+        if let Ok(read) = NodeAnnouncement::decode(&bytes) {
+            prop_assert_eq!(encoded(&read), bytes);
+        }
+    }
+}
