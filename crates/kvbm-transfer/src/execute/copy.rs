@@ -81,20 +81,20 @@ impl Route {
 pub(crate) enum Lane {
     /// The CPU, at once.
     Host,
-    /// A stream of its own. A stream that failed is replaced.
-    Device { device: Arc<dyn Device>, stream: Arc<dyn Stream>, direction: Direction, way: Way },
+    /// A stream of its own, and the way of each cache group. A stream that failed is replaced.
+    Device { device: Arc<dyn Device>, stream: Arc<dyn Stream>, direction: Direction, ways: Vec<Way> },
 }
 
 impl Lane {
-    /// A stream called `name` for copies in `direction`, which go that way.
+    /// A stream called `name` for copies in `direction`, which go these ways, by cache group.
     pub(crate) fn on_device(
         device: Arc<dyn Device>,
         name: &str,
         direction: Direction,
-        way: Way,
+        ways: Vec<Way>,
     ) -> Result<Self, DeviceError> {
         let stream = device.create_stream(name)?;
-        Ok(Self::Device { device, stream, direction, way })
+        Ok(Self::Device { device, stream, direction, ways })
     }
 }
 
@@ -109,9 +109,17 @@ pub(crate) struct Item<T> {
     pub(crate) hold: T,
 }
 
+/// Blocks of one plan.
 struct Batch<T> {
     items: Vec<Item<T>>,
     attempts: u8,
+}
+
+impl<T> Batch<T> {
+    /// The cache group of its blocks: only plans of groups that there are get here.
+    fn group(&self) -> usize {
+        self.items.first().map_or(0, |item| usize::from(item.plan.group.0))
+    }
 }
 
 /// A batch that a stream has.
@@ -123,9 +131,10 @@ struct Flying<T> {
 /// What came of a block: the checksum of its content, where it was computed on the way.
 pub(crate) type Copied = Result<Option<u64>, DeviceError>;
 
-/// Copies batches of blocks over one route. Results gather until [`Copier::finished`] takes them.
+/// Copies batches of blocks over one route, or one for each cache group. Results gather until [`Copier::finished`] takes them.
 pub(crate) struct Copier<T> {
-    route: Route,
+    /// By cache group.
+    routes: Vec<Route>,
     lane: Lane,
     completions: Arc<CompletionQueue>,
     next_ticket: u64,
@@ -137,9 +146,9 @@ pub(crate) struct Copier<T> {
 
 impl<T> Copier<T> {
     /// Tickets are even from 0, so that a carrier may use odd ones.
-    pub(crate) fn new(route: Route, lane: Lane, completions: Arc<CompletionQueue>) -> Self {
+    pub(crate) fn new(routes: Vec<Route>, lane: Lane, completions: Arc<CompletionQueue>) -> Self {
         Self {
-            route,
+            routes,
             lane,
             completions,
             next_ticket: 0,
@@ -150,8 +159,9 @@ impl<T> Copier<T> {
         }
     }
 
-    pub(crate) fn bytes(&mut self, layers: Option<LayerRange>) -> u64 {
-        self.route.bytes(layers)
+    /// Bytes that a block of this plan moves.
+    pub(crate) fn bytes(&mut self, plan: &TransferPlan) -> u64 {
+        self.routes[usize::from(plan.group.0)].bytes(plan.layers)
     }
 
     /// Blocks started and not finished.
@@ -163,7 +173,7 @@ impl<T> Copier<T> {
         !self.parked.is_empty()
     }
 
-    /// Starts copying blocks of the same layer range.
+    /// Starts copying blocks of one plan.
     pub(crate) fn start(&mut self, items: Vec<Item<T>>) {
         if !items.is_empty() {
             self.blocks += items.len();
@@ -222,7 +232,7 @@ impl<T> Copier<T> {
 
     fn launch(&mut self, batch: Batch<T>) {
         let layers = batch.items.first().and_then(|item| item.plan.layers);
-        let plan = match self.route.plan(layers) {
+        let plan = match self.routes[batch.group()].plan(layers) {
             Ok(plan) => plan,
             Err(error) => return self.fail(batch, &refused(&error)),
         };
@@ -241,8 +251,9 @@ impl<T> Copier<T> {
     }
 
     fn copy_now(&mut self, batch: Batch<T>, plan: &CopyPlan) {
+        let route = &self.routes[batch.group()];
         for item in batch.items {
-            let result = copy_on_host(&self.route, plan, item.from, item.to);
+            let result = copy_on_host(route, plan, item.from, item.to);
             self.finished.push((item, result.map(|()| None)));
         }
     }
@@ -251,12 +262,14 @@ impl<T> Copier<T> {
     fn is_summed(&self, batch: &Batch<T>) -> bool {
         let wanted =
             |item: &Item<T>| item.plan.layers.is_none() && item.plan.checksums == ChecksumMode::Required;
-        self.route.summed && batch.items.iter().all(wanted)
+        self.routes[batch.group()].summed && batch.items.iter().all(wanted)
     }
 
     fn launch_on_device(&mut self, mut batch: Batch<T>, plan: &CopyPlan) {
         let summed = self.is_summed(&batch);
-        let Lane::Device { stream, direction, way, .. } = &mut self.lane else { return };
+        let group = batch.group();
+        let Lane::Device { stream, direction, ways, .. } = &mut self.lane else { return };
+        let way = &mut ways[group];
         if let Way::Fused(fused) = way {
             if batch.items.len() > fused.slots() {
                 let (second, attempts) = (batch.items.split_off(fused.slots()), batch.attempts);
@@ -274,7 +287,7 @@ impl<T> Copier<T> {
         let pushed = batch
             .items
             .iter()
-            .try_for_each(|item| push_block(&mut copies, &self.route, plan, item.from, item.to));
+            .try_for_each(|item| push_block(&mut copies, &self.routes[group], plan, item.from, item.to));
         match pushed {
             Ok(()) => {}
             Err(DeviceError::BatchFull { .. }) if batch.items.len() > 1 => {

@@ -23,8 +23,8 @@ pub(crate) struct MemoryCarrier {
 }
 
 impl MemoryCarrier {
-    pub(crate) fn new(site: Site, host: Arc<HostTier>, route: Route, lane: Lane, depth: usize) -> Self {
-        let copier = Copier::new(route, lane, Arc::clone(&site.completions));
+    pub(crate) fn new(site: Site, host: Arc<HostTier>, routes: Vec<Route>, lane: Lane, depth: usize) -> Self {
+        let copier = Copier::new(routes, lane, Arc::clone(&site.completions));
         Self { site, host, copier, depth }
     }
 
@@ -43,7 +43,7 @@ impl MemoryCarrier {
     fn settle(&mut self) {
         let mut groups: Vec<Settled> = Vec::new();
         for (item, result) in self.copier.finished() {
-            let bytes = self.copier.bytes(item.plan.layers);
+            let bytes = self.copier.bytes(&item.plan);
             let (plan_id, index) = (item.plan.plan_id, item.index);
             let outcome = self.outcome(item, result);
             let bytes = if outcome.is_done() { bytes } else { 0 };

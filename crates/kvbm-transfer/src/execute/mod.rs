@@ -165,7 +165,7 @@ impl Executor {
 mod tests {
     use super::*;
     use crate::report_slot::ReportSlot;
-    use crate::schedule::{Limits, PathLimits, Reply, State};
+    use crate::schedule::{GroupLimits, Limits, PathLimits, Reply, State};
     use kvbm_plan::{
         BlockId, BlockIdentity, ChecksumMode, Endpoint, Epoch, Gate, GroupId, NamespaceId, Priority, Rank,
         SequenceHash,
@@ -217,9 +217,7 @@ mod tests {
         let limits = Limits {
             rank: Rank(0),
             epoch: Epoch(0),
-            group: GroupId(0),
-            slots: [4, 4, 4, 0],
-            layers: 1,
+            groups: vec![GroupLimits { slots: [4, 4, 4, 0], layers: 1 }],
             paths: std::array::from_fn(|_| Ok(PathLimits { plans: 4, blocks: 4096 })),
             outgoing: 16,
         };
