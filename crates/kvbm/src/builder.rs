@@ -10,7 +10,7 @@ use crate::events::EventsError;
 use crate::manager::{KvBlockManager, Owned};
 use crate::worker::{MessageSink, WorkerLink};
 #[cfg(feature = "worker")]
-use crate::workers::{G1Memory, WorkerError};
+use crate::workers::{G1Memory, GroupTensors, WorkerError};
 #[cfg(feature = "worker")]
 use kvbm_device::Device;
 use kvbm_plan::{Epoch, Rank};
@@ -189,6 +189,16 @@ impl Builder<NeedsDevice> {
     #[cfg(feature = "worker")]
     pub fn engine_host(self, ranks: Vec<BoundLayout>) -> Builder<WithEngine> {
         self.engine(ranks.into_iter().map(G1Memory::EngineHost).collect())
+    }
+
+    /// G1 is the engine's, of a model with several cache groups: for each rank its device (none
+    /// where its tensors lie in host memory) and, for each group, the tensors, bound to the layout
+    /// that they have. Block ids are those of one pool for all groups: an id means a block of one
+    /// group at a time.
+    #[cfg(feature = "worker")]
+    pub fn engine_groups(self, ranks: Vec<GroupTensors>) -> Builder<WithEngine> {
+        let memory = |(device, groups)| G1Memory::EngineGroups(device, groups);
+        self.engine(ranks.into_iter().map(memory).collect())
     }
 
     #[cfg(feature = "worker")]
@@ -402,7 +412,7 @@ impl Builder<WithEngine> {
         if memory.len() != ranks {
             return Err(BuildError::Ranks { given: memory.len(), ranks });
         }
-        let layouts = memory.iter().filter_map(G1Memory::engine_layout);
+        let layouts = memory.iter().flat_map(G1Memory::engine_layouts);
         let blocks = layouts.map(BoundLayout::num_blocks).min().unwrap_or(0);
         let more = self.given.volumes.is_some();
         let core = Core::new(self.config, self.namespace, self.given.policies, Some(blocks), more)?;

@@ -71,6 +71,7 @@
 //! | `engine` | G1 in the engine's hands | `manager`, `onboard`, `leader`, `volume`, `config`, `transfers`, `error`, `signal` |
 //! | `simulation` | what the simulator does in place of threads | `manager` |
 //! | `park` | private blocks of preempted sequences | `manager`, `leader`, `config`, `transfers`, `error` |
+//! | `groups` | models with several cache groups: prefixes and onboards over all of them | `manager`, `onboard`, `leader`, `places`, `error` |
 //! | `manager` | `KvBlockManager`: the calls of an engine | `onboard`, `leader`, `events`, `places`, `status`, `tenants`, `volume`, `workers`, `config`, `transfers`, `metrics`, `signal` |
 //! | `onboard` | copying a prefix up to G1 | `leader`, `volume`, `transfers`, `error`, `signal` |
 //! | `leader` | holds the parts together: messages, rank loss, shutdown | `config`, `events`, `status`, `offload`, `tenants`, `volume`, `transfers`, `slots`, `circuit_breaker`, `ranks`, `metrics` |
@@ -108,6 +109,7 @@ mod describe;
 mod engine;
 mod error;
 mod events;
+mod groups;
 mod leader;
 mod manager;
 pub mod metrics;
@@ -138,6 +140,7 @@ pub use engine::{
 };
 pub use error::BlockFailure;
 pub use events::{EventPump, EventsError, EventsStatus};
+pub use groups::{GroupBlocks, GroupOnboardError, GroupOnboarding, GroupPart, GroupPrefix};
 #[cfg(feature = "worker")]
 pub use kvbm_transfer::{BlocksBusy, FinishedPlan};
 pub use leader::{ClearError, FlushError, FlushReport, ShutdownReport};
@@ -152,7 +155,7 @@ pub use status::{PathStatus, Status};
 pub use tenants::{TenantError, TenantOnTier, TenantStatus};
 pub use volume::{VolumeSetError, VolumeStatus};
 #[cfg(feature = "worker")]
-pub use workers::{DiskStatus, G1Memory, TookOver, Worker, WorkerError, WorkerServer, Workers};
+pub use workers::{DiskStatus, G1Memory, GroupTensors, TookOver, Worker, WorkerError, WorkerServer, Workers};
 
 #[cfg(feature = "worker")]
 pub use kvbm_device as device;
@@ -169,7 +172,8 @@ pub use kvbm_tokens as tokens;
 pub use kvbm_volume as volumes;
 
 pub use kvbm_plan::{
-    BlockId, BlockIdentity, Failure, FailureKind, Path, Rank, Tier, VolumeDescriptor, VolumeId,
+    BlockId, BlockIdentity, Failure, FailureKind, GroupId, GroupKind, Path, Rank, Tier, VolumeDescriptor,
+    VolumeId,
 };
 pub use kvbm_pool::{
     AllocError, BlockBatch, BlockMetadata, Cached, Complete, Duplicates, G1, G2, G3, Lost, Partial, PinError,

@@ -8,8 +8,8 @@ mod server;
 mod volumes;
 mod worker;
 
-pub use memory::G1Memory;
 use memory::RankMemory;
+pub use memory::{G1Memory, GroupTensors};
 pub use predecessor::TookOver;
 pub use server::WorkerServer;
 pub(crate) use volumes::open_volumes;
@@ -92,6 +92,18 @@ pub enum WorkerError {
         rank: Rank,
         /// Where its tensors lie.
         kind: StorageKind,
+    },
+    /// Not one memory for each cache group.
+    #[error(
+        "engine memory of rank {rank} for {found} cache groups: the model has {needed}, give one for each, in order"
+    )]
+    Groups {
+        /// The rank.
+        rank: Rank,
+        /// Groups given.
+        found: usize,
+        /// Groups of the model.
+        needed: usize,
     },
     /// No device.
     #[error("device of rank {rank}: {source}")]

@@ -12,15 +12,16 @@ use super::choices::{
     Admission, Algorithm, BandwidthModel, ChainRootKind, CopyWay, DeviceKind, DeviceOrder, DiskEngine,
     DiskMode, EvictionPolicy, HostOrder, LayoutKind, VerifyHost, VolumeLookup, VolumeOffload, WhenFull,
 };
+use super::groups::CacheGroups;
 use super::schema::{List, Section, section, section_keys};
 use super::several::{Paths, TenantShares, TensorBytes};
 use super::units::{Blocks, Bytes, Capacity};
 use super::value::Secret;
 
 const MAX_PAGE_SIZE: u64 = 1 << 20;
-const MAX_LAYERS: u64 = 4096;
-const MAX_HEADS: u64 = 1 << 16;
-const MAX_HEAD_DIM: u64 = 1 << 16;
+pub(super) const MAX_LAYERS: u64 = 4096;
+pub(super) const MAX_HEADS: u64 = 1 << 16;
+pub(super) const MAX_HEAD_DIM: u64 = 1 << 16;
 const MAX_RANKS: u64 = 1024;
 const MAX_THREADS: u64 = 256;
 const MAX_QUEUE_DEPTH: u64 = 1 << 20;
@@ -68,6 +69,14 @@ section! {
         /// required then), `dtype` and `outer_dim`. Such blocks are copied whole, and no other
         /// number of ranks can read them.
         opaque_tensors: TensorBytes = TensorBytes::default(), ["bytes per rank"];
+        /// Layers that cache alike, where not all do: an array with a text for each group. It
+        /// stands in place of `num_layers`, `num_kv_heads`, `head_dim` (not required then) and
+        /// `outer_dim`. A group is `full` (every block of a prefix), `window=TOKENS` (the last
+        /// tokens) or `state` (a state after a block), with `layers=N` and, where it keeps tokens,
+        /// `heads=N head_dim=N`, and if need be `outer=1` (MLA) or `dtype=TYPE`; where it keeps
+        /// a state, `bytes=N` for each layer over all ranks. A slot holds a block of any group, so
+        /// groups of about the same bytes waste least: `ModelConfig::from_hf` divides them so.
+        groups: CacheGroups = CacheGroups::default(), [""];
     }
 }
 
@@ -459,6 +468,10 @@ section! {
         /// on a tier from which blocks come back more slowly than they are computed; 0 for not
         /// known.
         prefill_tokens_per_s: f64 = 0.0, ["tokens per second"];
+        /// Where a prefix can end in cache groups with a sliding window or state, beside the ends of
+        /// requests: what such groups need there is kept too (`KvBlockManager::kept_blocks`). 0
+        /// for ends of requests alone.
+        checkpoint_every: u32 = 0, ["blocks"];
     }
 }
 

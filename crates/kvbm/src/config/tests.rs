@@ -85,8 +85,9 @@ fn a_full_file_sets_every_key() {
     config.validate().unwrap();
     let defaults = Config::default();
     for key in keys() {
-        // One has no meaning on a GPU, one stands in place of the model's axes.
-        let only_choice = ["device.bandwidth_model", "model.opaque_tensors"].contains(&key.path());
+        // One has no meaning on a GPU, two stand in place of the model's axes.
+        let only_choice =
+            ["device.bandwidth_model", "model.opaque_tensors", "model.groups"].contains(&key.path());
         let set = only_choice || key.secret || key.value(&config) != key.value(&defaults);
         assert!(set, "{} has its default {:?}", key.path(), key.value(&config));
     }

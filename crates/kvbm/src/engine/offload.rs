@@ -2,11 +2,11 @@
 
 use super::generations::Generations;
 use super::{Busy, Engine, EngineError, Fence, still_the_same};
-use crate::config::ONLY_GROUP;
+use crate::config::FIRST_GROUP;
 use crate::leader::Leader;
 use crate::manager::KvBlockManager;
 use crate::transfers::{Destination, Move, Purpose, Request};
-use kvbm_plan::{BlockId, BlockIdentity, NamespaceId, Tier};
+use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, Tier};
 use kvbm_pool::{Arrival, Lost, Refusal};
 use kvbm_tokens::BlockChain;
 use std::sync::Arc;
@@ -58,6 +58,22 @@ impl KvBlockManager<Engine> {
         first: usize,
         after: Option<Fence>,
     ) -> Result<OffloadStarted, EngineError> {
+        self.offload_group(FIRST_GROUP, ids, chain, first, after)
+    }
+
+    /// As [`offload`](Self::offload), of blocks of a cache group. Blocks of a group with a window
+    /// or state may begin anywhere in the sequence: see [`kept_blocks`](Self::kept_blocks).
+    ///
+    /// # Errors
+    /// See [`EngineError`]; nothing was started. Blocks of a group that there is not are refused.
+    pub fn offload_group<'a>(
+        &self,
+        group: GroupId,
+        ids: &[BlockId],
+        chain: impl Into<BlockChain<'a>>,
+        first: usize,
+        after: Option<Fence>,
+    ) -> Result<OffloadStarted, EngineError> {
         self.check(ids)?;
         let chain = chain.into();
         let part = chain.slice(first..first.saturating_add(ids.len()));
@@ -72,7 +88,7 @@ impl KvBlockManager<Engine> {
             .iter()
             .map(|link| BlockIdentity {
                 namespace,
-                group: ONLY_GROUP,
+                group,
                 hash: link.hash,
                 parent: link.parent,
                 position: link.position,

@@ -1,19 +1,26 @@
 //! Memory of a rank: its G1, which may be the engine's, and its G2.
 
 use super::WorkerError;
-use crate::config::{self, BandwidthModel, Config, DeviceKind, DeviceOrder, HostOrder, LayoutKind};
+use crate::config::{
+    self, BandwidthModel, Config, DeviceKind, DeviceOrder, HostOrder, LayerContent, LayoutKind,
+};
 use kvbm_device::{CudaDevice, CudaDriver, Device, DeviceId, EmulatedConfig, EmulatedDevice, TransferModel};
 use kvbm_layout::{
-    AxisOrder, BlockLayout, ConfigError, FullyContiguous, LayerSeparate, LayoutConfig, OpaqueLayout,
-    OuterPlacement, slice_for_rank,
+    AxisOrder, BlockLayout, ConfigError, DType, FullyContiguous, LayerSeparate, LayoutConfig, OpaqueLayout,
+    OpaquePlane, OuterPlacement, slice_for_rank,
 };
-use kvbm_plan::{Rank, Tier};
+use kvbm_plan::{GroupId, Rank, Tier};
 use kvbm_storage::{
     BoundLayout, DeviceAllocator, HugePages, PinFallback, PinnedAllocator, Population, PopulationEnd,
-    RegionBytes, StorageKind, SystemAllocator,
+    RegionBytes, StorageAllocator, StorageKind, SystemAllocator,
 };
+use kvbm_transfer::GroupMemory;
 use kvbm_volume::VolumeRegistry;
 use std::sync::Arc;
+
+/// A rank's memory on its device, or in host memory where there is none: its tensors of each cache
+/// group, bound to the layout that they have.
+pub type GroupTensors = (Option<Arc<dyn Device>>, Vec<BoundLayout>);
 
 /// Whose memory a rank's G1 is.
 #[derive(Clone, Debug)]
@@ -25,47 +32,75 @@ pub enum G1Memory {
     /// The engine's: KV tensors in host memory ([`HostStorage`](kvbm_storage::HostStorage)), bound
     /// to the layout that they have.
     EngineHost(BoundLayout),
+    /// The engine's, of a model with several cache groups: for each group its tensors, on the
+    /// device, or in host memory where there is none. A block id means one group's block at a time.
+    EngineGroups(Option<Arc<dyn Device>>, Vec<BoundLayout>),
 }
 
 impl G1Memory {
-    /// The layout of the engine's memory; none where G1 is ours.
-    pub fn engine_layout(&self) -> Option<&BoundLayout> {
+    /// The layouts of the engine's memory, by cache group; none where G1 is ours.
+    pub fn engine_layouts(&self) -> &[BoundLayout] {
         match self {
-            Self::Owned => None,
-            Self::EngineDevice(_, bound) | Self::EngineHost(bound) => Some(bound),
+            Self::Owned => &[],
+            Self::EngineDevice(_, bound) | Self::EngineHost(bound) => std::slice::from_ref(bound),
+            Self::EngineGroups(_, groups) => groups,
         }
     }
 
     /// The device, if there is one, and the memory, which is allocated here where G1 is ours.
-    fn resolve(
-        &self,
-        config: &Config,
-        rank: Rank,
-        blocks: u32,
-    ) -> Result<(Option<Arc<dyn Device>>, BoundLayout), WorkerError> {
-        match self {
+    fn resolve(&self, config: &Config, rank: Rank, blocks: u32) -> Result<GroupTensors, WorkerError> {
+        let (found, needed) = (self.engine_layouts(), config.group_ids().count());
+        let device = match self {
             Self::Owned => {
-                let g1 = device_layout(config, rank, blocks)?;
-                let bytes = g1.regions().iter().map(|region| region.bytes).sum();
+                let layout = |group| device_layout(config, group, rank, blocks);
+                let layouts = config.group_ids().map(layout).collect::<Result<Vec<_>, _>>()?;
+                let bytes = layouts[0].regions().iter().map(|region| region.bytes).sum();
                 let device = device(&config.device, rank, bytes)?;
-                let bound = BoundLayout::allocate(g1, &DeviceAllocator::new(Arc::clone(&device)));
-                Ok((Some(device), bound.map_err(|source| WorkerError::Storage { tier: Tier::G1, source })?))
+                let allocator = DeviceAllocator::new(Arc::clone(&device));
+                return Ok((Some(device), in_one_memory(layouts, Tier::G1, &allocator)?));
             }
-            Self::EngineDevice(device, bound) => Ok((Some(Arc::clone(device)), bound.clone())),
-            Self::EngineHost(bound) if matches!(bound.kind(), StorageKind::System | StorageKind::Pinned) => {
-                Ok((None, bound.clone()))
-            }
-            Self::EngineHost(bound) => Err(WorkerError::NotHostMemory { rank, kind: bound.kind() }),
+            Self::EngineDevice(device, _) => Some(device),
+            Self::EngineHost(_) => None,
+            Self::EngineGroups(device, _) => device.as_ref(),
+        };
+        if found.len() != needed {
+            return Err(WorkerError::Groups { rank, found: found.len(), needed });
+        }
+        let is_host =
+            |bound: &&BoundLayout| matches!(bound.kind(), StorageKind::System | StorageKind::Pinned);
+        match found.iter().find(|bound| device.is_none() && !is_host(bound)) {
+            Some(bound) => Err(WorkerError::NotHostMemory { rank, kind: bound.kind() }),
+            None => Ok((device.cloned(), found.to_vec())),
         }
     }
+}
+
+/// Memory for the first layout, to which the others are bound too: slots of one size, which hold
+/// blocks of any cache group.
+fn in_one_memory(
+    layouts: Vec<Arc<dyn BlockLayout>>,
+    tier: Tier,
+    allocator: &dyn StorageAllocator,
+) -> Result<Vec<BoundLayout>, WorkerError> {
+    let mut bound: Vec<BoundLayout> = Vec::with_capacity(layouts.len());
+    for layout in layouts {
+        let next = match bound.first() {
+            None => BoundLayout::allocate(layout, allocator),
+            Some(first) => BoundLayout::bind(layout, first.bindings().to_vec()),
+        };
+        bound.push(next.map_err(|source| WorkerError::Storage { tier, source })?);
+    }
+    Ok(bound)
 }
 
 /// Memory of a rank. It outlives the leaders that the rank's worker serves.
 #[derive(Clone)]
 pub(super) struct RankMemory {
     pub(super) device: Option<Arc<dyn Device>>,
-    pub(super) g1: BoundLayout,
-    pub(super) g2: Option<BoundLayout>,
+    /// By cache group; the slots of each tier are the same memory.
+    pub(super) g1: Vec<BoundLayout>,
+    /// Likewise; empty where there is no G2.
+    pub(super) g2: Vec<BoundLayout>,
     /// Touches G2 while this is there.
     _population: Option<Arc<Population>>,
 }
@@ -79,15 +114,29 @@ impl RankMemory {
         [g1_blocks, g2_blocks]: [u32; 2],
     ) -> Result<Self, WorkerError> {
         let (device, g1) = memory.resolve(config, rank, g1_blocks)?;
-        let g2 =
-            (g2_blocks > 0).then(|| host_memory(config, device.as_ref(), rank, g2_blocks)).transpose()?;
-        let population = g2.as_ref().filter(|_| config.host.populate).and_then(|g2| populate(g2, rank));
+        let g2 = match g2_blocks {
+            0 => Vec::new(),
+            blocks => host_memory(config, device.as_ref(), rank, blocks)?,
+        };
+        let population = g2.first().filter(|_| config.host.populate).and_then(|g2| populate(g2, rank));
         Ok(Self { device, g1, g2, _population: population })
     }
 
-    /// For volumes of which the leader tells: blocks reach them through G2.
+    /// For volumes of which the leader tells: blocks of models with one cache group reach them
+    /// through G2.
     pub(super) fn volumes(&self) -> Option<Arc<VolumeRegistry>> {
-        self.g2.as_ref().map(|_| Arc::new(VolumeRegistry::new()))
+        (self.g2.len() == 1).then(|| Arc::new(VolumeRegistry::new()))
+    }
+
+    /// Blocks of G1 that every cache group has.
+    pub(super) fn g1_blocks(&self) -> u32 {
+        self.g1.iter().map(BoundLayout::num_blocks).min().unwrap_or(0)
+    }
+
+    /// Memory of the cache groups beside the first one.
+    pub(super) fn other_groups(&self) -> Vec<GroupMemory> {
+        let others = self.g1.iter().enumerate().skip(1);
+        others.map(|(at, g1)| GroupMemory { g1: Some(g1.clone()), g2: self.g2.get(at).cloned() }).collect()
     }
 }
 
@@ -119,9 +168,10 @@ fn emulated_device(
     Ok(Arc::new(device))
 }
 
-/// The shape of `rank`'s slice of a block.
+/// The shape of `rank`'s slice of a block of `group`.
 fn rank_layout_config(
     config: &Config,
+    group: GroupId,
     rank: Rank,
     num_blocks: u32,
     alignment: u64,
@@ -133,23 +183,48 @@ fn rank_layout_config(
         let tensors = model.opaque_tensors.as_slice();
         return OpaqueLayout::config_of(num_blocks, tensors, alignment).map_err(invalid);
     }
-    let slice = slice_for_rank(model.num_kv_heads, config.parallelism.tensor_parallel, u32::from(rank.0))?;
-    let heads = slice.heads.len() as u32;
-    LayoutConfig::builder()
+    let ranks = config.parallelism.tensor_parallel;
+    let group = model.cache_group(group);
+    let shape = LayoutConfig::builder()
         .num_blocks(num_blocks)
-        .num_layers(model.num_layers)
-        .outer_dim(model.outer_dim)
+        .num_layers(group.layers)
         .page_size(model.page_size)
-        .inner_dim(heads.saturating_mul(model.head_dim))
-        .num_heads(heads)
-        .dtype(model.dtype)
-        .alignment(alignment)
-        .build()
-        .map_err(invalid)
+        .alignment(alignment);
+    let shape = match group.content {
+        LayerContent::Kv { num_kv_heads, head_dim, outer_dim, dtype } => {
+            let heads = slice_for_rank(num_kv_heads, ranks, u32::from(rank.0))?.heads.len() as u32;
+            shape
+                .outer_dim(outer_dim)
+                .inner_dim(heads.saturating_mul(head_dim))
+                .num_heads(heads)
+                .dtype(dtype.unwrap_or(model.dtype))
+        }
+        LayerContent::State { .. } => {
+            let state = OpaquePlane::new("state", group.rank_state_bytes(ranks));
+            shape.outer_dim(0).inner_dim(1).dtype(DType::U8).plane(state)
+        }
+    };
+    shape.build().map_err(invalid)
 }
 
-fn device_layout(config: &Config, rank: Rank, blocks: u32) -> Result<Arc<dyn BlockLayout>, WorkerError> {
-    let shape = rank_layout_config(config, rank, blocks, 1, Tier::G1)?;
+/// A layout of whole blocks in slots that hold blocks of every group.
+fn contiguous(
+    config: &Config,
+    shape: LayoutConfig,
+    order: AxisOrder,
+    tier: Tier,
+) -> Result<FullyContiguous, WorkerError> {
+    let layout = FullyContiguous::in_slots(shape, order, config.slot_bytes(tier));
+    layout.map_err(|source| WorkerError::Layout { tier, source })
+}
+
+fn device_layout(
+    config: &Config,
+    group: GroupId,
+    rank: Rank,
+    blocks: u32,
+) -> Result<Arc<dyn BlockLayout>, WorkerError> {
+    let shape = rank_layout_config(config, group, rank, blocks, 1, Tier::G1)?;
     let order = match config.device.order {
         DeviceOrder::Nhd => AxisOrder::Nhd,
         DeviceOrder::Hnd => AxisOrder::Hnd,
@@ -160,39 +235,46 @@ fn device_layout(config: &Config, rank: Rank, blocks: u32) -> Result<Arc<dyn Blo
             let placement = OuterPlacement::KvOuter;
             Arc::new(LayerSeparate::new(shape, order, placement).map_err(layout)?)
         }
-        LayoutKind::FullyContiguous => Arc::new(FullyContiguous::new(shape, order).map_err(layout)?),
+        LayoutKind::FullyContiguous => Arc::new(contiguous(config, shape, order, Tier::G1)?),
     })
 }
 
-/// How blocks lie in G2 of a rank.
-pub(super) fn host_layout(config: &Config, rank: Rank, blocks: u32) -> Result<FullyContiguous, WorkerError> {
-    let shape = rank_layout_config(config, rank, blocks, config::PAGE, Tier::G2)?;
+/// How blocks of `group` lie in G2 of a rank.
+pub(super) fn host_layout(
+    config: &Config,
+    group: GroupId,
+    rank: Rank,
+    blocks: u32,
+) -> Result<FullyContiguous, WorkerError> {
+    let shape = rank_layout_config(config, group, rank, blocks, config::PAGE, Tier::G2)?;
     let order = match config.host.order {
         HostOrder::Nhd => AxisOrder::Nhd,
         HostOrder::Universal => AxisOrder::Universal,
     };
-    FullyContiguous::new(shape, order).map_err(|source| WorkerError::Layout { tier: Tier::G2, source })
+    contiguous(config, shape, order, Tier::G2)
 }
 
-/// G2 of a rank. Pages are locked through the device of G1.
+/// G2 of a rank, by cache group. Pages are locked through the device of G1.
 fn host_memory(
     config: &Config,
     device: Option<&Arc<dyn Device>>,
     rank: Rank,
     blocks: u32,
-) -> Result<BoundLayout, WorkerError> {
-    let layout = host_layout(config, rank, blocks)?;
+) -> Result<Vec<BoundLayout>, WorkerError> {
+    let layout = |group| -> Result<Arc<dyn BlockLayout>, WorkerError> {
+        Ok(Arc::new(host_layout(config, group, rank, blocks)?))
+    };
+    let layouts = config.group_ids().map(layout).collect::<Result<Vec<_>, _>>()?;
     let huge_pages = if config.host.huge_pages { HugePages::Try } else { HugePages::No };
     let device = device.filter(|_| config.host.pinned);
     let bound = if let Some(device) = device.map(Arc::clone) {
         let fallback = PinFallback::Unpinned;
         let allocator = PinnedAllocator { device, huge_pages, fallback, progress: tell_pinned };
-        BoundLayout::allocate(Arc::new(layout), &allocator)
+        in_one_memory(layouts, Tier::G2, &allocator)?
     } else {
-        BoundLayout::allocate(Arc::new(layout), &SystemAllocator { huge_pages })
+        in_one_memory(layouts, Tier::G2, &SystemAllocator { huge_pages })?
     };
-    let bound = bound.map_err(|source| WorkerError::Storage { tier: Tier::G2, source })?;
-    if device.is_some() && bound.kind() != StorageKind::Pinned {
+    if device.is_some() && bound[0].kind() != StorageKind::Pinned {
         tracing::warn!(
             target: "kvbm", %rank,
             "host memory could not be locked: copies to the device are slower; raise the memlock limit"

@@ -75,7 +75,7 @@ impl WorkerServer {
             namespace: None,
             rank,
             ranks: config.parallelism.tensor_parallel as u16,
-            settings: settings(config, memory.g1.num_blocks()),
+            settings: settings(config, memory.g1_blocks()),
         };
         let listener = WorkerListener::bind(socket, terms, LineTimes::default())?;
         let (config, blocks, now) = (config.clone(), [g2_blocks, g3_blocks], Mutex::default());
@@ -87,9 +87,10 @@ impl WorkerServer {
         self.listener.path()
     }
 
-    /// G1, bound to its memory: where block ids are addresses.
+    /// G1, bound to its memory: where block ids are addresses. Of the first cache group, where
+    /// there are several.
     pub fn g1(&self) -> &BoundLayout {
-        &self.rank.memory.g1
+        &self.rank.memory.g1[0]
     }
 
     /// Serves leaders, one at a time, until it is stopped. Nothing writes to the memory any more

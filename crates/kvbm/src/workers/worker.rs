@@ -9,7 +9,8 @@ use crate::config::{Config, CopyWay, VerifyHost};
 use crate::worker::{Lane, LinkError, MessageSink, WorkerLink};
 use kvbm_device::{Device, Event};
 use kvbm_disk::DiskEngine;
-use kvbm_plan::{BlockId, Epoch, Rank};
+use kvbm_layout::BlockLayout;
+use kvbm_plan::{BlockId, Epoch, GroupId, Rank};
 use kvbm_storage::BoundLayout;
 use kvbm_tokens::NamespaceTag;
 use kvbm_transfer::{Backend, BlocksBusy, FinishedPlan, ShutdownError, TransferManager, WorkerConfig};
@@ -72,8 +73,9 @@ impl Worker {
         let WorkerStart { rank, epoch, tag, g3_blocks, volumes, sink } = start;
         let mut worker_config = WorkerConfig::new(rank, epoch, *tag.as_bytes());
         worker_config.device.clone_from(&memory.device);
-        worker_config.g1 = Some(memory.g1.clone());
-        worker_config.g2.clone_from(&memory.g2);
+        worker_config.g1 = memory.g1.first().cloned();
+        worker_config.g2 = memory.g2.first().cloned();
+        worker_config.other_groups = memory.other_groups();
         worker_config.paths = paths(config);
         worker_config.copies = match config.transfer.copies {
             CopyWay::Auto => Backend::Auto,
@@ -90,8 +92,9 @@ impl Worker {
             VerifyHost::Always => kvbm_transfer::VerifyHost::Always,
         };
         let mut g3 = None;
-        if let (Some(host), Some(_), true) = (&memory.g2, &config.disk.dir, g3_blocks > 0) {
-            let tier = open_disk(config, &**host.layout(), g3_blocks, tag, rank)?;
+        if !memory.g2.is_empty() && config.disk.dir.is_some() && g3_blocks > 0 {
+            let host: Vec<&dyn BlockLayout> = memory.g2.iter().map(|bound| &**bound.layout()).collect();
+            let tier = open_disk(config, &host, g3_blocks, tag, rank)?;
             g3 = Some(Arc::clone(&tier.engine));
             worker_config.g3 = Some(tier);
         }
@@ -111,9 +114,15 @@ impl Worker {
         self.memory.device.as_ref()
     }
 
-    /// G1, bound to its memory: where block ids are addresses.
+    /// G1, bound to its memory: where block ids are addresses. Of the first cache group, where
+    /// there are several.
     pub fn g1(&self) -> &BoundLayout {
-        &self.memory.g1
+        &self.memory.g1[0]
+    }
+
+    /// G1 as blocks of a cache group lie there, if there is such a group.
+    pub fn g1_of(&self, group: GroupId) -> Option<&BoundLayout> {
+        self.memory.g1.get(usize::from(group.0))
     }
 
     /// G2, bound to its memory. Transfers use it, and bytes of registered blocks never change: who
@@ -125,7 +134,7 @@ impl Worker {
     /// # }
     /// ```
     pub fn g2(&self) -> Option<&BoundLayout> {
-        self.memory.g2.as_ref()
+        self.memory.g2.first()
     }
 
     /// The engine of G3.
