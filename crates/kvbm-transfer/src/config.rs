@@ -249,8 +249,8 @@ pub struct WorkerConfig {
 }
 
 impl WorkerConfig {
-    /// Defaults: one cache group, staging rings of 64 MiB, [`PathConfig::default`], no tiers. `namespace`
-    /// is the tag that checksums are bound to.
+    /// Defaults: one cache group, staging rings of 64 MiB, [`PathConfig::default`], no tiers.
+    /// `namespace` is the tag that checksums are bound to.
     pub fn new(rank: Rank, epoch: Epoch, namespace: [u8; 16]) -> Self {
         Self {
             rank,

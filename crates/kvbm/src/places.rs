@@ -38,8 +38,8 @@ impl Places {
     }
 }
 
-/// Where the blocks of `chain` in `group` are, up to the first that is nowhere. Asks no volume, pins nothing
-/// and counts as no use.
+/// Where the blocks of `chain` in `group` are, up to the first that is nowhere. Asks no volume, pins
+/// nothing and counts as no use.
 pub(crate) fn look_up(
     registry: &Registry,
     volumes: &Volumes,

@@ -164,7 +164,7 @@ fn damage_to_a_block_of_one_group_is_a_miss_for_all() {
         flushed(disk.path(), 1);
         let file = slot_file(disk.path());
         let mut bytes = std::fs::read(&file).unwrap();
-        // A slot of the longest block: 3 layers of keys and values of 16 tokens, 2 heads, 8 elements.
+        // The longest block: 3 layers of keys and values of 16 tokens, 2 heads, 8 elements.
         let slot_bytes = 3 * 2 * 16 * 2 * 8 * 2_usize;
         bytes[slot * slot_bytes.next_multiple_of(4096) + 7] ^= 1;
         std::fs::write(&file, bytes).unwrap();

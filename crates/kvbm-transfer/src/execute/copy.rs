@@ -131,7 +131,8 @@ struct Flying<T> {
 /// What came of a block: the checksum of its content, where it was computed on the way.
 pub(crate) type Copied = Result<Option<u64>, DeviceError>;
 
-/// Copies batches of blocks over one route, or one for each cache group. Results gather until [`Copier::finished`] takes them.
+/// Copies batches of blocks over one route, or one for each cache group. Results gather until
+/// [`Copier::finished`] takes them.
 pub(crate) struct Copier<T> {
     /// By cache group.
     routes: Vec<Route>,

@@ -214,11 +214,12 @@ impl ModelConfig {
 
     /// Whether blocks have heads that another number of ranks can divide anew: those of one group
     /// that keeps tokens.
+    #[cfg(feature = "worker")]
     pub(crate) fn has_heads(&self) -> bool {
         !self.is_opaque() && self.groups.as_slice().len() <= 1
     }
 
-    /// KV heads of a layer, where blocks [have heads](Self::has_heads).
+    /// KV heads of a layer, where blocks are of one group that keeps tokens; else 1.
     pub(crate) fn heads(&self) -> u32 {
         match self.cache_group(GroupId(0)).content {
             LayerContent::Kv { num_kv_heads, .. } => num_kv_heads,
@@ -249,6 +250,7 @@ impl Config {
     }
 
     /// The ids of the cache groups.
+    #[cfg(feature = "worker")]
     pub(crate) fn group_ids(&self) -> impl Iterator<Item = GroupId> + use<> {
         (0..self.model.groups.as_slice().len().max(1) as u16).map(GroupId)
     }

@@ -468,8 +468,8 @@ section! {
         /// on a tier from which blocks come back more slowly than they are computed; 0 for not
         /// known.
         prefill_tokens_per_s: f64 = 0.0, ["tokens per second"];
-        /// Where a prefix can end in cache groups with a sliding window or state, beside the ends of
-        /// requests: what such groups need there is kept too (`KvBlockManager::kept_blocks`). 0
+        /// Where a prefix can end in cache groups with a sliding window or state, beside the ends
+        /// of requests: what such groups need there is kept too (`KvBlockManager::kept_blocks`). 0
         /// for ends of requests alone.
         checkpoint_every: u32 = 0, ["blocks"];
     }
