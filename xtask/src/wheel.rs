@@ -1,5 +1,6 @@
 //! The Python package: its tests, and its wheel.
 
+use crate::gpu::driver;
 use crate::python;
 use crate::steps::Outcome;
 use crate::workspace::{FEATURES, Workspace, cargo, line_of, succeed};
@@ -97,6 +98,11 @@ pub(crate) fn tests(workspace: &Workspace, python: &Path, path: &[PathBuf], fold
     pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", folder]);
     pytest.current_dir(workspace.root.join("bindings/python")).env("PYTHONPATH", path);
     pytest.env("PYTHONDONTWRITEBYTECODE", "1");
+    match driver(workspace) {
+        Ok(driver) => drop(pytest.env("KVBM_CUDA_DRIVER", driver)),
+        // Tests of device memory say that they were skipped.
+        Err(error) => println!("no CUDA driver for tests: {error:#}"),
+    }
     let line = line_of(&pytest);
     let output = match pytest.output() {
         Ok(output) => output,

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import audits
 import faults
 import model
 
@@ -40,12 +41,17 @@ class Suite:
         self.tiny, self.small = str(work / "tiny"), str(work / "small")
 
     def run(
-        self, label: str, name: str, environment: dict[str, str] | None = None, **arguments: Any
+        self,
+        label: str,
+        name: str,
+        environment: dict[str, str] | None = None,
+        program: str = "scenarios.py",
+        **arguments: Any,
     ) -> dict[str, Any]:
         """Runs a scenario; an empty result where it failed, which is a failed check."""
         began = time.monotonic()
         print(f"--- {label}", flush=True)
-        command = [sys.executable, str(HERE / "scenarios.py"), name, json.dumps(arguments)]
+        command = [sys.executable, str(HERE / program), name, json.dumps(arguments)]
         log = self.work / f"{label.replace(' ', '-')}.log"
         with open(log, "w") as file:
             try:
@@ -626,6 +632,7 @@ def main() -> int:
         "processes": suite.processes,
         "restart": suite.restart,
         "failures": suite.failures,
+        "audit": lambda: audits.judge(suite),
         "tier": suite.tier,
         "latency": suite.latency,
         "throughput": suite.throughput,

@@ -149,6 +149,7 @@ of_kind! {
     kvbm::tokens::SequenceError => Argument,
     kvbm::layout::LayoutError => Argument,
     kvbm::layout::ConfigError => Argument,
+    kvbm::kernels::KernelError => Argument,
     kvbm::storage::StorageError => Argument,
     kvbm::events_plane::TransportError => Other,
 }

@@ -15,12 +15,16 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `worker` | `Worker`: a rank for another process | `layout`, `config`, `integers`, `guard`, `errors` |
-//! | `manager` | `KvBlockManager` | `loads`, `events`, `sequence`, `layout`, `config`, `logs`, `integers`, `guard`, `errors` |
+//! | `worker` | `Worker`: a rank for another process | `layout`, `cuda`, `config`, `integers`, `guard`, `errors` |
+//! | `manager` | `KvBlockManager` | `loads`, `events`, `sequence`, `layout`, `cuda`, `config`, `logs`, `integers`, `guard`, `errors` |
+//! | `kernels` | conversions between the forms of a block | `tensor`, `guard`, `errors` |
 //! | `loads` | look-ups, loads and offloads as Python sees them | `errors` |
 //! | `events` | `Events` and `KvIndex` | `sequence`, `guard`, `errors` |
 //! | `sequence` | `Namespace`, `TokenSequence`, `ExternalSequence` | `integers`, `errors` |
-//! | `layout` | `Layout`: the engine's tensors | `guard`, `errors` |
+//! | `layout` | `Layout`: the engine's blocks | `tensor`, `cuda`, `errors` |
+//! | `tensor` | `Tensor`: a view of memory | `dlpack`, `errors` |
+//! | `dlpack` | tensors of other frameworks | `errors` |
+//! | `cuda` | the engine's device and its events | `errors` |
 //! | `config` | `Config` | `errors` |
 //! | `logs` | the ring of log records | - |
 //! | `integers` | tokens, ids and times out of Python's numbers | `errors` |
@@ -28,15 +32,19 @@
 //! | `errors` | from errors of kvbm to exceptions | - |
 
 mod config;
+mod cuda;
+mod dlpack;
 mod errors;
 mod events;
 mod guard;
 mod integers;
+mod kernels;
 mod layout;
 mod loads;
 mod logs;
 mod manager;
 mod sequence;
+mod tensor;
 mod worker;
 
 use pyo3::prelude::*;
@@ -50,6 +58,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<sequence::Namespace>()?;
     module.add_class::<sequence::TokenSequence>()?;
     module.add_class::<sequence::ExternalSequence>()?;
+    module.add_class::<tensor::TensorView>()?;
     module.add_class::<layout::Layout>()?;
     module.add_class::<loads::LookUp>()?;
     module.add_class::<loads::FinishedLoad>()?;
@@ -61,6 +70,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<events::Event>()?;
     module.add_class::<events::Gap>()?;
     module.add_class::<events::KvIndex>()?;
+    module.add_function(wrap_pyfunction!(kernels::convert_blocks, module)?)?;
     module.add_function(wrap_pyfunction!(logs::drain_logs, module)?)?;
     module.add_function(wrap_pyfunction!(logs::wait_logs, module)?)?;
     module.add_function(wrap_pyfunction!(logs::set_log_level, module)?)?;

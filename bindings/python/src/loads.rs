@@ -29,7 +29,11 @@ pub(crate) struct FinishedLoad {
     pub(crate) arrived: usize,
     /// Blocks asked for.
     pub(crate) wanted: usize,
-    /// Why the others did not arrive, a text for each.
+    /// Blocks that did not arrive; of an audit, those that are not the same or were not compared.
+    pub(crate) failed: usize,
+    /// Of an audit: blocks whose stored copies are not what the engine computed.
+    pub(crate) differing: usize,
+    /// Why they did not arrive, a text for each, 16 at most.
     pub(crate) failures: Vec<String>,
 }
 
@@ -45,7 +49,17 @@ impl From<kvbm::FinishedLoad> for FinishedLoad {
         /// Texts at most: one says what is wrong, a thousand say no more.
         const MOST: usize = 16;
         let failures = load.failures.iter().take(MOST).map(ToString::to_string).collect();
-        Self { request: load.request, arrived: load.arrived, wanted: load.wanted, failures }
+        let differs = |failure: &&kvbm::BlockFailure| failure.failure.kind == kvbm::FailureKind::Differs;
+        let differing = load.failures.iter().filter(differs).count();
+        let failed = load.failures.len();
+        Self {
+            request: load.request,
+            arrived: load.arrived,
+            wanted: load.wanted,
+            failed,
+            differing,
+            failures,
+        }
     }
 }
 

@@ -3,15 +3,16 @@
 #![expect(clippy::needless_pass_by_value, reason = "what Python arguments become")]
 
 use crate::config::Config;
+use crate::cuda::EngineEvents;
 use crate::errors::{Error, Kind, Result};
 use crate::events::Events;
 use crate::guard::{Process, caught, detached, drop_detached};
 use crate::integers::{block_ids, seconds};
-use crate::layout::Layout;
+use crate::layout::{EngineMemory, Layout};
 use crate::loads::{FinishedLoad, LookUp, OffloadStarted};
 use crate::sequence::{AnySequence, Namespace};
 use kvbm::config::Config as Settings;
-use kvbm::{Engine, KvBlockManager as Manager, Tier};
+use kvbm::{Comparison, Elements, Engine, KvBlockManager as Manager, LoadOptions, Tier};
 use parking_lot::RwLock;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -38,6 +39,8 @@ pub(crate) struct Fence(kvbm::Fence);
 /// A manager that was not closed yet.
 struct Open {
     manager: Manager<Engine>,
+    /// Where the engine's tensors lie on a device of this process.
+    events: Option<EngineEvents>,
 }
 
 impl Drop for KvBlockManager {
@@ -91,6 +94,8 @@ impl KvBlockManager {
         let block_bytes = layout.block_bytes();
         let num_blocks = layout.num_blocks();
         let open = detached(py, move || {
+            let events = bound.as_ref().and_then(|bound| bound.device.clone());
+            let events = events.map(EngineEvents::new).transpose()?;
             let configure = move |built: &mut Settings| {
                 let (model, namespace) = (built.model.clone(), built.namespace.clone());
                 *built = settings;
@@ -98,7 +103,13 @@ impl KvBlockManager {
             };
             let builder = Manager::<Engine>::builder().model(model).namespace(namespace);
             let manager = match bound {
-                Some(bound) => builder.engine_host(vec![bound]).configure(configure).build()?,
+                Some(EngineMemory { bound, device }) => {
+                    let builder = match device {
+                        Some(device) => builder.engine_device(vec![(Arc::new(device), bound)]),
+                        None => builder.engine_host(vec![bound]),
+                    };
+                    builder.configure(configure).build()?
+                }
                 None if shadow => {
                     builder.engine_blocks(num_blocks).configure(configure).build_metadata_only()?
                 }
@@ -108,7 +119,7 @@ impl KvBlockManager {
                     builder.tensor_parallel(ranks).remote_workers(workers).build()?
                 }
             };
-            Ok(Open { manager })
+            Ok(Open { manager, events })
         })?;
         let namespace = open.manager.namespace().clone();
         Ok(Self { made: Process::this(), namespace, block_bytes, open: RwLock::new(Some(Arc::new(open))) })
@@ -175,18 +186,65 @@ impl KvBlockManager {
         self.call(py, |open| Ok(Fence(open.manager.fence_at(number)?)))
     }
 
+    /// Names a point of the engine's work on a CUDA device of this process: what the engine had
+    /// submitted to a stream when it recorded `event` there, a `torch.cuda.Event` or the number of
+    /// a `CUevent`. The event is recorded once, and is not destroyed before it is complete; an
+    /// object is kept until then.
+    fn fence_after(&self, py: Python<'_>, event: &Bound<'_, PyAny>) -> PyResult<Fence> {
+        let open = self.open()?;
+        let Some(events) = &open.events else {
+            let text = "the engine's tensors do not lie on a device of this process: on the CPU no fence is \
+                        needed, and workers in other processes have `fence` and `Worker.signal`";
+            return Err(Error::argument(text).into());
+        };
+        let event = events.follow(event)?;
+        self.call(py, move |open| Ok(Fence(open.manager.fence(&[event])?)))
+    }
+
     /// Starts the load of the first `len(ids)` promised blocks into the engine's blocks `ids`, when
-    /// the engine has passed `after`.
-    #[pyo3(signature = (request, ids, after = None))]
+    /// the engine has passed `after`. With `timeout` the load is over after so many seconds, with
+    /// what has arrived.
+    #[pyo3(signature = (request, ids, after = None, *, timeout = None))]
     fn commit(
         &self,
         py: Python<'_>,
         request: &str,
         ids: &Bound<'_, PyAny>,
         after: Option<&Fence>,
+        timeout: Option<f64>,
     ) -> PyResult<()> {
         let (ids, after) = (block_ids(ids)?, after.map(|fence| fence.0));
-        self.call(py, |open| Ok(open.manager.tickets().commit(request, &ids, after)?))
+        let timeout = timeout.map(seconds).transpose()?;
+        let mut options = LoadOptions::default();
+        if let Some(fence) = after {
+            options = options.after(fence);
+        }
+        if let Some(timeout) = timeout {
+            options = options.until(Instant::now() + timeout);
+        }
+        self.call(py, |open| Ok(open.manager.tickets().commit_with(request, &ids, options)?))
+    }
+
+    /// Like `commit`, where the engine has computed the promised blocks into `ids` and wants to know
+    /// whether the stored copies are the same. Nothing is written to `ids`. The outcome comes from
+    /// `finished`; copies that are not the same are quarantined.
+    ///
+    /// `elements` says what the bytes are: `"float32"`, `"float16"`, `"bfloat16"`, or `"bytes"`.
+    /// Numbers may differ by `tolerance` times the larger of their magnitudes or of the root mean
+    /// square of the block's numbers in the same tensor.
+    #[pyo3(signature = (request, ids, after = None, *, elements = "bytes", tolerance = 0.0))]
+    fn audit(
+        &self,
+        py: Python<'_>,
+        request: &str,
+        ids: &Bound<'_, PyAny>,
+        after: Option<&Fence>,
+        elements: &str,
+        tolerance: f64,
+    ) -> PyResult<()> {
+        let (ids, after) = (block_ids(ids)?, after.map(|fence| fence.0));
+        let comparison = comparison(elements, tolerance)?;
+        self.call(py, |open| Ok(open.manager.tickets().audit(request, &ids, after, comparison)?))
     }
 
     /// Drops the request's ticket, or gives up its load, which comes from `finished` when no copy
@@ -285,6 +343,28 @@ impl KvBlockManager {
             open.manager.branch_ends(chain);
             Ok(())
         })
+    }
+
+    /// The engine computed `tokens` tokens of prompts in a step of so many seconds: what computing
+    /// costs, where `policy.prefill_tokens_per_s` does not say it. Whether the step counts: one of
+    /// fewer than 64 tokens, or of more than 30 s, does not.
+    fn prefilled(&self, py: Python<'_>, tokens: u64, elapsed: f64) -> PyResult<bool> {
+        let elapsed = seconds(elapsed)?;
+        self.call(py, |open| Ok(open.manager.prefilled(tokens, elapsed)))
+    }
+
+    /// A request for `sequence` will come: copies what only the disk has of it to host memory, in
+    /// the background and within `policy.prefetch_share`. How many blocks are copied.
+    fn prefetch(&self, py: Python<'_>, sequence: AnySequence<'_>) -> PyResult<usize> {
+        let chain = sequence.chain();
+        self.call(py, |open| Ok(open.manager.prefetch(chain).started))
+    }
+
+    /// The session of `sequence` goes on soon: its blocks count as used now, and a prefetch begins.
+    /// How many blocks it copies.
+    fn session_resumes(&self, py: Python<'_>, sequence: AnySequence<'_>) -> PyResult<usize> {
+        let chain = sequence.chain();
+        self.call(py, |open| Ok(open.manager.session_resumes(chain).started))
     }
 
     /// Waits until no offload is queued or running. Whether that was reached within `timeout`
@@ -403,4 +483,22 @@ impl KvBlockManager {
         let state = if self.closed() { "closed" } else { "open" };
         format!("KvBlockManager({:?}, {state})", self.namespace.model_id())
     }
+}
+
+/// How an audit compares.
+fn comparison(elements: &str, tolerance: f64) -> Result<Comparison> {
+    let elements = match elements {
+        "bytes" => Elements::Bytes,
+        "float32" => Elements::F32,
+        "float16" => Elements::F16,
+        "bfloat16" => Elements::BF16,
+        _ => {
+            let text = format!("elements {elements:?}: give 'float32', 'float16', 'bfloat16' or 'bytes'");
+            return Err(Error::argument(text));
+        }
+    };
+    if !(0.0..=1000.0).contains(&tolerance) {
+        return Err(Error::argument(format!("tolerance {tolerance}: give a number from 0 to 1000")));
+    }
+    Ok(Comparison { elements, tolerance_ppm: (tolerance * 1e6).round() as u32 })
 }

@@ -1,12 +1,13 @@
 //! `Worker`: the worker of one rank, for a manager in another process.
 
 use crate::config::Config;
+use crate::cuda::EngineEvents;
 use crate::errors::{Error, Kind, Result};
 use crate::guard::{Process, caught, detached, drop_detached};
 use crate::integers::{block_ids, seconds};
 use crate::layout::Layout;
 use kvbm::device::Event;
-use kvbm::{G1Memory, Rank, WorkerServer};
+use kvbm::{Rank, WorkerServer};
 use parking_lot::RwLock;
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -29,6 +30,8 @@ pub(crate) struct Worker {
 struct Open {
     server: Arc<WorkerServer>,
     thread: Option<JoinHandle<()>>,
+    /// Where the engine's tensors lie on a device.
+    events: Option<Arc<EngineEvents>>,
 }
 
 impl Drop for Open {
@@ -53,10 +56,14 @@ impl Drop for Worker {
 
 impl Worker {
     fn server(&self) -> Result<Arc<WorkerServer>> {
+        Ok(self.parts()?.0)
+    }
+
+    fn parts(&self) -> Result<(Arc<WorkerServer>, Option<Arc<EngineEvents>>)> {
         self.made.check("Worker")?;
         let open = self.open.read();
-        let server = open.as_ref().map(|open| Arc::clone(&open.server));
-        server.ok_or_else(|| Error::new(Kind::Closed, "the worker was closed: build another one"))
+        let parts = open.as_ref().map(|open| (Arc::clone(&open.server), open.events.clone()));
+        parts.ok_or_else(|| Error::new(Kind::Closed, "the worker was closed: build another one"))
     }
 }
 
@@ -80,10 +87,11 @@ impl Worker {
         settings.model = layout.model()?;
         settings.namespace.model = model;
         settings.parallelism.tensor_parallel = ranks;
-        let memory = G1Memory::EngineHost(layout.bind(py)?);
+        let bound = layout.bind(py)?;
         let at = socket.clone();
         let open = detached(py, move || {
-            let server = Arc::new(WorkerServer::bind(&settings, Rank(rank), &memory, &at)?);
+            let events = bound.device.clone().map(EngineEvents::new).transpose()?.map(Arc::new);
+            let server = Arc::new(WorkerServer::bind(&settings, Rank(rank), &bound.g1(), &at)?);
             let serving = Arc::clone(&server);
             let thread = std::thread::Builder::new().name(format!("kvbm-worker-{rank}"));
             let thread = thread.spawn(move || serving.serve());
@@ -91,7 +99,7 @@ impl Worker {
                 let text = format!("cannot start the worker's thread: {error}; raise the limit of threads");
                 Error::new(Kind::Build, text)
             })?;
-            Ok(Open { server, thread: Some(thread) })
+            Ok(Open { server, thread: Some(thread), events })
         })?;
         Ok(Self { made: Process::this(), socket, open: RwLock::new(Some(open)) })
     }
@@ -102,12 +110,24 @@ impl Worker {
         self.socket.clone()
     }
 
-    /// The engine has passed the point that the manager calls `number` (`KvBlockManager.fence`):
-    /// copies that wait for it start.
-    fn signal(&self, py: Python<'_>, number: u64) -> PyResult<()> {
-        let server = self.server()?;
+    /// The engine has passed the point that the manager calls `number` (`KvBlockManager.fence`), or
+    /// has when `after` is complete: copies that wait for it start then. `after` is for tensors on a
+    /// CUDA device: a `torch.cuda.Event` or the number of a `CUevent`, recorded once on the engine's
+    /// stream and not destroyed before it is complete; an object is kept until then.
+    #[pyo3(signature = (number, after = None))]
+    fn signal(&self, py: Python<'_>, number: u64, after: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let (server, events) = self.parts()?;
+        let event = match (after, &events) {
+            (None, _) => Event::complete(),
+            (Some(event), Some(events)) => events.follow(event)?,
+            (Some(_), None) => {
+                let text = "`after` is for tensors on a CUDA device, and those of this worker are in host memory: \
+                            leave it out";
+                return Err(Error::argument(text).into());
+            }
+        };
         detached(py, move || {
-            server.register_event(number, &Event::complete());
+            server.register_event(number, &event);
             Ok(())
         })
     }

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import abc
 import functools
+import json
+import os
 import pickle
 import sys
 import threading
@@ -311,6 +313,52 @@ def test_what_is_on_disk_is_staged_after_a_restart(
     assert other.run(Request(1, PROMPT), [5, 6, 7, 8, 9]) == 16
     assert (other.memory[5:9] == engine.memory[:4]).all()
     other.worker.shutdown()
+
+
+def test_calls_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`KVBM_RECORD=FILE` here writes crates/kvbm/tests/data/recordings/trtllm-contract.kvbmrec."""
+    path = Path(os.environ.get("KVBM_RECORD", tmp_path / "run.kvbmrec"))
+    for name, value in {
+        "RECORD": str(path),
+        "HOST_CAPACITY": "40",
+        "DISK_DIR": str(tmp_path / "disk"),
+        "DISK_CAPACITY": "512",
+        "DISK_DRIVE_WRITES_PER_DAY": "0",
+    }.items():
+        monkeypatch.setenv(f"KVBM_{name}", value)
+    engine = Engine()
+    for turn in range(24):
+        # Four conversations that grow, in one place each.
+        prompt = [turn % 4 * 1000 + at for at in range(14 + turn // 4)]
+        blocks = [turn % 4 * 5 + at for at in range(5)]
+        request = Request(turn, prompt)
+        engine.run(request, blocks, chunk=6)
+        engine.finish(request, blocks)
+        engine.settle()
+    assert engine.scheduler._process.counters["loaded_blocks"] >= 20 * 3
+    engine.worker.shutdown()
+    header, *calls = [json.loads(line) for line in path.read_text().splitlines()]
+    assert header["blocks"] == BLOCKS and calls[-1]["call"] == "close"
+    names = {call["call"] for call in calls}
+    assert {"stage", "commit", "finished", "before_reuse", "offload", "step"} <= names
+
+
+def test_a_recording_without_a_place_or_a_limit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvbm_rs.trtllm import KvbmScheduler
+
+    monkeypatch.setenv("KVBM_RECORD_LIMIT", "much")
+    with pytest.raises(ConfigInvalid, match="KVBM_RECORD_LIMIT is 'much'"):
+        KvbmScheduler(arguments())
+    monkeypatch.setenv("KVBM_RECORD_LIMIT", "100")
+    monkeypatch.setenv("KVBM_RECORD", str(tmp_path / "run"))
+    with pytest.raises(ConfigInvalid, match="record_limit.*100"):
+        Engine()
+    monkeypatch.setenv("KVBM_RECORD_LIMIT", "65536")
+    monkeypatch.setenv("KVBM_RECORD", str(tmp_path / "missing" / "run"))
+    with pytest.raises(ConfigInvalid, match="missing"):
+        Engine()
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ def tensor() -> Any:
     return np.zeros((BLOCKS, 2, SIZE, 64), dtype=np.float32).view(Tensor)
 
 
-@pytest.fixture(scope="module")
-def vllm() -> Iterator[Any]:
+@functools.cache
+def stand_in() -> Any:
     """The modules of vLLM that the connector imports. They stay: the connector's own modules keep
     what they imported.
     """
@@ -98,9 +98,15 @@ def vllm() -> Iterator[Any]:
     )
     from kvbm_rs.vllm import _vllm_compat as compat
 
-    missing, compat.missing = compat.missing, lambda used=None: []
-    yield SimpleNamespace(role=KVConnectorRole, compat=compat)
-    compat.missing = missing
+    return SimpleNamespace(role=KVConnectorRole, compat=compat)
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Iterator[Any]:
+    vllm = stand_in()
+    missing, vllm.compat.missing = vllm.compat.missing, lambda used=None: []
+    yield vllm
+    vllm.compat.missing = missing
 
 
 class Request:
@@ -323,6 +329,43 @@ def test_a_prompt_comes_back(engine: Engine) -> None:
     counts = stats.data
     assert counts["loads"] == 1 and min(counts.values()) > 0, "Prometheus takes no negative count"
     assert engine.scheduler.get_external_cache_hit_sources(again, 16).popitem()[1] == 16
+
+
+def test_steps_that_compute_prompts_are_measured(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvbm_rs.vllm import process
+
+    told: list[tuple[int, float]] = []
+    clock = iter([10.0, 10.5, 11.0, 50.0])
+    stub = SimpleNamespace(prefilled=lambda tokens, elapsed: told.append((tokens, elapsed)))
+    owner = engine.scheduler._process
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(owner, "_manager", stub)
+    for tokens in (1000, 8, 2000, 0):
+        owner.step_begins(tokens)
+    assert told == [(1000, 0.5)], "decoding is no prompt, and a pause is no step"
+
+
+def test_a_request_that_waits_has_its_blocks_brought_up(vllm: Any, tmp_path: Path) -> None:
+    extra = {"disk": str(tmp_path), "disk_capacity": "64", "prefetch": True, "load_timeout": 5}
+    engine = Engine(vllm, extra=extra)
+    try:
+        engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
+        engine.manager.clear("g2")
+        again = Request("b", PROMPT)
+        engine.scheduler.on_new_request(again)
+        assert engine.totals["prefetched_blocks"] == 4
+        deadline = time.monotonic() + 10
+        while "g2" not in engine.manager.places(engine.scheduler._requests["b"].sequence)[3]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert engine.match(again) == (16, True)
+        engine.allocated(again, [11, 12, 13, 14, 15], 16)
+        assert engine.until_received("b") == set()
+        assert engine.holds(again, [11, 12, 13, 14, 15], 0, 16)
+    finally:
+        engine.close()
 
 
 def test_the_last_token_is_never_promised(engine: Engine) -> None:

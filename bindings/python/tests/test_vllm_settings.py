@@ -59,7 +59,10 @@ def test_each_data_parallel_rank_has_its_own_directory() -> None:
     ("extra", "text"),
     [
         ({}, "'host' is missing"),
-        ({"host": "1GiB", "hots": 1}, "'hots', which is no option: known are config, disk"),
+        (
+            {"host": "1GiB", "hots": 1},
+            "'hots', which is no option: known are audit, audit_tolerance, config, disk",
+        ),
         ({"host": "1GiB", "disk": "/cache"}, "'disk' without 'disk_capacity'"),
         ({"host": "1GiB", "load": "lazy"}, "'load' is 'lazy': give one of async, sync"),
         ({"host": "1GiB", "hashes": "md5"}, "'hashes' is 'md5'"),

@@ -9,6 +9,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kvbm::config::{Bytes, Capacity, EvictionPolicy, Secret, TenantShares};
 use kvbm::events_plane::EventUrl;
+use kvbm::layout::DType;
 
 use crate::bench::BenchCommand;
 use crate::disk::DiskCommand;
@@ -202,9 +203,29 @@ pub struct ReplayArgs {
     pub capacity: Capacities,
 
     /// Bytes of a block, like 65536 or 64KiB: a multiple of 512 (8 layers of keys and values of 16
-    /// tokens, 2 bytes each).
+    /// tokens, 2 bytes each, or as many as --dtype has). With --model, the most that a block has.
     #[arg(long, value_name = "SIZE", default_value = "64KiB", allow_negative_numbers = true)]
     pub block_bytes: Bytes,
+
+    /// A model with the cache groups of its configuration: deepseek-v3, gemma-3, gpt-oss, jamba,
+    /// llama-3, qwen2.5, qwen3, qwen3-next, or its config.json of Hugging Face. Its heads and
+    /// states are made smaller until a block has at most --block-bytes.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub model: Option<String>,
+
+    /// Element type of the KV cache, like `fp8_e4m3`, `fp8_e5m2`, int8, bf16 or fp32 [default:
+    /// bf16, or the model's].
+    #[arg(long, value_name = "NAME")]
+    pub dtype: Option<DType>,
+
+    /// Ranks that divide the KV heads of each block; what cannot be divided each has.
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = whole::<u32>(1..=64))]
+    pub tensor_parallel: u32,
+
+    /// With --model, where prefixes can end in groups with a sliding window or state, beside the
+    /// ends of requests: after every N blocks [default: nowhere].
+    #[arg(long, value_name = "N", requires = "model", default_value_t = 0, allow_negative_numbers = true, value_parser = whole::<u32>(0..=1_000_000))]
+    pub checkpoint_every: u32,
 
     /// The device of G1: emulated, or an NVIDIA GPU, cuda or cuda:N (its driver's library may be
     /// named in `KVBM_CUDA_DRIVER`).

@@ -46,12 +46,33 @@ pub struct Summary {
     pub capacity: [u64; 3],
     /// The seed.
     pub seed: u64,
+    /// With `--model`: the share of blocks that a look at each group alone says could be served.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oracle_hit_ratio: Option<f64>,
+    /// With `--model`: the cache groups.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<GroupFigures>,
     /// What each tenant had, where `--tenants` gave some a share; `(none)` for requests of nobody.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub tenants: BTreeMap<String, TenantFigures>,
     /// What became of the events, where `--events` sent them somewhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub events: Option<EventFigures>,
+}
+
+/// A cache group of the model.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct GroupFigures {
+    /// What it is, as `model.groups` says it.
+    pub group: String,
+    /// Bytes of a block on one rank.
+    pub block_bytes: u64,
+    /// Bytes of the slot that holds it in G1.
+    pub slot_bytes: u64,
+    /// Different blocks that some tier has at the end.
+    pub held_blocks: u64,
+    /// Different blocks that the prefixes need which end where those of the requests do.
+    pub needed_blocks: u64,
 }
 
 /// What a tenant asked for, found and has.

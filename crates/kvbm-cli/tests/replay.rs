@@ -560,3 +560,66 @@ fn an_unknown_transport_is_named() {
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("there is no transport 'pigeon'; known are nats"));
 }
+
+/// A replay of a model, as JSON.
+fn replay_of_model(line: &str) -> Value {
+    let dir = temp();
+    let output = run(dir.path(), &format!("{line} --block-bytes 2KiB --json -"));
+    assert!(output.status.success(), "{line}: {}", text(&output.stderr));
+    serde_json::from_str(&text(&output.stdout)).unwrap()
+}
+
+/// Every byte of every group comes back from three tiers, every prefix is as long as a look at each
+/// group alone says, and a window takes no more than windows at the ends of requests.
+#[test]
+fn models_of_several_groups_find_what_an_oracle_finds() {
+    for line in [
+        "--model gemma-3 --synthetic 60 --capacity 6000,12000,0",
+        "--model gemma-3 --synthetic 60 --capacity 3000,1200,6000 --checkpoint-every 20 --tensor-parallel 2",
+        "--model jamba --synthetic 60 --capacity 3000,4000,3000 --checkpoint-every 8",
+        "--model gpt-oss --synthetic 60 --capacity 1500,600,3000 --dtype fp8_e4m3",
+        "--model qwen3-next --synthetic 40 --capacity 9000,0,0 --policy lru-leaf",
+    ] {
+        let json = replay_of_model(line);
+        let number = |field: &str| json[field].as_f64().unwrap();
+        assert!(number("hit_ratio") > 0.02, "{line}: {json}");
+        assert!((number("hit_ratio") - number("oracle_hit_ratio")).abs() < 1e-12, "{line}: {json}");
+        assert!(number("verified_blocks") > 0.0, "{line}: {json}");
+        assert_eq!((number("corrupt_blocks"), number("failed_transfers")), (0.0, 0.0), "{line}: {json}");
+        for group in json["groups"].as_array().unwrap() {
+            let figure = |field: &str| group[field].as_f64().unwrap();
+            assert!(figure("held_blocks") <= 1.1 * figure("needed_blocks"), "{line}: {group}");
+            assert!(figure("block_bytes") <= figure("slot_bytes"), "{line}: {group}");
+        }
+    }
+}
+
+/// One latent of a token on every rank, and elements of one byte.
+#[test]
+fn latents_and_narrow_elements_come_back_with_any_number_of_ranks() {
+    for ranks in [1, 2, 4] {
+        for dtype in ["fp8_e4m3", "fp8_e5m2", "int8", "fp16", "fp32"] {
+            let line = format!(
+                "--model deepseek-v3 --dtype {dtype} --tensor-parallel {ranks} --synthetic 40 --capacity 70,60,3000"
+            );
+            let json = replay_of_model(&line);
+            assert!(json["verified_onboarded_blocks"].as_u64().unwrap() > 0, "{line}: {json}");
+            assert_eq!(json["corrupt_blocks"], 0, "{line}: {json}");
+            assert_eq!(json["failed_transfers"], 0, "{line}: {json}");
+        }
+    }
+}
+
+#[test]
+fn a_model_that_there_is_not_is_named_with_those_that_there_are() {
+    let dir = temp();
+    let output = run(dir.path(), "--model no-such-model --synthetic 3");
+    let error = text(&output.stderr);
+    assert!(
+        !output.status.success() && error.contains("no-such-model") && error.contains("jamba"),
+        "{error}"
+    );
+    std::fs::write(dir.path().join("config.json"), "{}").unwrap();
+    let error = text(&run(dir.path(), "--model config.json --synthetic 3").stderr);
+    assert!(error.contains("num_hidden_layers"), "{error}");
+}

@@ -130,7 +130,7 @@ pub fn repair(dirs: &[PathBuf], progress: &mut dyn FnMut(u64, u64)) -> Result<Re
         engine.release(&found.damaged);
     }
     let kept = held.into_iter().filter(|(slot, _)| !lost.contains(slot)).collect();
-    let orphans = orphans(kept);
+    let orphans = orphans(geometry, kept);
     engine.release(&orphans);
     let failed =
         |error: crate::FlushError| failed("write", JOURNAL_FILE, io::Error::other(error.to_string()));
@@ -154,12 +154,12 @@ fn summarize(dirs: &[PathBuf], replayed: &Replayed, table: &RecordedSlots) -> In
     let held: Vec<_> = table.blocks().map(|(slot, _, content)| (slot, content.identity)).collect();
     Inspection {
         namespace,
-        geometry,
         num_slots,
         block_bytes,
         slot_stride,
         blocks: held.len() as u64,
-        orphans: orphans(held).len() as u64,
+        orphans: orphans(&geometry, held).len() as u64,
+        geometry,
         quarantined_slots: table.quarantined().count() as u64,
         journal_records: replayed.records,
         dropped: replayed.dropped,
@@ -168,8 +168,15 @@ fn summarize(dirs: &[PathBuf], replayed: &Replayed, table: &RecordedSlots) -> In
     }
 }
 
-/// Slots whose block, or an ancestor of it, has no parent among these.
-fn orphans(mut held: Vec<(BlockId, BlockIdentity)>) -> Vec<BlockId> {
+/// Says in a geometry that blocks are of several cache groups.
+const SEVERAL_GROUPS: &[u8] = b"; order=groups;";
+
+/// Slots whose block, or an ancestor of it, has no parent among these. None among blocks of several
+/// cache groups: those of a sliding window, and states, need no parents.
+fn orphans(geometry: &[u8], mut held: Vec<(BlockId, BlockIdentity)>) -> Vec<BlockId> {
+    if geometry.windows(SEVERAL_GROUPS.len()).any(|part| part == SEVERAL_GROUPS) {
+        return Vec::new();
+    }
     held.sort_unstable_by_key(|(_, identity)| identity.position);
     let key = |identity: &BlockIdentity, hash| (identity.namespace, identity.group, hash);
     let mut rooted = HashSet::with_capacity(held.len());

@@ -26,13 +26,23 @@ impl FullyContiguous {
     /// # Errors
     /// A broken rule of the config, a size beyond 2^63 - 1 bytes, or [`AxisOrder::Strided`].
     pub fn new(config: LayoutConfig, order: AxisOrder) -> Result<Self, LayoutError> {
+        Self::in_slots(config, order, 0)
+    }
+
+    /// The same in slots of `slot_bytes` bytes, or more where alignment asks for it: slots of one
+    /// size hold blocks of several shapes. Slots shorter than a block have the block's length.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn in_slots(config: LayoutConfig, order: AxisOrder, slot_bytes: u64) -> Result<Self, LayoutError> {
         config.validate()?;
         let what = "one block";
         let layers = u64::from(config.num_layers);
         let block_bytes = arith::product(what, &[layers, config.layer_bytes()])?;
         // Keys and values are a multiple of the element width anyway; odd planes must not misalign
         // the next block.
-        let block_stride = arith::align_up(what, block_bytes, Geometry::region_alignment(&config))?;
+        let slot_bytes = block_bytes.max(slot_bytes);
+        let block_stride = arith::align_up(what, slot_bytes, Geometry::region_alignment(&config))?;
         let bytes = arith::product("the layout", &[block_stride, u64::from(config.num_blocks)])?;
 
         let mut cells = kv_cells(&config, order)?;

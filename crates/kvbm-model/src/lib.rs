@@ -14,7 +14,9 @@
 #![forbid(unsafe_code)]
 
 mod hugging_face;
+mod known;
 mod shape;
 
 pub use hugging_face::ModelError;
+pub use known::{KNOWN_MODELS, known_model};
 pub use shape::{CacheKind, LayerCache, ModelShape, ShapeGroup};

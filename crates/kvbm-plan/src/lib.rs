@@ -21,7 +21,8 @@
 //! | `message` | commands of the leader, messages of a worker | `volume`, `report`, `plan`, `tier`, `identity`, `ids` |
 //! | `volume` | descriptors of volumes | `ids` |
 //! | `report` | outcome of each block of a plan | `path`, `ids` |
-//! | `plan` | transfer plans: blocks, gates, priority | `path`, `location`, `tier`, `identity`, `ids` |
+//! | `plan` | transfer plans: blocks, gates, priority | `comparison`, `path`, `location`, `tier`, `identity`, `ids` |
+//! | `comparison` | comparing blocks instead of copying them | - |
 //! | `path` | source and destination tier of a transfer | `tier` |
 //! | `location` | tier, node and volume of a copy | `tier`, `ids` |
 //! | `tier` | G1 to G4 | - |
@@ -36,6 +37,7 @@
 
 mod access;
 pub mod clock;
+mod comparison;
 mod deadline;
 #[cfg(any(test, feature = "fuzz"))]
 #[doc(hidden)]
@@ -55,6 +57,7 @@ mod volume;
 pub mod wire;
 
 pub use access::{FileAccess, FileOwner};
+pub use comparison::{Comparison, Elements};
 pub use deadline::deadline_after;
 pub use identity::{BlockIdentity, GroupKind};
 pub use ids::{BlockId, BlockSetId, Epoch, GroupId, LeaseId, NamespaceId, NodeId, PlanId, Rank, VolumeId};

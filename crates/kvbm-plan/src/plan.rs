@@ -1,6 +1,6 @@
 //! What the leader asks of its workers.
 
-use crate::{BlockId, BlockIdentity, Endpoint, Epoch, GroupId, Path, PlanId};
+use crate::{BlockId, BlockIdentity, Comparison, Endpoint, Epoch, GroupId, Path, PlanId};
 use serde::{Deserialize, Serialize};
 
 /// One block of a plan.
@@ -99,6 +99,10 @@ pub struct TransferPlan {
     /// loads are over; 0 for nothing. Several plans may have the same.
     #[serde(default, skip_serializing_if = "is_none")]
     pub tag: u64,
+    /// The blocks are compared, and nothing is written: a block that differs fails with
+    /// [`FailureKind::Differs`](crate::FailureKind::Differs). Such a plan ends at G1 and has a tag.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compare: Option<Comparison>,
 }
 
 /// A plan without a tag is written as it was before there were tags.
@@ -152,6 +156,9 @@ pub enum PlanError {
     /// A layer range without layers.
     #[error("plan {0} names an empty layer range: use None for all layers")]
     EmptyLayers(PlanId),
+    /// A comparison without a tag, or with another tier than G1.
+    #[error("plan {0} compares blocks: it needs a tag, and G1 as its destination")]
+    Comparison(PlanId),
 }
 
 impl TransferPlan {
@@ -182,6 +189,9 @@ impl TransferPlan {
         }
         if self.layers.is_some_and(|layers| layers.count == 0) {
             return Err(PlanError::EmptyLayers(plan_id));
+        }
+        if self.compare.is_some() && (self.tag == 0 || self.dst != Endpoint::Local(crate::Tier::G1)) {
+            return Err(PlanError::Comparison(plan_id));
         }
         let bad =
             |block: &BlockTransfer| block.identity.group != self.group || !block.identity.is_consistent();

@@ -39,11 +39,14 @@ pub enum FailureKind {
     /// The budget ran out before the copy started, because others on its path went first. Neither
     /// end was asked.
     PathBusy,
+    /// The source's bytes are intact and are not what the destination holds, which computed them
+    /// again: wrong bytes were stored. The source slot must not be used again.
+    Differs,
 }
 
 impl FailureKind {
     /// Every kind, for metrics that start at 0.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Corrupt,
         Self::Missing,
         Self::Io,
@@ -58,6 +61,7 @@ impl FailureKind {
         Self::Lost,
         Self::GateShut,
         Self::PathBusy,
+        Self::Differs,
     ];
 
     /// Name in metrics.
@@ -77,6 +81,7 @@ impl FailureKind {
             Self::Lost => "lost",
             Self::GateShut => "gate_shut",
             Self::PathBusy => "path_busy",
+            Self::Differs => "differs",
         }
     }
 
@@ -100,6 +105,9 @@ impl FailureKind {
             }
             Self::PathBusy => {
                 "recompute the block, or raise the deadline: the path has more to move than it can"
+            }
+            Self::Differs => {
+                "keep what was computed: the stored copies are quarantined; look for what stored wrong bytes, or raise the tolerance"
             }
         }
     }

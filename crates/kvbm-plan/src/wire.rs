@@ -7,6 +7,7 @@
 //! |---|---|
 //! | 3 | - |
 //! | 4 | [`TransferPlan::tag`] |
+//! | 5 | [`TransferPlan::compare`] |
 
 use crate::{
     BlockOutcome, Command, Failure, FlushOutcome, Message, PlanError, TransferPlan, VolumeAnswer,
@@ -19,7 +20,7 @@ use serde::{Deserialize, Serialize};
 pub const VERSION: u16 = 3;
 
 /// Newest version that this crate writes and reads.
-pub const NEWEST: u16 = 4;
+pub const NEWEST: u16 = 5;
 
 /// Largest message in bytes: a full plan takes less than half of it, a report of nothing but
 /// failures two thirds.
@@ -106,8 +107,12 @@ pub fn encode_command(command: &Command) -> Result<Vec<u8>, EncodeError> {
         plan.validate()?;
     }
     check_command(command)?;
-    let has_tag = matches!(command, Command::Transfer(plan) if plan.tag != 0);
-    encode(command, if has_tag { NEWEST } else { VERSION })
+    let version = match command {
+        Command::Transfer(plan) if plan.compare.is_some() => 5,
+        Command::Transfer(plan) if plan.tag != 0 => 4,
+        _ => VERSION,
+    };
+    encode(command, version)
 }
 
 /// Decodes and checks a command.

@@ -5,10 +5,10 @@
 
 use kvbm_plan::wire::{self, DecodeError, EncodeError};
 use kvbm_plan::{
-    BlockId, BlockIdentity, BlockOutcome, BlockTransfer, ChecksumMode, Command, Endpoint, Epoch, Failure,
-    FailureKind, FlushOutcome, Gate, GroupId, LayerRange, Message, NamespaceId, Path, PlanError, PlanId,
-    Priority, Rank, RecoveredBlock, SequenceHash, StoredBlock, Tier, TransferPlan, TransferReport,
-    VolumeAnswer, VolumeDescriptor, VolumeId, VolumePlace, VolumeRequest,
+    BlockId, BlockIdentity, BlockOutcome, BlockTransfer, ChecksumMode, Command, Comparison, Elements,
+    Endpoint, Epoch, Failure, FailureKind, FlushOutcome, Gate, GroupId, LayerRange, Message, NamespaceId,
+    Path, PlanError, PlanId, Priority, Rank, RecoveredBlock, SequenceHash, StoredBlock, Tier, TransferPlan,
+    TransferReport, VolumeAnswer, VolumeDescriptor, VolumeId, VolumePlace, VolumeRequest,
 };
 use proptest::prelude::*;
 
@@ -39,6 +39,7 @@ fn plan(blocks: u8) -> TransferPlan {
         budget_ms: 250,
         checksums: ChecksumMode::Required,
         tag: 0,
+        compare: None,
     }
 }
 
@@ -218,14 +219,28 @@ fn another_version_is_named() {
 
 /// A plan without a tag is the golden one above: older readers know it.
 #[test]
-fn a_tag_is_of_the_newest_version_and_a_plan_without_one_has_none() {
+fn a_tag_is_of_a_newer_version_and_a_plan_without_one_has_none() {
     let tagged = Command::Transfer(TransferPlan { tag: 9, ..plan(3) });
     let bytes = wire::encode_command(&tagged).unwrap();
-    assert_eq!((bytes[1], bytes.len()), (wire::NEWEST as u8, GOLDEN.len() + 1));
+    assert_eq!((bytes[1], bytes.len()), (4, GOLDEN.len() + 1));
     assert_eq!(wire::decode_command(&bytes).unwrap(), tagged);
     assert_eq!(GOLDEN[1], wire::VERSION as u8);
     let Command::Transfer(old) = wire::decode_command(GOLDEN).unwrap() else { panic!("a plan") };
     assert_eq!(old.tag, 0);
+}
+
+/// A reader that does not know comparisons must not take one for a copy.
+#[test]
+fn a_comparison_is_of_the_newest_version_and_needs_a_tag() {
+    let compare = Some(Comparison { elements: Elements::BF16, tolerance_ppm: 250_000 });
+    let (dst, src) = (Endpoint::Local(Tier::G1), Endpoint::Local(Tier::G2));
+    let audit = TransferPlan { compare, dst, src, tag: 1, ..plan(3) };
+    let bytes = wire::encode_command(&Command::Transfer(audit.clone())).unwrap();
+    assert_eq!(bytes[1], wire::NEWEST as u8);
+    assert_eq!(wire::decode_command(&bytes).unwrap(), Command::Transfer(audit.clone()));
+    for broken in [TransferPlan { tag: 0, ..audit.clone() }, TransferPlan { dst: src, src: dst, ..audit }] {
+        assert_eq!(broken.validate(), Err(PlanError::Comparison(PlanId(7))));
+    }
 }
 
 #[test]

@@ -18,6 +18,15 @@ impl GroupConfig {
     pub const fn full(tokens_per_block: u32) -> Self {
         Self { kind: GroupKind::Full, tokens_per_block }
     }
+
+    /// Blocks at the end of a prefix that the group needs; `None` for all of them.
+    pub const fn blocks_needed(self) -> Option<usize> {
+        match self.kind {
+            GroupKind::Full => None,
+            GroupKind::SlidingWindow(tokens) => Some(tokens.div_ceil(self.tokens_per_block) as usize),
+            GroupKind::State => Some(1),
+        }
+    }
 }
 
 /// Which unpinned block leaves a full tier first.

@@ -46,7 +46,7 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `registry` | the registry and its calls | `arrivals`, `block_state`, `blocks`, `config`, `core`, `error`, `event`, `losses`, `metadata`, `pinned`, `policy`, `pool`, `prefix`, `recovery`, `selection`, `share`, `shared`, `slot`, `status`, `sync`, `tier`, `vectors` |
+//! | `registry` | the registry and its calls | `arrivals`, `block_state`, `blocks`, `config`, `core`, `error`, `event`, `found`, `losses`, `metadata`, `pinned`, `policy`, `pool`, `prefix`, `recovery`, `selection`, `share`, `shared`, `slot`, `status`, `sync`, `tier`, `vectors` |
 //! | `pool` | a typed view of one tier | `arrivals`, `block_state`, `blocks`, `core`, `error`, `metadata`, `pinned`, `shared`, `status`, `sync`, `tier` |
 //! | `prefix` | a matched prefix over several tiers | `core`, `found`, `losses`, `pinned`, `shared`, `sync`, `tier` |
 //! | `arrivals` | reserved destinations of a transfer | `arrival`, `blocks`, `core`, `error`, `losses`, `metadata`, `pinned`, `shared`, `sync`, `tier`, `withheld` |

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use kvbm_device::{CopyBatch, Device, DeviceMemory, Direction, HostBuffer, Stream};
+use kvbm_device::{CopyBatch, Device, DeviceMemory, Direction, HostBuffer, Owner, Stream};
 
 use crate::{Backing, Storage, StorageAllocator, StorageError, StorageExt, StorageKind};
 
@@ -26,16 +26,26 @@ impl DeviceStorage {
     }
 
     /// Memory that the engine allocated: `len` bytes at `address` of `device`. Never freed by us.
+    /// `owner` keeps it allocated: it is dropped after this storage, all bound layouts over it, and
+    /// all work on them.
     ///
     /// # Errors
     /// As [`Device::register_external`].
     ///
     /// # Safety
-    /// The engine must keep the range allocated until this storage, all its clones of memory, and
-    /// all work on them are gone.
-    pub unsafe fn from_external(address: u64, len: u64, device: &dyn Device) -> Result<Self, StorageError> {
-        // SAFETY: the caller gives the promise that the device asks for.
+    /// The range stays allocated until the last clone of `owner` is dropped.
+    pub unsafe fn from_external(
+        address: u64,
+        len: u64,
+        device: &dyn Device,
+        owner: Owner,
+    ) -> Result<Self, StorageError> {
+        // SAFETY: the caller promises that the owner keeps the range, and the owner lives as long
+        // as the memory below, which holds it.
         let memory = unsafe { device.register_external(address, len) }?;
+        let owner: Owner = Arc::new((memory.clone(), owner));
+        // SAFETY: the device knows the range, and both of its owners live as long as this.
+        let memory = unsafe { DeviceMemory::from_raw(memory.device(), address, len, true, owner) };
         Ok(Self { memory, alignment: alignment_of(address) })
     }
 

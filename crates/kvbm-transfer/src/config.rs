@@ -5,7 +5,7 @@ use crate::movers::MoverTier;
 use kvbm_device::Device;
 use kvbm_disk::{DiskEngine, Recovered};
 use kvbm_kernels::Backend;
-use kvbm_plan::{Epoch, GroupId, Path, Rank, TransferPlan};
+use kvbm_plan::{Epoch, Path, Rank, TransferPlan};
 use kvbm_storage::BoundLayout;
 use kvbm_volume::{BlobSlice, VolumeRegistry};
 use std::fmt;
@@ -200,7 +200,16 @@ impl fmt::Debug for VolumeTier {
     }
 }
 
-/// Configuration of a [`TransferManager`](crate::TransferManager): one rank, one cache group.
+/// Memory of a cache group.
+#[derive(Clone, Debug, Default)]
+pub struct GroupMemory {
+    /// G1 as the group's blocks lie there.
+    pub g1: Option<BoundLayout>,
+    /// G2 likewise: slots of the same number, in the same memory, for all groups.
+    pub g2: Option<BoundLayout>,
+}
+
+/// Configuration of a [`TransferManager`](crate::TransferManager): one rank.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct WorkerConfig {
@@ -208,8 +217,6 @@ pub struct WorkerConfig {
     pub rank: Rank,
     /// Life of the leader that is served; plans of another one are refused.
     pub epoch: Epoch,
-    /// Cache group of all blocks.
-    pub group: GroupId,
     /// Namespace tag that checksums are bound to: the one that the disk engine was opened with.
     pub namespace: [u8; 16],
     /// The device that G1 lies on. Not needed where all tiers lie in host memory.
@@ -223,6 +230,9 @@ pub struct WorkerConfig {
     pub claimed_elsewhere: bool,
     /// G2: host memory.
     pub g2: Option<BoundLayout>,
+    /// Cache groups 1, 2 and so on, where there are several: `g1` and `g2` are those of group 0. A
+    /// slot holds a block of any group.
+    pub other_groups: Vec<GroupMemory>,
     /// G3. Needs `g2`, whose shape its blocks have.
     pub g3: Option<DiskTier>,
     /// G4. Needs `g2`, through which its blocks come and go.
@@ -251,19 +261,19 @@ pub struct WorkerConfig {
 }
 
 impl WorkerConfig {
-    /// Defaults: group 0, staging rings of 64 MiB, [`PathConfig::default`], no tiers. `namespace`
-    /// is the tag that checksums are bound to.
+    /// Defaults: one cache group, staging rings of 64 MiB, [`PathConfig::default`], no tiers.
+    /// `namespace` is the tag that checksums are bound to.
     pub fn new(rank: Rank, epoch: Epoch, namespace: [u8; 16]) -> Self {
         Self {
             rank,
             epoch,
-            group: GroupId(0),
             namespace,
             device: None,
             g1: None,
             movers: None,
             claimed_elsewhere: false,
             g2: None,
+            other_groups: Vec::new(),
             g3: None,
             volumes: None,
             staging_bytes: STAGING_BYTES,
@@ -277,7 +287,37 @@ impl WorkerConfig {
         }
     }
 
+    /// Memory of each cache group, by its id.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = [Option<&BoundLayout>; 2]> {
+        let first = [self.g1.as_ref(), self.g2.as_ref()];
+        std::iter::once(first)
+            .chain(self.other_groups.iter().map(|group| [group.g1.as_ref(), group.g2.as_ref()]))
+    }
+
+    fn validate_groups(&self) -> Result<(), StartError> {
+        let bad = |value: String, rule: &str| Err(bad("other_groups", value, rule));
+        let slots = self.g2.as_ref().map(BoundLayout::num_blocks);
+        for (group, [g1, g2]) in self.groups().enumerate().skip(1) {
+            if (g1.is_some(), g2.is_some()) != (self.g1.is_some(), self.g2.is_some()) {
+                return bad(format!("group {group}"), "must have memory on the tiers that group 0 has");
+            }
+            let found = g2.map(BoundLayout::num_blocks);
+            if found != slots {
+                let rule = format!("must have as many slots of G2 as group 0 ({slots:?})");
+                return bad(format!("group {group}: {found:?}"), &rule);
+            }
+        }
+        if !self.other_groups.is_empty() && self.volumes.is_some() {
+            return bad(
+                format!("{} groups", self.other_groups.len() + 1),
+                "must be empty with volumes, which hold blocks of one cache group",
+            );
+        }
+        Ok(())
+    }
+
     pub(crate) fn validate(&self) -> Result<(), StartError> {
+        self.validate_groups()?;
         for (path, config) in self.paths.in_order() {
             let PathConfig { queue_plans, queue_blocks, threads, depth_blocks, batch_blocks, .. } = config;
             at_least("queue_plans", path, queue_plans, 1)?;

@@ -126,6 +126,37 @@ impl fmt::Display for OpaqueGeometry {
     }
 }
 
+/// The content of a slot that holds a block of one of several cache groups: only a rank of the same
+/// number of ranks, with the same groups, can read it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupsGeometry {
+    /// The model's name, for people.
+    pub model: String,
+    /// Which rank of how many.
+    pub rank: (u32, u32),
+    /// What each group is, in words, without `; `.
+    pub groups: Vec<String>,
+    /// Tokens of a block.
+    pub tokens: u32,
+    /// Type of an element, where a group says nothing else.
+    pub dtype: DType,
+}
+
+impl fmt::Display for GroupsGeometry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { model, rank: (rank, ranks), groups, tokens, dtype } = self;
+        let text: Vec<u32> = groups.join(", ").bytes().map(u32::from).collect();
+        write!(
+            f,
+            "model={}; rank={rank}/{ranks}; order=groups; groups={}; tokens={tokens}; dtype={dtype}; \
+             fingerprint={:016x}; pieces=1",
+            shown(model),
+            groups.len(),
+            OpaqueLayout::fingerprint(&text),
+        )
+    }
+}
+
 /// A model's name without what would end the field, or the header.
 fn shown(model: &str) -> String {
     model.chars().filter(|c| *c != ';' && !c.is_control()).take(MODEL_CHARS).collect()

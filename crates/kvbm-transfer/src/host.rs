@@ -46,12 +46,41 @@ impl Slot {
     }
 }
 
-/// Host memory of one worker.
+/// How blocks of a cache group lie in host memory.
 #[derive(Debug)]
-pub(crate) struct HostTier {
+struct HostGroup {
     bound: BoundLayout,
     regions: Vec<HostRegion>,
     fragments: FragmentList,
+}
+
+impl HostGroup {
+    fn new(bound: BoundLayout) -> Result<Self, StartError> {
+        let regions = host_regions(&bound).ok_or_else(|| {
+            let rule = "must be host memory (system or pinned storage)";
+            crate::config::bad("g2", bound.kind().to_string(), rule)
+        })?;
+        let on_disk =
+            disk_layout(bound.layout().as_ref(), 1).map_err(|error| layouts(Tier::G2, Tier::G3, &error))?;
+        let fragments = FragmentList::between(bound.layout().as_ref(), &on_disk, &Selection::all())
+            .map_err(|error| layouts(Tier::G2, Tier::G3, &error))?;
+        Ok(Self { bound, regions, fragments })
+    }
+
+    fn all_layers(&self) -> Range<u32> {
+        0..self.bound.layout().config().num_layers
+    }
+
+    fn span(&self, layers: Option<LayerRange>) -> Range<u32> {
+        layers.map_or_else(|| self.all_layers(), |range| range.first..range.first.saturating_add(range.count))
+    }
+}
+
+/// Host memory of one worker. A slot holds a block of any cache group.
+#[derive(Debug)]
+pub(crate) struct HostTier {
+    /// By id.
+    groups: Vec<HostGroup>,
     sums: BlockChecksum,
     verify: VerifyHost,
     reads: AtomicU64,
@@ -62,36 +91,33 @@ pub(crate) struct HostTier {
 
 impl HostTier {
     pub(crate) fn new(
-        bound: BoundLayout,
+        groups: impl IntoIterator<Item = BoundLayout>,
         sums: BlockChecksum,
         verify: VerifyHost,
         claimed_elsewhere: bool,
     ) -> Result<Self, StartError> {
-        let regions = host_regions(&bound).ok_or_else(|| {
-            crate::config::bad(
-                "g2",
-                bound.kind().to_string(),
-                "must be host memory (system or pinned storage)",
-            )
-        })?;
-        let on_disk =
-            disk_layout(bound.layout().as_ref(), 1).map_err(|error| layouts(Tier::G2, Tier::G3, &error))?;
-        let fragments = FragmentList::between(bound.layout().as_ref(), &on_disk, &Selection::all())
-            .map_err(|error| layouts(Tier::G2, Tier::G3, &error))?;
-        let known = if claimed_elsewhere { 0 } else { bound.num_blocks() };
+        let groups: Vec<_> = groups.into_iter().map(HostGroup::new).collect::<Result<_, _>>()?;
+        let slots = groups.iter().map(|group| group.bound.num_blocks()).min().unwrap_or(0);
+        let known = if claimed_elsewhere { 0 } else { slots };
         let slots = Mutex::new((0..known).map(|_| Slot::default()).collect());
-        let reads = AtomicU64::new(0);
-        Ok(Self { bound, regions, fragments, sums, verify, reads, slots, claimed_elsewhere })
+        Ok(Self { groups, sums, verify, reads: AtomicU64::new(0), slots, claimed_elsewhere })
     }
 
+    /// How blocks of group 0 lie there.
     pub(crate) fn bound(&self) -> &BoundLayout {
-        &self.bound
+        &self.groups[0].bound
+    }
+
+    /// The group of a block: plans of other groups are not admitted.
+    fn group(&self, identity: &BlockIdentity) -> &HostGroup {
+        &self.groups[usize::from(identity.group.0)]
     }
 
     /// Whether `plan`, into this tier, copies a block in the order in which its checksum takes the
     /// bytes.
-    pub(crate) fn sums_in_order_of(&self, plan: &CopyPlan) -> bool {
-        let (Ok(runs), Ok(fragments)) = (plan.runs(0, 0), self.fragments.fragments(0)) else { return false };
+    pub(crate) fn sums_in_order_of(&self, group: usize, plan: &CopyPlan) -> bool {
+        let fragments = &self.groups[group].fragments;
+        let (Ok(runs), Ok(fragments)) = (plan.runs(0, 0), fragments.fragments(0)) else { return false };
         let mut places = fragments.map(|fragment| (fragment.region, fragment.offset, fragment.len));
         let mut place = (0, 0, 0);
         for run in runs {
@@ -106,16 +132,9 @@ impl HostTier {
         place.2 == 0 && places.next().is_none()
     }
 
+    /// Bytes of the longest block.
     pub(crate) fn bytes_per_block(&self) -> u64 {
-        self.bound.bytes_per_block()
-    }
-
-    fn all_layers(&self) -> Range<u32> {
-        0..self.bound.layout().config().num_layers
-    }
-
-    fn span(&self, layers: Option<LayerRange>) -> Range<u32> {
-        layers.map_or_else(|| self.all_layers(), |range| range.first..range.first.saturating_add(range.count))
+        self.groups.iter().map(|group| group.bound.bytes_per_block()).max().unwrap_or(0)
     }
 
     /// Claims `layers` of `slot` for reading, if it holds `identity`.
@@ -125,7 +144,7 @@ impl HostTier {
         identity: &BlockIdentity,
         layers: Option<LayerRange>,
     ) -> Result<ReadClaim, Failure> {
-        let wanted = self.span(layers);
+        let wanted = self.group(identity).span(layers);
         if self.is_elsewhere(slot) {
             return Ok(ReadClaim { tier: Arc::clone(self), slot, identity: *identity, checksum: None });
         }
@@ -165,7 +184,8 @@ impl HostTier {
         identity: &BlockIdentity,
         layers: Option<LayerRange>,
     ) -> Result<WriteClaim, Failure> {
-        let (span, all) = (self.span(layers), self.all_layers());
+        let group = self.group(identity);
+        let (span, all) = (group.span(layers), group.all_layers());
         if self.is_elsewhere(slot) {
             return Ok(WriteClaim { tier: Arc::clone(self), slot, identity: *identity, span, open: true });
         }
@@ -192,11 +212,11 @@ impl HostTier {
 
     /// Whether another process has the claims on `slot`, which exists.
     fn is_elsewhere(&self, slot: u32) -> bool {
-        self.claimed_elsewhere && slot < self.bound.num_blocks()
+        self.claimed_elsewhere && slot < self.bound().num_blocks()
     }
 
     fn no_slot(&self, slot: u32) -> Failure {
-        let detail = format!("slot {slot} of G2 does not exist, it has {}", self.bound.num_blocks());
+        let detail = format!("slot {slot} of G2 does not exist, it has {}", self.bound().num_blocks());
         Failure::new(FailureKind::Unsupported, detail)
     }
 
@@ -216,8 +236,9 @@ impl HostTier {
         let failed =
             |error: String| Failure::new(FailureKind::Unsupported, format!("slot {slot} of G2: {error}"));
         let mut content = ContentCrc::new();
-        for fragment in self.fragments.fragments(slot).map_err(|error| failed(error.to_string()))? {
-            let region = &self.regions[fragment.region as usize];
+        let group = self.group(identity);
+        for fragment in group.fragments.fragments(slot).map_err(|error| failed(error.to_string()))? {
+            let region = &group.regions[fragment.region as usize];
             // SAFETY: no writer of these bytes, by the contract of this function.
             let bytes = unsafe { region.bytes(fragment.offset, fragment.len) };
             content.update(bytes.map_err(|error| failed(error.to_string()))?);
@@ -225,9 +246,10 @@ impl HostTier {
         Ok(self.sums.bind(identity, content.finish()))
     }
 
-    /// The memory of `slot`, in the byte order of the disk.
-    fn io_memory(&self, slot: u32) -> Result<IoFragments, Failure> {
-        io_memory(&self.regions, &self.fragments, slot)
+    /// The memory of `slot`, where the block is, in the byte order of the disk.
+    fn io_memory(&self, slot: u32, identity: &BlockIdentity) -> Result<IoFragments, Failure> {
+        let HostGroup { regions, fragments, .. } = self.group(identity);
+        io_memory(regions, fragments, slot)
             .map_err(|why| Failure::new(FailureKind::Unsupported, format!("slot {slot} of G2: {why}")))
     }
 }
@@ -330,7 +352,7 @@ impl ReadClaim {
             return Ok(());
         }
         self.tier.forget(self.slot);
-        let bytes = self.tier.bytes_per_block();
+        let bytes = self.tier.group(&self.identity).bound.bytes_per_block();
         let why = format!(
             "slot {} of G2, bytes 0..{bytes}: checksum {found:016x}, but {expected:016x} was written; it is not read again",
             self.slot
@@ -341,10 +363,15 @@ impl ReadClaim {
     /// Copies the block out, in the byte order of `order`.
     pub(crate) fn gather(&self, order: &FragmentList) -> Result<Vec<u8>, Failure> {
         let mut bytes = vec![0; order.slot_bytes() as usize];
-        let copied = each_fragment(&self.tier.regions, order, self.slot, |region, offset, place| {
-            // SAFETY: this claim keeps writers away from the slot.
-            unsafe { region.read_at(offset, &mut bytes[place]) }
-        });
+        let copied = each_fragment(
+            &self.tier.group(&self.identity).regions,
+            order,
+            self.slot,
+            |region, offset, place| {
+                // SAFETY: this claim keeps writers away from the slot.
+                unsafe { region.read_at(offset, &mut bytes[place]) }
+            },
+        );
         let failed = |why| Failure::new(FailureKind::Unsupported, format!("slot {} of G2: {why}", self.slot));
         copied.map(|()| bytes).map_err(failed)
     }
@@ -355,7 +382,7 @@ impl ReadClaim {
     }
 
     pub(crate) fn io_memory(&self) -> Result<IoFragments, Failure> {
-        self.tier.io_memory(self.slot)
+        self.tier.io_memory(self.slot, &self.identity)
     }
 }
 
@@ -381,7 +408,7 @@ pub(crate) struct WriteClaim {
 
 impl WriteClaim {
     pub(crate) fn io_memory(&self) -> Result<IoFragments, Failure> {
-        self.tier.io_memory(self.slot)
+        self.tier.io_memory(self.slot, &self.identity)
     }
 
     /// The bytes arrived, with a checksum that was verified on the way.
@@ -393,7 +420,7 @@ impl WriteClaim {
     /// `content` if that was computed on the way; it is returned. A block that came in parts gets
     /// it with the last part.
     pub(crate) fn finish(mut self, compute: bool, content: Option<u64>) -> Result<Option<u64>, Failure> {
-        if self.span == self.tier.all_layers() {
+        if self.span == self.tier.group(&self.identity).all_layers() {
             let checksum = match content {
                 _ if !compute => None,
                 Some(content) => Some(self.tier.sums.bind(&self.identity, content)),
@@ -423,7 +450,7 @@ impl WriteClaim {
     /// Ends the claim. Whether the slot holds the whole block now.
     fn close(&mut self, arrived: bool, checksum: Option<u64>) -> bool {
         self.open = false;
-        let whole = self.span == self.tier.all_layers();
+        let whole = self.span == self.tier.group(&self.identity).all_layers();
         let mut slots = self.tier.slots.lock();
         let Some(slot) = slots.get_mut(self.slot as usize) else { return arrived && whole };
         if whole {
@@ -478,7 +505,7 @@ mod tests {
             .unwrap();
         let layout = Arc::new(FullyContiguous::new(config, AxisOrder::Nhd).unwrap());
         let bound = BoundLayout::allocate(layout, &SystemAllocator::default()).unwrap();
-        Arc::new(HostTier::new(bound, BlockChecksum::new([0; 16]), VerifyHost::Always, false).unwrap())
+        Arc::new(HostTier::new([bound], BlockChecksum::new([0; 16]), VerifyHost::Always, false).unwrap())
     }
 
     fn block(name: u8) -> BlockIdentity {
@@ -520,9 +547,9 @@ mod tests {
 
     #[test]
     fn claims_of_another_process_are_none_of_ours() {
-        let bound = tier().bound.clone();
+        let bound = tier().bound().clone();
         let sums = BlockChecksum::new([0; 16]);
-        let tier = Arc::new(HostTier::new(bound, sums, VerifyHost::Always, true).unwrap());
+        let tier = Arc::new(HostTier::new([bound], sums, VerifyHost::Always, true).unwrap());
         let writers = [write(&tier, 1, None).unwrap(), write(&tier, 2, None).unwrap()];
         assert_eq!(read(&tier, 7, None).unwrap().verify(), Ok(false), "its owner has the checksum");
         let sums = writers.map(|claim| claim.finish(true, None).unwrap().expect("a checksum"));
@@ -554,7 +581,7 @@ mod tests {
         let tier = tier();
         write(&tier, 1, None).unwrap().finish(true, None).unwrap();
         // SAFETY: nobody else touches the memory of this test.
-        unsafe { tier.regions[0].fill(tier.bytes_per_block(), 1, 0xff) }.unwrap();
+        unsafe { tier.groups[0].regions[0].fill(tier.bytes_per_block(), 1, 0xff) }.unwrap();
         let claim = read(&tier, 1, None).unwrap();
         assert_eq!(claim.verify().unwrap_err().kind, FailureKind::Corrupt);
         drop(claim);

@@ -80,10 +80,10 @@ mod threads;
 mod volume_requests;
 mod volume_threads;
 
-pub use config::{DiskTier, PathConfig, PathConfigs, VerifyHost, VolumeTier, WorkerConfig};
+pub use config::{DiskTier, GroupMemory, PathConfig, PathConfigs, VerifyHost, VolumeTier, WorkerConfig};
 pub use error::{BlocksBusy, ShutdownError, StartError, SubmitError};
 pub use finished::FinishedPlan;
-pub use geometry::{OpaqueGeometry, SlotGeometry, UnknownGeometry};
+pub use geometry::{GroupsGeometry, OpaqueGeometry, SlotGeometry, UnknownGeometry};
 pub use handle::{NotYet, TransferHandle};
 pub use hub::Sink;
 pub use kvbm_kernels::Backend;

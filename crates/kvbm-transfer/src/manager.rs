@@ -56,7 +56,7 @@ use std::time::{Duration, Instant};
 ///     src: Endpoint::Local(Tier::G1), dst: Endpoint::Local(Tier::G2),
 ///     blocks: vec![BlockTransfer { identity, src: BlockId(3), dst: BlockId(5) }],
 ///     layers: None, gate: Gate::None, after: Vec::new(),
-///     priority: Priority::Normal, budget_ms: 1000, checksums: ChecksumMode::Required, tag: 0,
+///     priority: Priority::Normal, budget_ms: 1000, checksums: ChecksumMode::Required, tag: 0, compare: None,
 /// })?;
 /// let report = handle.wait(Instant::now() + Duration::from_secs(10))?;
 /// assert!(report.blocks[0].is_done());

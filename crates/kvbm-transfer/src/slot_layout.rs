@@ -13,6 +13,15 @@ use std::fmt::Display;
 /// # Errors
 /// A size beyond 2^63 - 1 bytes.
 pub fn disk_layout(host: &dyn BlockLayout, slots: u32) -> Result<FullyContiguous, LayoutError> {
+    ring_layout(host, slots, 0)
+}
+
+/// The same in slots of `slot_bytes` bytes, which hold blocks of other cache groups too.
+pub(crate) fn ring_layout(
+    host: &dyn BlockLayout,
+    slots: u32,
+    slot_bytes: u64,
+) -> Result<FullyContiguous, LayoutError> {
     let mut config = host.config().clone();
     config.num_blocks = slots;
     config.alignment = config.alignment.max(SLOT_ALIGNMENT);
@@ -20,7 +29,7 @@ pub fn disk_layout(host: &dyn BlockLayout, slots: u32) -> Result<FullyContiguous
         AxisOrder::Strided => AxisOrder::Nhd,
         order => order,
     };
-    FullyContiguous::new(config, order)
+    FullyContiguous::in_slots(config, order, slot_bytes)
 }
 
 pub(crate) fn layouts(from: Tier, to: Tier, reason: &impl Display) -> StartError {

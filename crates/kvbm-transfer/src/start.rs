@@ -13,15 +13,15 @@ use crate::host::{HostTier, host_regions};
 use crate::hub::{Hub, Sink};
 use crate::manager::TransferManager;
 use crate::movers::{MoverRing, MoverTier};
-use crate::schedule::{Limits, PathLimits, State};
+use crate::schedule::{GroupLimits, Limits, PathLimits, State};
 use crate::scrub::Scrub;
-use crate::slot_layout::{disk_layout, layouts};
+use crate::slot_layout::{layouts, ring_layout};
 use crate::threads::spawn;
 use crate::volume_requests;
 use kvbm_device::{CopyEngine, Direction};
 use kvbm_disk::{BlockChecksum, DiskEngine, Dropped, IoMemory, Recovered};
 use kvbm_kernels::Backend;
-use kvbm_layout::BlockLayout;
+use kvbm_layout::{BlockLayout, CopyPlan};
 use kvbm_plan::{Failure, FailureKind, Message, Path, Rank, RecoveredBlock, Tier};
 use kvbm_storage::{
     BoundLayout, HugePages, PinFallback, PinnedAllocator, StorageAllocator, StorageKind, SystemAllocator,
@@ -195,13 +195,13 @@ impl Parts {
             ));
         }
         let host = match &config.g2 {
-            Some(g2) => {
-                let host = HostTier::new(g2.clone(), sums, config.verify_host, config.claimed_elsewhere)?;
-                Some(Arc::new(host))
+            Some(_) => {
+                let groups = config.groups().filter_map(|[_, g2]| g2.cloned());
+                Some(Arc::new(HostTier::new(groups, sums, config.verify_host, config.claimed_elsewhere)?))
             }
             None => None,
         };
-        if let Some(g1) = &config.g1 {
+        for g1 in config.groups().filter_map(|[g1, _]| g1) {
             check_g1(&config, g1)?;
         }
         if let (Some(host), Some(tier)) = (&host, &config.g3) {
@@ -227,10 +227,10 @@ impl Parts {
         Ok(Self { config, host, damaged: Arc::default(), kernels, paths, next_move })
     }
 
-    /// Bytes of a block of this rank.
+    /// Bytes of the longest block of this rank.
     fn block_bytes(&self) -> u64 {
-        let layout = self.config.g1.as_ref().or(self.config.g2.as_ref());
-        layout.map_or(1, BoundLayout::bytes_per_block)
+        let layouts = self.config.groups().filter_map(|[g1, g2]| g1.or(g2));
+        layouts.map(BoundLayout::bytes_per_block).max().unwrap_or(1)
     }
 
     fn has(&self, path: Path) -> &Result<(), String> {
@@ -240,10 +240,12 @@ impl Parts {
 
     fn limits(&self) -> Limits {
         let config = &self.config;
-        let blocks = |bound: &Option<BoundLayout>| bound.as_ref().map_or(0, BoundLayout::num_blocks);
-        let g1 = config.movers.as_ref().map_or_else(|| blocks(&config.g1), |tier| tier.blocks);
+        let blocks = |bound: Option<&BoundLayout>| bound.map_or(0, BoundLayout::num_blocks);
         let g3 = config.g3.as_ref().map_or(0, |tier| tier.engine.info().num_slots);
-        let layout = config.g1.as_ref().or(config.g2.as_ref());
+        let group = |[g1, g2]: [Option<&BoundLayout>; 2]| GroupLimits {
+            slots: [blocks(g1), blocks(g2), g3, 0],
+            layers: g1.or(g2).map_or(0, |bound| bound.layout().config().num_layers),
+        };
         let bounds = config.paths.in_order();
         let limits = |index: usize| {
             let (_, PathConfig { queue_plans: plans, queue_blocks: blocks, .. }) = bounds[index];
@@ -252,9 +254,7 @@ impl Parts {
         Limits {
             rank: config.rank,
             epoch: config.epoch,
-            group: config.group,
-            slots: [g1, blocks(&config.g2), g3, 0],
-            layers: layout.map_or(0, |bound| bound.layout().config().num_layers),
+            groups: config.groups().map(group).collect(),
             paths: std::array::from_fn(limits),
             outgoing: config.outgoing,
         }
@@ -270,15 +270,17 @@ impl Parts {
         let depth = limits.depth_blocks;
         let missing = || bad("paths", site.path.to_string(), "its tiers are not configured");
         if let Path::G3_G1 | Path::G4_G1 = site.path {
-            let (ring, route, lane) = self.staging_ring(site.path, limits)?;
-            *staging_bytes += ring.layout().total_bytes();
+            let (rings, mut routes, lane) = self.staging_ring(site.path, limits)?;
+            *staging_bytes += rings[0].layout().total_bytes();
             if let (Path::G3_G1, Some(g3)) = (site.path, &config.g3) {
-                register(&g3.engine, &ring);
+                register(&g3.engine, &rings[0]);
                 let engine = Arc::clone(&g3.engine);
-                return Ok(Box::new(StagedCarrier::new(site, &ring, engine, route, lane)?));
+                return Ok(Box::new(StagedCarrier::new(site, &rings, engine, routes, lane)?));
             }
             let tier = config.volumes.as_ref().ok_or_else(missing)?;
-            return Ok(Box::new(VolumeReader::start(site, &ring, tier, &self.damaged, route, lane, config)?));
+            // With volumes there is one group.
+            let (ring, route) = (&rings[0], routes.remove(0));
+            return Ok(Box::new(VolumeReader::start(site, ring, tier, &self.damaged, route, lane, config)?));
         }
         let host = Arc::clone(self.host.as_ref().ok_or_else(missing)?);
         if site.path == Path::G2_G4 {
@@ -290,18 +292,19 @@ impl Parts {
                 // What a mover copies has as many bytes on both sides.
                 let route = route(site.path, host.bound().clone(), host.bound().clone())?;
                 let lane = self.mover_lane(tier, site.path, 0);
-                return Ok(Box::new(MemoryCarrier::new(site, host, route, lane, depth)));
+                return Ok(Box::new(MemoryCarrier::new(site, host, vec![route], lane, depth)));
             }
-            let g1 = config.g1.clone().ok_or_else(missing)?;
-            let (src, dst) = if site.path.src == Tier::G1 {
-                (g1, host.bound().clone())
-            } else {
-                (host.bound().clone(), g1)
-            };
-            let route = route(site.path, src, dst)?;
-            let route = route.summed_if(|plan| site.path.dst == Tier::G2 && host.sums_in_order_of(plan));
-            let lane = self.lane(site.path, &route, limits)?;
-            return Ok(Box::new(MemoryCarrier::new(site, host, route, lane, depth)));
+            let mut routes = Vec::new();
+            for (group, memory) in config.groups().enumerate() {
+                let [Some(g1), Some(g2)] = memory else { return Err(missing()) };
+                let (src, dst) = if site.path.src == Tier::G1 { (g1, g2) } else { (g2, g1) };
+                let route = route(site.path, src.clone(), dst.clone())?;
+                let in_order =
+                    |plan: &CopyPlan| site.path.dst == Tier::G2 && host.sums_in_order_of(group, plan);
+                routes.push(route.summed_if(in_order));
+            }
+            let lane = self.lane(site.path, &routes, limits)?;
+            return Ok(Box::new(MemoryCarrier::new(site, host, routes, lane, depth)));
         }
         let engine = Arc::clone(&config.g3.as_ref().ok_or_else(missing)?.engine);
         Ok(match site.path.dst {
@@ -346,16 +349,17 @@ fn route(path: Path, src: BoundLayout, dst: BoundLayout) -> Result<Route, StartE
 
 impl Parts {
     /// The CPU where G1 is host memory, else a stream for this path alone.
-    fn lane(&self, path: Path, route: &Route, limits: PathConfig) -> Result<Lane, StartError> {
+    fn lane(&self, path: Path, routes: &[Route], limits: PathConfig) -> Result<Lane, StartError> {
         let Some(device) = self.config.device.as_ref().filter(|_| on_device(&self.config)) else {
             return Ok(Lane::Host);
         };
         let direction = if path.src == Tier::G1 { Direction::DeviceToHost } else { Direction::HostToDevice };
-        let way = match &self.kernels {
-            Some(kernels) => kernels.way(path, route, direction, limits.batch_blocks)?,
-            None => Way::Copies(CopyEngine::Auto),
+        let way = |route: &Route| match &self.kernels {
+            Some(kernels) => kernels.way(path, route, direction, limits.batch_blocks),
+            None => Ok(Way::Copies(CopyEngine::Auto)),
         };
-        Lane::on_device(Arc::clone(device), &path.to_string(), direction, way)
+        let ways = routes.iter().map(way).collect::<Result<_, _>>()?;
+        Lane::on_device(Arc::clone(device), &path.to_string(), direction, ways)
             .map_err(|source| StartError::Stream { path, source })
     }
 
@@ -364,8 +368,13 @@ impl Parts {
         Lane::Mover(MoverLane { movers, next_id, into_g1: path.dst == Tier::G1, first })
     }
 
-    /// A thread's share of the staging ring of `path`, and the way from there to G1.
-    fn staging_ring(&self, path: Path, limits: PathConfig) -> Result<(BoundLayout, Route, Lane), StartError> {
+    /// A thread's share of the staging ring of `path`, as blocks of each cache group lie in it, and
+    /// the ways from there to G1.
+    fn staging_ring(
+        &self,
+        path: Path,
+        limits: PathConfig,
+    ) -> Result<(Vec<BoundLayout>, Vec<Route>, Lane), StartError> {
         let config = &self.config;
         if let Some(tier) = &config.movers {
             if limits.threads > 1 {
@@ -374,21 +383,26 @@ impl Parts {
             }
             let MoverRing { slots, first } = &tier.rings[usize::from(path == Path::G4_G1)];
             let route = route(path, slots.clone(), slots.clone())?;
-            return Ok((slots.clone(), route, self.mover_lane(tier, path, *first)));
+            return Ok((vec![slots.clone()], vec![route], self.mover_lane(tier, path, *first)));
         }
-        let (Some(g1), Some(g2)) = (&config.g1, &config.g2) else {
+        let both = |memory: [Option<&BoundLayout>; 2]| Some((memory[0]?.clone(), memory[1]?.clone()));
+        let Some(groups) = config.groups().map(both).collect::<Option<Vec<_>>>() else {
             return Err(bad("paths", path.to_string(), "its tiers are not configured"));
         };
         let failed = |blocks| move |reason: String| StartError::Staging { blocks, reason };
-        let slots = |blocks| {
-            let layout = disk_layout(g2.layout().as_ref(), blocks);
+        let slots = |g2: &BoundLayout, blocks, slot_bytes| {
+            let layout = ring_layout(g2.layout().as_ref(), blocks, slot_bytes);
             layout.map_err(|error| failed(blocks)(error.to_string()))
         };
-        let share = config.staging_bytes / limits.threads.max(1) as u64 / slots(1)?.total_bytes().max(1);
+        let mut slot_bytes = 1;
+        for (_, g2) in &groups {
+            slot_bytes = slots(g2, 1, 0)?.total_bytes().max(slot_bytes);
+        }
+        let share = config.staging_bytes / limits.threads.max(1) as u64 / slot_bytes;
         let most = u32::try_from(limits.depth_blocks).unwrap_or(u32::MAX);
         // Two at least: one is read into while the other is copied from.
         let blocks = u32::try_from(share).unwrap_or(u32::MAX).clamp(2, most.max(2));
-        let (layout, failed) = (slots(blocks)?, failed(blocks));
+        let failed = failed(blocks);
         // Devices and disks like memory that lies in few large pieces.
         let huge_pages = HugePages::Try;
         let allocator: Box<dyn StorageAllocator> = match &config.device {
@@ -398,14 +412,22 @@ impl Parts {
             }
             None => Box::new(SystemAllocator { huge_pages }),
         };
-        let ring = BoundLayout::allocate(Arc::new(layout), &*allocator)
-            .map_err(|error| failed(error.to_string()))?;
-        if config.device.is_some() && ring.kind() != StorageKind::Pinned {
+        let (mut rings, mut routes) = (Vec::<BoundLayout>::new(), Vec::new());
+        for (g1, g2) in groups {
+            let layout = Arc::new(slots(&g2, blocks, slot_bytes)?);
+            let ring = match rings.first() {
+                None => BoundLayout::allocate(layout, &*allocator),
+                Some(first) => BoundLayout::bind(layout, first.bindings().to_vec()),
+            };
+            let ring = ring.map_err(|error| failed(error.to_string()))?;
+            routes.push(route(path, ring.clone(), g1)?);
+            rings.push(ring);
+        }
+        if config.device.is_some() && rings[0].kind() != StorageKind::Pinned {
             tracing::warn!(%path, "the staging ring could not be page-locked: copies to the device are slower");
         }
-        let route = route(path, ring.clone(), g1.clone())?;
-        let lane = self.lane(path, &route, limits)?;
-        Ok((ring, route, lane))
+        let lane = self.lane(path, &routes, limits)?;
+        Ok((rings, routes, lane))
     }
 }
 

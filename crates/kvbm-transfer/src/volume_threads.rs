@@ -209,17 +209,15 @@ impl<J> Shared<J> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::{Limits, PathLimits, State};
+    use crate::schedule::{GroupLimits, Limits, PathLimits, State};
     use crossbeam_channel::unbounded;
-    use kvbm_plan::{Epoch, GroupId};
+    use kvbm_plan::Epoch;
 
     fn terms(what: &str) -> ThreadLimits {
         let limits = Limits {
             rank: Rank(0),
             epoch: Epoch(0),
-            group: GroupId(0),
-            slots: [0; 4],
-            layers: 1,
+            groups: vec![GroupLimits { slots: [0; 4], layers: 1 }],
             paths: std::array::from_fn(|_| Ok(PathLimits { plans: 1, blocks: 1 })),
             outgoing: 1,
         };

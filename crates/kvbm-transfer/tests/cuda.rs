@@ -106,6 +106,7 @@ impl Rig {
             budget_ms: 30_000,
             checksums: ChecksumMode::Required,
             tag: 0,
+            compare: None,
         });
         let report = handle.unwrap().wait(soon()).unwrap();
         assert!(report.blocks.iter().all(kvbm_plan::BlockOutcome::is_done), "{report:?}");

@@ -10,7 +10,7 @@ use crate::events::EventsError;
 use crate::manager::{KvBlockManager, Owned};
 use crate::worker::{MessageSink, WorkerLink};
 #[cfg(feature = "worker")]
-use crate::workers::{G1Memory, WorkerError};
+use crate::workers::{G1Memory, GroupTensors, WorkerError};
 #[cfg(feature = "worker")]
 use kvbm_device::Device;
 use kvbm_plan::{Epoch, Rank};
@@ -191,6 +191,16 @@ impl Builder<NeedsDevice> {
     #[cfg(feature = "worker")]
     pub fn engine_host(self, ranks: Vec<BoundLayout>) -> Builder<WithEngine> {
         self.engine(ranks.into_iter().map(G1Memory::EngineHost).collect())
+    }
+
+    /// G1 is the engine's, of a model with several cache groups: for each rank its device (none
+    /// where its tensors lie in host memory) and, for each group, the tensors, bound to the layout
+    /// that they have. Block ids are those of one pool for all groups: an id means a block of one
+    /// group at a time.
+    #[cfg(feature = "worker")]
+    pub fn engine_groups(self, ranks: Vec<GroupTensors>) -> Builder<WithEngine> {
+        let memory = |(device, groups)| G1Memory::EngineGroups(device, groups);
+        self.engine(ranks.into_iter().map(memory).collect())
     }
 
     /// G1 is memory of other processes, which together have so many blocks on each rank. They map

@@ -187,7 +187,8 @@ impl RequestResults {
     /// The result of one block, or of one question.
     pub(crate) fn add(&mut self, block: Option<&Failure>) {
         match block.map(|failure| failure.kind) {
-            None | Some(FailureKind::Missing | FailureKind::Corrupt | FailureKind::Full) => {
+            None
+            | Some(FailureKind::Missing | FailureKind::Corrupt | FailureKind::Full | FailureKind::Differs) => {
                 self.answered = true;
             }
             Some(FailureKind::Io | FailureKind::Deadline) => {

@@ -43,7 +43,13 @@ pub(crate) fn lost(lost: Lost, story: &str) -> Failure {
 
 /// Whether a failure says that the source's bytes are bad, so that its slot must not serve again.
 pub(crate) fn condemns_source(kind: FailureKind) -> bool {
-    kind == FailureKind::Corrupt
+    matches!(kind, FailureKind::Corrupt | FailureKind::Differs)
+}
+
+/// Whether an outcome says something of the bytes at both ends: it is void where either changed
+/// meanwhile.
+pub(crate) fn tells_of_both_ends(outcome: Option<&Failure>) -> bool {
+    outcome.is_none_or(|failure| failure.kind == FailureKind::Differs)
 }
 
 /// Whether what failed like this may have been written, or be written yet, by a store whose answer

@@ -39,8 +39,11 @@
 //! |---|---|---|
 //! | starts | [`builder`](KvBlockManager::builder), [`Builder::device`](Builder::device) | `Builder::engine_device`, `Builder::engine_host` |
 //! | gets a request | [`sequence`](KvBlockManager::sequence), [`match_prefix`](KvBlockManager::match_prefix) | the same |
-//! | brings up what is known | [`onboard`](KvBlockManager::onboard), an [`Onboarding`] | `onboard` into blocks that it names, an [`EngineOnboarding`] |
-//! | computes the rest | [`allocate`](KvBlockManager::allocate), [`commit`](KvBlockManager::commit), [`register`](KvBlockManager::register) | `fence`, `offload` |
+//! | brings up what is known | [`onboard`](KvBlockManager::onboard), an [`Onboarding`] | `onboard` into blocks that it names, an [`EngineOnboarding`]; [`LoadOptions`] |
+//! | begins before all is there | - | [`LoadOptions::by_layer`], [`EngineOnboarding::layer_ready`] |
+//! | computes the rest | [`allocate`](KvBlockManager::allocate), [`commit`](KvBlockManager::commit), [`register`](KvBlockManager::register) | `fence`, `offload`, or `offload_by_layer` and `layer_done` |
+//! | knows what comes | [`prefetch`](KvBlockManager::prefetch), [`session_resumes`](KvBlockManager::session_resumes), [`branch_ends`](KvBlockManager::branch_ends) | the same |
+//! | knows its own speed | [`prefilled`](KvBlockManager::prefilled) | the same |
 //! | preempts a request | [`park`](KvBlockManager::park), [`resume`](KvBlockManager::resume) | `offload` |
 //! | frees, reuses a block | drops the handle | [`released`](KvBlockManager::released), [`before_reuse`](KvBlockManager::before_reuse) |
 //! | ends an iteration | [`step`](KvBlockManager::step) | the same |
@@ -68,12 +71,14 @@
 //! |---|---|---|
 //! | `builder` | building a manager: what is required cannot be forgotten | `engine`, `manager`, `leader`, `events`, `offload`, `admission`, `tenants`, `volume`, `workers`, `socket_link`, `config`, `transfers`, `slots`, `ranks`, `metrics`, `worker` |
 //! | `describe` | what an engine knows of its blocks | `manager` |
-//! | `engine` | G1 in the engine's hands | `manager`, `onboard`, `leader`, `volume`, `config`, `transfers`, `error`, `signal` |
+//! | `engine` | G1 in the engine's hands | `manager`, `prefetch`, `onboard`, `leader`, `volume`, `config`, `transfers`, `error`, `signal` |
 //! | `simulation` | what the simulator does in place of threads | `manager` |
 //! | `park` | private blocks of preempted sequences | `manager`, `leader`, `config`, `transfers`, `error` |
-//! | `manager` | `KvBlockManager`: the calls of an engine | `onboard`, `leader`, `events`, `places`, `status`, `tenants`, `volume`, `workers`, `config`, `transfers`, `metrics`, `signal` |
+//! | `groups` | models with several cache groups: prefixes and onboards over all of them | `manager`, `onboard`, `leader`, `places`, `error` |
+//! | `manager` | `KvBlockManager`: the calls of an engine | `prefetch`, `onboard`, `leader`, `events`, `places`, `status`, `tenants`, `volume`, `workers`, `config`, `transfers`, `metrics`, `signal` |
+//! | `prefetch` | copying a prefix from G3 to G2, before it is promised or asked for | `onboard`, `leader`, `config`, `transfers`, `metrics` |
 //! | `onboard` | copying a prefix up to G1 | `leader`, `volume`, `transfers`, `error`, `signal` |
-//! | `leader` | holds the parts together: messages, rank loss, shutdown | `config`, `events`, `status`, `offload`, `tenants`, `volume`, `transfers`, `slots`, `circuit_breaker`, `ranks`, `metrics` |
+//! | `leader` | holds the parts together: messages, rank loss, shutdown | `config`, `events`, `status`, `offload`, `admission`, `tenants`, `volume`, `transfers`, `slots`, `circuit_breaker`, `ranks`, `metrics` |
 //! | `events` | publishing events of the pool and of volumes | `volume`, `config`, `metrics`, `signal` |
 //! | `places` | where blocks are, without using them | `volume`, `config` |
 //! | `status` | a snapshot for people and dashboards | `offload`, `tenants`, `volume`, `workers`, `slots`, `ranks` |
@@ -108,6 +113,7 @@ mod describe;
 mod engine;
 mod error;
 mod events;
+mod groups;
 mod leader;
 mod manager;
 pub mod metrics;
@@ -115,6 +121,7 @@ mod offload;
 mod onboard;
 mod park;
 mod places;
+mod prefetch;
 mod ranks;
 mod signal;
 #[cfg(kvbm_sim)]
@@ -133,11 +140,12 @@ pub use builder::{BuildError, Builder};
 pub use circuit_breaker::CircuitState;
 pub use describe::DescribeError;
 pub use engine::{
-    Engine, EngineError, EngineOnboardError, EngineOnboarding, Fence, FinishedLoad, LookUp, NoSuchBlock,
-    OffloadStarted, RefusedBlock, StillBusy, TicketError, Tickets,
+    Engine, EngineError, EngineOnboardError, EngineOnboarding, Fence, FinishedLoad, LoadOptions, LookUp,
+    NoSuchBlock, OffloadStarted, RefusedBlock, StillBusy, TicketError, Tickets,
 };
 pub use error::BlockFailure;
 pub use events::{EventPump, EventsError, EventsStatus};
+pub use groups::{GroupBlocks, GroupOnboardError, GroupOnboarding, GroupPart, GroupPrefix};
 #[cfg(feature = "worker")]
 pub use kvbm_transfer::{BlocksBusy, FinishedPlan, MoveDone, Movers};
 pub use leader::{ClearError, FlushError, FlushReport, ShutdownReport};
@@ -146,19 +154,24 @@ pub use offload::OffloadBacklog;
 pub use onboard::{OnboardError, Onboarding};
 pub use park::{ParkError, ParkRejected, Parked};
 pub use places::Places;
+pub use prefetch::Prefetched;
 pub use ranks::RankStatus;
 pub use slots::DirectoryStatus;
 pub use status::{PathStatus, Status};
 pub use tenants::{TenantError, TenantOnTier, TenantStatus};
 pub use volume::{VolumeSetError, VolumeStatus};
 #[cfg(feature = "worker")]
-pub use workers::{DiskStatus, G1Memory, SharedHost, TookOver, Worker, WorkerError, WorkerServer, Workers};
+pub use workers::{
+    DiskStatus, G1Memory, GroupTensors, SharedHost, TookOver, Worker, WorkerError, WorkerServer, Workers,
+};
 
 #[cfg(feature = "worker")]
 pub use kvbm_device as device;
 #[cfg(feature = "worker")]
 pub use kvbm_disk as disk;
 pub use kvbm_events as events_plane;
+#[cfg(feature = "worker")]
+pub use kvbm_kernels as kernels;
 pub use kvbm_layout as layout;
 pub use kvbm_plan as plan;
 pub use kvbm_pool as pool;
@@ -169,7 +182,8 @@ pub use kvbm_tokens as tokens;
 pub use kvbm_volume as volumes;
 
 pub use kvbm_plan::{
-    BlockId, BlockIdentity, Failure, FailureKind, Path, Rank, Tier, VolumeDescriptor, VolumeId,
+    BlockId, BlockIdentity, Comparison, Elements, Failure, FailureKind, GroupId, GroupKind, Path, Rank, Tier,
+    VolumeDescriptor, VolumeId,
 };
 pub use kvbm_pool::{
     AllocError, BlockBatch, BlockMetadata, Cached, Complete, Duplicates, G1, G2, G3, Lost, Partial, PinError,

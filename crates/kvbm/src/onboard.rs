@@ -91,6 +91,8 @@ pub struct Onboarding {
     /// How often it may still start again what other callers gave up.
     retries: u32,
     began: Instant,
+    /// The caller's, where it has one.
+    until: Option<Instant>,
     deadline: Instant,
 }
 
@@ -115,15 +117,18 @@ fn reason(failures: &[BlockFailure], refused: Option<&AllocError>) -> String {
 impl Onboarding {
     /// Starts the transfer of blocks that are not in G1 yet; joins transfers that bring some of
     /// them already.
-    pub(crate) fn start(leader: &Arc<Leader>, prefix: Prefix) -> Self {
+    pub(crate) fn start(leader: &Arc<Leader>, prefix: Prefix, until: Option<Instant>) -> Self {
+        let now = kvbm_plan::clock::now();
+        let most = deadline_after(now, leader.transfers.settings.transfer_deadline);
         let mut onboarding = Self {
             transfer: PrefixTransfer::new(leader, prefix),
             present: Vec::new(),
             failures: Vec::new(),
             refused: None,
             retries: RETRIES,
-            began: kvbm_plan::clock::now(),
-            deadline: deadline_after(kvbm_plan::clock::now(), leader.transfers.settings.transfer_deadline),
+            began: now,
+            until,
+            deadline: until.map_or(most, |until| until.min(most)),
         };
         if !leader.registry.owns_prefix(&onboarding.transfer.prefix) {
             let detail = "the prefix was matched by another manager: match it again with this one";
@@ -203,6 +208,7 @@ impl Onboarding {
         let destination = Destination::Reserved { arrivals, places };
         let mut request = self.transfer.request(Purpose::Onboard, moves, destination, losses);
         request.on_arrival = Some(self.transfer.leader.offload.on_arrival(None));
+        request.limit = self.until.map(|until| until.saturating_duration_since(kvbm_plan::clock::now()));
         self.transfer.handles.push(arriving.start(request));
     }
 
@@ -250,10 +256,11 @@ impl Onboarding {
 
     /// Whether [`wait`](Self::wait) would return at once.
     pub fn is_done(&self) -> bool {
-        self.transfer.is_done()
+        self.transfer.is_done() || kvbm_plan::clock::now() >= self.deadline
     }
 
-    /// Waits at most the configured transfer deadline. The prefix in G1, verified and pinned.
+    /// Waits at most until the deadline that it was started with, or for the configured transfer
+    /// deadline. The prefix in G1, verified and pinned.
     ///
     /// # Errors
     /// [`OnboardError`] with the part that did arrive.
@@ -337,7 +344,9 @@ impl Future for Onboarding {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         loop {
-            if self.transfer.poll(context).is_pending() {
+            if self.transfer.poll(context).is_pending() && kvbm_plan::clock::now() < self.deadline {
+                // A transfer that it joined may have another deadline.
+                self.transfer.leader.transfers.wake_at(self.deadline, context.waker());
                 return Poll::Pending;
             }
             if !self.start_again() {

@@ -5,12 +5,11 @@
 //! them back. They are never registered or shared: nobody else can find them, and dropping a
 //! [`Parked`] forgets them.
 
-use crate::config::ONLY_GROUP;
 use crate::error::{BlockFailure, FirstOf};
 use crate::leader::Leader;
 use crate::manager::{KvBlockManager, Owned};
 use crate::transfers::{Destination, Move, Purpose, Request};
-use kvbm_plan::{BlockId, BlockIdentity, NamespaceId, SequenceHash, Tier};
+use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{AllocError, BatchPosition, BlockBatch, G1, G2, Losses, Lost, Partial, Reset, SequenceError};
 use std::any::Any;
 use std::sync::Arc;
@@ -103,7 +102,8 @@ impl KvBlockManager<Owned> {
                     return Err(ParkRejected { blocks: Some(blocks), error: error.into() });
                 }
             };
-        let names = private_names(self.leader.next_private(blocks.len()), blocks.len());
+        let first = self.leader.next_private(blocks.len());
+        let names = private_names(origin.group, first, blocks.len());
         let losses = blocks.losses();
         let source = Arc::new(blocks);
         let moves = moves(&names, Tier::G1, source.block_ids(), host.block_ids());
@@ -181,13 +181,13 @@ fn moves(names: &[BlockIdentity], from: Tier, src: &[BlockId], dst: &[BlockId]) 
 }
 
 /// So many names from number `first` on that no registered block has, in a namespace of zeros.
-fn private_names(first: u64, count: usize) -> Vec<BlockIdentity> {
+fn private_names(group: GroupId, first: u64, count: usize) -> Vec<BlockIdentity> {
     let name = |number: u64| {
         let mut bytes = *b"private:\0\0\0\0\0\0\0\0";
         bytes[8..].copy_from_slice(&number.to_le_bytes());
         BlockIdentity {
             namespace: NamespaceId(0),
-            group: ONLY_GROUP,
+            group,
             hash: SequenceHash::from_bytes(bytes),
             parent: None,
             position: 0,

@@ -1,8 +1,7 @@
 //! Where blocks are, without using them.
 
-use crate::config::ONLY_GROUP;
 use crate::volume::Volumes;
-use kvbm_plan::{NamespaceId, Tier, VolumeId};
+use kvbm_plan::{GroupId, NamespaceId, Tier, VolumeId};
 use kvbm_pool::{Registry, TierMask};
 use kvbm_tokens::BlockChain;
 
@@ -39,11 +38,16 @@ impl Places {
     }
 }
 
-/// Where the blocks of `chain` are, up to the first that is nowhere. Asks no volume, pins nothing
-/// and counts as no use.
-pub(crate) fn look_up(registry: &Registry, volumes: &Volumes, chain: BlockChain<'_>) -> Vec<Places> {
+/// Where the blocks of `chain` in `group` are, up to the first that is nowhere. Asks no volume,
+/// pins nothing and counts as no use.
+pub(crate) fn look_up(
+    registry: &Registry,
+    volumes: &Volumes,
+    group: GroupId,
+    chain: BlockChain<'_>,
+) -> Vec<Places> {
     let (hashes, namespace) = (chain.hashes(), NamespaceId::from(chain.namespace()));
-    let on_tiers = registry.peek_prefix(ONLY_GROUP, hashes);
+    let on_tiers = registry.peek_prefix(group, hashes);
     let mut places: Vec<_> = on_tiers.into_iter().map(Places::from).collect();
     // What a match would not take from a volume is not there.
     let volumes = volumes.answering(namespace);
@@ -51,14 +55,14 @@ pub(crate) fn look_up(registry: &Registry, volumes: &Volumes, chain: BlockChain<
         return places;
     }
     for (at, &hash) in hashes.iter().enumerate() {
-        let holder = volumes.iter().find(|volume| volume.contains(ONLY_GROUP, hash));
+        let holder = volumes.iter().find(|volume| volume.contains(group, hash));
         let volume = holder.map(|volume| volume.descriptor.id);
         if let Some(known) = places.get_mut(at) {
             known.volume = volume;
             continue;
         }
         // Behind a block that only a volume has, tiers may go on.
-        let found = Places { tiers: registry.tiers_of(ONLY_GROUP, hash), volume };
+        let found = Places { tiers: registry.tiers_of(group, hash), volume };
         if found.is_empty() {
             break;
         }

@@ -9,7 +9,7 @@ mod volumes;
 mod worker;
 
 use memory::RankMemory;
-pub use memory::{G1Memory, SharedHost};
+pub use memory::{G1Memory, GroupTensors, SharedHost};
 pub use predecessor::TookOver;
 pub use server::WorkerServer;
 pub(crate) use volumes::open_volumes;
@@ -92,6 +92,18 @@ pub enum WorkerError {
         rank: Rank,
         /// Where its tensors lie.
         kind: StorageKind,
+    },
+    /// Not one memory for each cache group.
+    #[error(
+        "engine memory of rank {rank} for {found} cache groups: the model has {needed}, give one for each, in order"
+    )]
+    Groups {
+        /// The rank.
+        rank: Rank,
+        /// Groups given.
+        found: usize,
+        /// Groups of the model.
+        needed: usize,
     },
     /// Memory of other processes where the worker's own is needed.
     #[error("G1 of rank {rank} is memory of other processes: only a worker in the leader's process takes it")]

@@ -131,7 +131,7 @@ fn rows(file: &Path) -> anyhow::Result<Vec<Value>> {
 }
 
 /// The library of the test driver: its own example builds it and says where it is.
-fn driver(workspace: &Workspace) -> anyhow::Result<PathBuf> {
+pub(crate) fn driver(workspace: &Workspace) -> anyhow::Result<PathBuf> {
     let mut command = cargo(&workspace.root);
     command.args(["run", "--quiet", "--release", "-p", "kvbm-test-driver", "--example", "library"]);
     Ok(PathBuf::from(output_of(&mut command)?.trim()))

@@ -8,7 +8,7 @@ use crate::test::counted_to;
 use crate::workspace::{Workspace, cargo};
 use std::io::Write;
 
-pub(crate) use bundle::{Mode, run as bundle};
+pub(crate) use bundle::{Mode, driver, run as bundle};
 
 /// Packages and the tests of them that use a device: the real one if there is one.
 const RUNS: &[(&str, &[&str])] =

@@ -19,6 +19,7 @@ The distribution is called `kvbm-rs`. `kvbm` on PyPI is another product; both fi
 environment.
 """
 
+from . import kernels
 from ._core import (
     Config,
     Event,
@@ -31,6 +32,7 @@ from ._core import (
     LookUp,
     Namespace,
     OffloadStarted,
+    Tensor,
     TokenSequence,
     __version__,
 )
@@ -77,8 +79,10 @@ __all__ = [
     "Namespace",
     "NoRoomError",
     "OffloadStarted",
+    "Tensor",
     "TokenSequence",
     "Worker",
     "__version__",
+    "kernels",
     "layout_of",
 ]

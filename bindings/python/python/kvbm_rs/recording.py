@@ -290,10 +290,16 @@ class RecordedManager(KvBlockManager):
         )
         return blocks
 
-    def commit(self, request: str, ids: Any, after: Fence | None = None) -> None:
+    def commit(
+        self, request: str, ids: Any, after: Fence | None = None, *, timeout: float | None = None
+    ) -> None:
         run = super().commit
         self._note(
-            "commit", lambda: run(request, ids, after), _nothing, request=request, ids=_numbers(ids)
+            "commit",
+            lambda: run(request, ids, after, timeout=timeout),
+            _nothing,
+            request=request,
+            ids=_numbers(ids),
         )
 
     def abandon(self, request: str) -> bool:

@@ -5,6 +5,8 @@
 
 pub mod events;
 pub mod index;
+pub mod layers;
+pub mod loads;
 pub mod node;
 pub mod transfer;
 
@@ -22,6 +24,10 @@ pub enum BenchCommand {
     /// Events from the pool into a follower's index, over each transport, and what they cost the
     /// pool.
     Events(events::EventsArgs),
+    /// How much of a copy hides behind computing, layer by layer, on an emulated device.
+    Layers(layers::LayersArgs),
+    /// What a cache costs where its disk is slower than computing, or stalls, beside no cache.
+    Loads(loads::LoadsArgs),
     /// What a node daemon costs, beside a manager inside the process.
     Node(node::NodeArgs),
     /// Every path between the tiers of a worker, beside a bare memcpy or a bare io_uring loop.
@@ -55,6 +61,8 @@ pub fn run(command: &BenchCommand) -> Result<()> {
     match command {
         BenchCommand::Index(args) => deliver(args.json.as_ref(), || index::run(args)),
         BenchCommand::Events(args) => deliver(args.json.as_ref(), || events::run(args)),
+        BenchCommand::Layers(args) => deliver(args.json.as_ref(), || layers::run(args)),
+        BenchCommand::Loads(args) => deliver(args.json.as_ref(), || loads::run(args)),
         BenchCommand::Node(args) => deliver(args.json.as_ref(), || node::run(args)),
         BenchCommand::Transfer(args) => deliver(args.json.as_ref(), || transfer::run(args)),
     }

@@ -3,9 +3,8 @@
 
 use anyhow::{Context, Result};
 use kvbm::device::{CopyBatch, Direction, HostBuffer, Stream};
-use kvbm::layout::Cell;
 use kvbm::storage::{BoundLayout, RegionBytes};
-use kvbm::{BlockId, KvBlockManager, Owned, SequenceHash, Worker};
+use kvbm::{BlockId, GroupId, KvBlockManager, Owned, SequenceHash, Worker};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,7 +25,6 @@ pub(super) struct Engine<'a> {
 
 struct RankEngine<'a> {
     worker: &'a Worker,
-    g1: &'a BoundLayout,
     stream: Arc<dyn Stream>,
     staging: HostBuffer,
     blocks_at_a_time: usize,
@@ -65,17 +63,28 @@ impl<'a> Engine<'a> {
         Ok(Self { ranks })
     }
 
-    /// Computes blocks: `blocks[i]` gets the bytes of `hashes[i]`. When it returns the bytes are
-    /// there.
-    pub(super) fn compute(&mut self, blocks: &[BlockId], hashes: &[SequenceHash]) -> Result<()> {
-        self.ranks.iter_mut().try_for_each(|rank| rank.compute(blocks, hashes))
+    /// Computes blocks of a cache group: `blocks[i]` gets the bytes of `hashes[i]`. When it returns
+    /// the bytes are there.
+    pub(super) fn compute(
+        &mut self,
+        group: GroupId,
+        blocks: &[BlockId],
+        hashes: &[SequenceHash],
+    ) -> Result<()> {
+        self.ranks.iter_mut().try_for_each(|rank| rank.compute(group, blocks, hashes))
     }
 
-    /// Compares `blocks[i]` with the bytes of `hashes[i]`, on every rank. The blocks that differ.
-    pub(super) fn verify(&mut self, blocks: &[BlockId], hashes: &[SequenceHash]) -> Result<Vec<WrongBytes>> {
+    /// Compares `blocks[i]` of a cache group with the bytes of `hashes[i]`, on every rank. The
+    /// blocks that differ.
+    pub(super) fn verify(
+        &mut self,
+        group: GroupId,
+        blocks: &[BlockId],
+        hashes: &[SequenceHash],
+    ) -> Result<Vec<WrongBytes>> {
         let mut wrong: Vec<WrongBytes> = Vec::new();
         for rank in &mut self.ranks {
-            rank.verify(blocks, hashes, &mut wrong)?;
+            rank.verify(group, blocks, hashes, &mut wrong)?;
         }
         // A block may be wrong in several cells and on several ranks.
         wrong.sort_by_key(|wrong| wrong.block);
@@ -86,38 +95,50 @@ impl<'a> Engine<'a> {
 
 impl<'a> RankEngine<'a> {
     fn new(worker: &'a Worker) -> Result<Self> {
-        let g1 = worker.g1().context("a replay computes in memory of its own process")?;
-        let block_bytes = g1.bytes_per_block().max(1);
+        let groups = (0..).map_while(|group| worker.g1_of(GroupId(group)));
+        let block_bytes = groups.map(BoundLayout::bytes_per_block).max().unwrap_or(1).max(1);
         let blocks_at_a_time = (STAGING_BYTES / block_bytes).max(1) as usize;
         let device = worker.device().context("a replay computes on the device of its configuration")?;
         let stream = device.create_stream("replay-engine").context("no stream for the engine")?;
         let staging = HostBuffer::zeroed(blocks_at_a_time * block_bytes as usize);
         let stale = vec![STALE; blocks_at_a_time * block_bytes as usize];
-        Ok(Self { worker, g1, stream, staging, blocks_at_a_time, stale })
+        Ok(Self { worker, stream, staging, blocks_at_a_time, stale })
     }
 
     fn rank(&self) -> u32 {
         u32::from(self.worker.rank().0)
     }
 
-    fn compute(&mut self, blocks: &[BlockId], hashes: &[SequenceHash]) -> Result<()> {
+    /// G1 as blocks of a group lie there.
+    fn g1(&self, group: GroupId) -> Result<&'a BoundLayout> {
+        self.worker.g1_of(group).with_context(|| format!("the model has no cache group {group}"))
+    }
+
+    /// What tells the cells of groups apart in the pattern.
+    fn layer_of(group: GroupId, layer: u32) -> u32 {
+        u32::from(group.0) << 16 | layer
+    }
+
+    fn compute(&mut self, group: GroupId, blocks: &[BlockId], hashes: &[SequenceHash]) -> Result<()> {
         let rank = self.rank();
         for (blocks, hashes) in blocks.chunks(self.blocks_at_a_time).zip(hashes.chunks(self.blocks_at_a_time))
         {
-            let cells = self.stage(blocks)?;
+            let cells = self.stage(group, blocks)?;
             for (index, cell) in cells.iter().enumerate() {
                 let hash = hashes[index / (cells.len() / blocks.len())];
                 let place = cell.at as usize..(cell.at + cell.bytes) as usize;
                 let bytes = &mut self.staging.exclusive_bytes()?[place];
-                CellPattern::new(*hash.as_bytes(), rank, cell.layer, cell.outer).fill(0, bytes);
+                let layer = Self::layer_of(group, cell.layer);
+                CellPattern::new(*hash.as_bytes(), rank, layer, cell.outer).fill(0, bytes);
             }
-            self.copy(&cells, Direction::HostToDevice)?;
+            self.copy(group, &cells, Direction::HostToDevice)?;
         }
         Ok(())
     }
 
     fn verify(
         &mut self,
+        group: GroupId,
         blocks: &[BlockId],
         hashes: &[SequenceHash],
         wrong: &mut Vec<WrongBytes>,
@@ -125,16 +146,17 @@ impl<'a> RankEngine<'a> {
         let rank = self.rank();
         for (blocks, hashes) in blocks.chunks(self.blocks_at_a_time).zip(hashes.chunks(self.blocks_at_a_time))
         {
-            let cells = self.stage(blocks)?;
+            let cells = self.stage(group, blocks)?;
             let used = cells.last().map_or(0, |cell| cell.at + cell.bytes) as usize;
             self.staging.exclusive_bytes()?[..used].copy_from_slice(&self.stale[..used]);
-            self.copy(&cells, Direction::DeviceToHost)?;
+            self.copy(group, &cells, Direction::DeviceToHost)?;
             for (index, cell) in cells.iter().enumerate() {
                 let of = index / (cells.len() / blocks.len());
                 let (block, hash) = (blocks[of], hashes[of]);
                 let place = cell.at as usize..(cell.at + cell.bytes) as usize;
                 let bytes = &self.staging.exclusive_bytes()?[place];
-                let pattern = CellPattern::new(*hash.as_bytes(), rank, cell.layer, cell.outer);
+                let layer = Self::layer_of(group, cell.layer);
+                let pattern = CellPattern::new(*hash.as_bytes(), rank, layer, cell.outer);
                 if let Err(mismatch) = pattern.verify(0, bytes) {
                     wrong.push(WrongBytes { block, hash, place: [rank, cell.layer, cell.outer], mismatch });
                 }
@@ -144,15 +166,17 @@ impl<'a> RankEngine<'a> {
     }
 
     /// The cells of `blocks`, side by side in the staging buffer.
-    fn stage(&self, blocks: &[BlockId]) -> Result<Vec<StagedCell>> {
-        let layout = self.g1.layout();
+    fn stage(&self, group: GroupId, blocks: &[BlockId]) -> Result<Vec<StagedCell>> {
+        let g1 = self.g1(group)?;
+        let layout = g1.layout();
         let config = layout.config();
-        let mut cells = Vec::with_capacity(blocks.len() * (config.num_layers * config.outer_dim) as usize);
+        let of_block = (config.num_layers * config.cells_per_layer()) as usize;
+        let mut cells = Vec::with_capacity(blocks.len() * of_block);
         let mut at = 0;
         for block in blocks {
             for layer in 0..config.num_layers {
-                for outer in 0..config.outer_dim {
-                    let view = layout.view(layer, Cell::Kv(outer))?;
+                for (outer, cell) in (0..).zip(config.cells()) {
+                    let view = layout.view(layer, cell)?;
                     anyhow::ensure!(
                         view.is_contiguous(),
                         "the replay's engine needs whole cells side by side"
@@ -168,10 +192,11 @@ impl<'a> RankEngine<'a> {
     }
 
     /// Copies cells between the staging buffer and G1, and waits.
-    fn copy(&self, cells: &[StagedCell], direction: Direction) -> Result<()> {
+    fn copy(&self, group: GroupId, cells: &[StagedCell], direction: Direction) -> Result<()> {
+        let g1 = self.g1(group)?;
         let mut batch = CopyBatch::new(direction);
         for &StagedCell { at, region, offset, bytes, .. } in cells {
-            let RegionBytes::Device(memory) = self.g1.region(region)? else {
+            let RegionBytes::Device(memory) = g1.region(region)? else {
                 anyhow::bail!("G1 is not device memory");
             };
             match direction {

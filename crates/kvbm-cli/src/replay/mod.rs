@@ -5,6 +5,8 @@
 //! compared.
 
 mod engine;
+mod groups;
+mod models;
 mod permits;
 mod requests;
 mod serve;
@@ -61,6 +63,9 @@ pub fn run(args: &ReplayArgs) -> Result<ReplayResult> {
     }
     let (served, wall) = replayed?;
     let mut result = result(args, workload, &manager, &requests, &served, wall);
+    if args.model.is_some() {
+        groups::add_figures(&mut result.summary, &manager, &requests, &served);
+    }
     result.summary.tenants = tenants::figures(&manager, &trace, &requests, &served);
     result.summary.events = args.events.is_some().then(|| tell_the_rest(&manager));
     Ok(result)
@@ -218,7 +223,10 @@ fn result(
         .map(|path| metrics.path(path).blocks.get());
     let config = manager.config();
     let block_bytes = config.rank_block_bytes() * u64::from(config.parallelism.tensor_parallel);
-    let written = metrics.path(TransferPath::G2_G3).blocks.get() * block_bytes;
+    let to_disk = metrics.path(TransferPath::G2_G3);
+    // Blocks of several groups have several lengths.
+    let alike = config.model.groups.as_slice().len() <= 1;
+    let written = if alike { to_disk.blocks.get() * block_bytes } else { to_disk.bytes.get() };
     let quarantined = Tier::SLOTTED.map(|tier| metrics.tier(tier).quarantined.get());
     let summary = Summary {
         requests: requests.len() as u64,
@@ -240,6 +248,8 @@ fn result(
         policy: args.policy.as_str().to_owned(),
         capacity: setup::capacity_blocks(manager),
         seed: args.seed,
+        oracle_hit_ratio: None,
+        groups: Vec::new(),
         tenants: BTreeMap::new(),
         events: None,
     };

@@ -1,19 +1,25 @@
 //! One request, as an engine serves it: match the prefix, onboard hits, compute misses, register.
 
 use anyhow::{Context, Result, ensure};
-use kvbm::{AllocError, BlockBatch, Cached, G1, KvBlockManager, Namespace, Owned, Reset, SequenceHash, Tier};
+use kvbm::{
+    AllocError, BlockBatch, BlockId, Cached, G1, GroupId, KvBlockManager, Namespace, Owned, Reset,
+    SequenceHash, Tier,
+};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::engine::Engine;
+use super::groups::Groups;
 use super::permits::Permits;
 use super::requests::Requests;
 use super::tenants::Tenants;
 use crate::args::OffloadMode;
 use crate::note::note;
 
+/// The only group of models whose layers are alike.
+const FIRST: GroupId = GroupId(0);
 /// Longest time that a request's offloads, or room for its blocks, are waited for.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Troubles that are logged one by one; more are only counted.
@@ -37,15 +43,19 @@ pub(super) struct Served {
     pub(super) verified_onboarded: u64,
     /// Blocks with wrong bytes.
     pub(super) corrupt: u64,
+    /// Blocks that the oracle says could be served.
+    pub(super) oracle: u64,
 }
 
 /// What all requests share.
 pub(super) struct Server<'a> {
-    manager: &'a KvBlockManager<Owned>,
-    requests: &'a Requests,
+    pub(super) manager: &'a KvBlockManager<Owned>,
+    pub(super) requests: &'a Requests,
     permits: &'a Permits,
-    tenants: Tenants,
+    pub(super) tenants: Tenants,
     offload: OffloadMode,
+    /// Of a model with several cache groups.
+    pub(super) groups: Option<Groups>,
     /// Which requests are said to end their branch, where hints are given at all.
     ends: Option<Vec<bool>>,
     /// Every block registered so far: what a replay without bytes compares its hits with.
@@ -69,6 +79,7 @@ impl<'a> Server<'a> {
             permits,
             tenants,
             offload,
+            groups: Groups::of(manager),
             ends,
             registered: Mutex::default(),
             logged: AtomicU64::new(0),
@@ -80,12 +91,17 @@ impl<'a> Server<'a> {
         let all = self.requests.hashes(index);
         // What is larger than G1 cannot be computed in one piece; its front can.
         let most = self.permits.total().min(self.tenants.most(self.requests.namespace(index)));
+        let most = self.groups.as_ref().map_or(most, |groups| groups.blocks_within(most));
         let hashes = &all[..all.len().min(most)];
-        let _of_tenant = self.tenants.acquire(self.requests.namespace(index), hashes.len());
-        let _permit = self.permits.acquire(hashes.len());
+        let slots = self.groups.as_ref().map_or(hashes.len(), |groups| groups.slots(hashes.len()));
+        let _of_tenant = self.tenants.acquire(self.requests.namespace(index), slots);
+        let _permit = self.permits.acquire(slots);
         let left_out = (all.len() - hashes.len()) as u64;
         let mut served = Served { blocks: all.len() as u64, left_out, ..Served::default() };
-        self.run(index, hashes, engine, &mut served)?;
+        match &self.groups {
+            Some(groups) => groups.run(self, index, hashes, engine, &mut served)?,
+            None => self.run(index, hashes, engine, &mut served)?,
+        }
         if self.ends.as_ref().is_some_and(|ends| ends[index]) {
             self.manager.branch_ends(self.requests.chain(index, hashes));
         }
@@ -94,7 +110,7 @@ impl<'a> Server<'a> {
     }
 
     /// Waits until no offload is queued or running, where the mode is `wait`.
-    fn wait_offloads(&self) -> Result<()> {
+    pub(super) fn wait_offloads(&self) -> Result<()> {
         if self.offload == OffloadMode::Wait {
             let done = self.manager.wait_offloads(Instant::now() + PATIENCE);
             anyhow::ensure!(
@@ -142,7 +158,7 @@ impl<'a> Server<'a> {
         let fresh = self.allocate(namespace, hashes.len() - cached.len())?;
         if !fresh.is_empty() {
             match engine {
-                Some(engine) => engine.compute(fresh.block_ids(), &hashes[cached.len()..])?,
+                Some(engine) => engine.compute(FIRST, fresh.block_ids(), &hashes[cached.len()..])?,
                 // Before the blocks can be found.
                 None => self.registered().extend(&hashes[cached.len()..]),
             }
@@ -155,7 +171,11 @@ impl<'a> Server<'a> {
     }
 
     /// Offloads that still read blocks of G1 may hold more than the eviction can find for a moment.
-    fn allocate(&self, namespace: &Namespace, blocks: usize) -> Result<BlockBatch<G1, Reset>, AllocError> {
+    pub(super) fn allocate(
+        &self,
+        namespace: &Namespace,
+        blocks: usize,
+    ) -> Result<BlockBatch<G1, Reset>, AllocError> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.manager.allocate_in(namespace, blocks) {
@@ -190,22 +210,33 @@ impl<'a> Server<'a> {
         hashes: &[SequenceHash],
         served: &mut Served,
     ) -> Result<usize> {
-        let wrong = engine.verify(cached.block_ids(), &hashes[..cached.len()])?;
+        let wrong = self.wrong(engine, FIRST, cached.block_ids(), &hashes[..cached.len()])?;
+        served.verified = cached.len() as u64;
+        served.corrupt = wrong.len() as u64;
+        Ok(cached.block_ids().iter().position(|block| wrong.contains(block)).unwrap_or(cached.len()))
+    }
+
+    /// The blocks of a cache group that do not hold what was computed for `hashes`; says so.
+    pub(super) fn wrong(
+        &self,
+        engine: &mut Engine<'_>,
+        group: GroupId,
+        blocks: &[BlockId],
+        hashes: &[SequenceHash],
+    ) -> Result<Vec<BlockId>> {
+        let wrong = engine.verify(group, blocks, hashes)?;
         for block in &wrong {
             let [rank, layer, outer] = block.place;
             self.log(&format!(
-                "wrong bytes in G1 block {} ({}), rank {rank}, layer {layer}, outer {outer}: {}",
+                "wrong bytes in G1 block {} ({}), group {group}, rank {rank}, layer {layer}, outer {outer}: {}",
                 block.block, block.hash, block.mismatch
             ));
         }
-        served.verified = cached.len() as u64;
-        served.corrupt = wrong.len() as u64;
-        let is_wrong = |block: &kvbm::BlockId| wrong.iter().any(|wrong| wrong.block == *block);
-        Ok(cached.block_ids().iter().position(is_wrong).unwrap_or(cached.len()))
+        Ok(wrong.into_iter().map(|wrong| wrong.block).collect())
     }
 
     /// Says what went wrong, the first few times: all of it is counted.
-    fn log(&self, trouble: &str) {
+    pub(super) fn log(&self, trouble: &str) {
         match self.logged.fetch_add(1, Ordering::Relaxed) {
             ..MAX_TOLD => note(&format!("kvbm: {trouble}")),
             MAX_TOLD => note("kvbm: more troubles like these are only counted"),

@@ -1,11 +1,12 @@
 //! The manager that a replay runs on.
 
 use anyhow::{Context, Result};
-use kvbm::config::{Bytes, Config, DeviceKind, ModelConfig, VolumeConfig, WhenFull};
+use kvbm::config::{Bytes, Config, DeviceKind, LayoutKind, ModelConfig, VolumeConfig, WhenFull};
 use kvbm::layout::DType;
 use kvbm::{KvBlockManager, Owned};
 use std::path::Path;
 
+use super::models;
 use crate::args::{DeviceChoice, OffloadMode, ReplayArgs, WrongUsage};
 use crate::features::command_with;
 
@@ -31,7 +32,12 @@ pub(super) fn manager(args: &ReplayArgs, dir: Option<&Path>) -> Result<KvBlockMa
 
 fn config(args: &ReplayArgs, dir: Option<&Path>) -> Result<Config> {
     let [g1, g2, g3, g4] = args.capacity.0;
-    let mut config = Config { model: model(args.block_bytes.get())?, ..Config::default() };
+    let mut config = Config { model: shape(args)?, ..Config::default() };
+    config.parallelism.tensor_parallel = args.tensor_parallel;
+    config.policy.checkpoint_every = args.checkpoint_every;
+    if config.model.groups.as_slice().len() > 1 {
+        config.device.layout = LayoutKind::FullyContiguous;
+    }
     config.namespace.model.clone_from(&args.namespace);
     config.device.capacity = g1;
     if let DeviceChoice::Cuda(ordinal) = args.device {
@@ -69,12 +75,21 @@ fn config(args: &ReplayArgs, dir: Option<&Path>) -> Result<Config> {
     Ok(config)
 }
 
+/// The model that `args` ask for.
+fn shape(args: &ReplayArgs) -> Result<ModelConfig> {
+    match &args.model {
+        Some(name) => models::model(name, PAGE_SIZE, args.dtype, args.block_bytes.get()),
+        None => Ok(model(args.block_bytes.get(), args.dtype.unwrap_or(DTYPE))?),
+    }
+}
+
 /// A model whose blocks have `block_bytes` bytes.
-fn model(block_bytes: u64) -> Result<ModelConfig, WrongUsage> {
-    let per_element = u64::from(LAYERS * OUTER * PAGE_SIZE * DTYPE.width());
+fn model(block_bytes: u64, dtype: DType) -> Result<ModelConfig, WrongUsage> {
+    let per_element = u64::from(LAYERS * OUTER * PAGE_SIZE * dtype.width());
     if !block_bytes.is_multiple_of(per_element) {
         return Err(WrongUsage(format!(
-            "--block-bytes {block_bytes} is not a multiple of {per_element}: {LAYERS} layers of keys and values, {PAGE_SIZE} tokens, 2 bytes each"
+            "--block-bytes {block_bytes} is not a multiple of {per_element}: {LAYERS} layers of keys and values, {PAGE_SIZE} tokens, {} bytes each",
+            dtype.width()
         )));
     }
     let inner = u32::try_from(block_bytes / per_element).map_err(|_| {
@@ -87,7 +102,7 @@ fn model(block_bytes: u64) -> Result<ModelConfig, WrongUsage> {
         num_kv_heads: inner / head_dim,
         head_dim,
         page_size: PAGE_SIZE,
-        dtype: DTYPE,
+        dtype,
         outer_dim: OUTER,
         ..ModelConfig::default()
     })
@@ -105,12 +120,12 @@ mod tests {
     #[test]
     fn a_block_has_the_bytes_that_were_asked_for() {
         for block_bytes in [512, 1536, 16 << 10, 64 << 10, 1 << 20, 4 << 20] {
-            let config = Config { model: model(block_bytes).unwrap(), ..Config::default() };
+            let config = Config { model: model(block_bytes, DTYPE).unwrap(), ..Config::default() };
             assert_eq!(config.rank_block_bytes(), block_bytes);
         }
-        let error = model(1000).unwrap_err().to_string();
+        let error = model(1000, DTYPE).unwrap_err().to_string();
         assert!(error.contains("1000") && error.contains("multiple of 512"), "{error}");
-        let error = model(u64::MAX / 512 * 512).unwrap_err().to_string();
+        let error = model(u64::MAX / 512 * 512, DTYPE).unwrap_err().to_string();
         assert!(error.contains("a block has at most 2199023255040B"), "{error}");
     }
 }

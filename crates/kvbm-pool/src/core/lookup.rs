@@ -4,11 +4,12 @@ use super::batch_lookup::BatchLookup;
 use super::entries::BATCH;
 use super::reference::Reference;
 use super::state::Core;
+use crate::config::GroupConfig;
 use crate::entry::{NONE, Presence, PresentOn};
 use crate::found::{ArrivingBlock, PrefixBlock};
 use crate::prefetch::prefetch;
 use crate::tier::{TIERS, TierMask};
-use kvbm_plan::{BlockId, GroupId, GroupKind, NamespaceId, SequenceHash, Tier};
+use kvbm_plan::{BlockId, GroupId, NamespaceId, SequenceHash, Tier};
 
 /// What a lookup found: a prefix of `start + count` blocks needs `count` blocks from `start` on,
 /// all pinned.
@@ -33,11 +34,7 @@ impl Core {
         arriving: Option<&mut Vec<ArrivingBlock>>,
     ) -> FoundPrefix {
         let tiers = PresentOn::some_of(tiers);
-        let needed = self.group(group).and_then(|config| match config.kind {
-            GroupKind::Full => None,
-            GroupKind::SlidingWindow(tokens) => Some(tokens.div_ceil(config.tokens_per_block) as usize),
-            GroupKind::State => Some(1),
-        });
+        let needed = self.group(group).and_then(GroupConfig::blocks_needed);
         let found = match needed {
             None => self.match_full(group, hashes, tiers, &mut out),
             Some(needed) => self.match_end(group, hashes, tiers, needed, &mut out),

@@ -16,6 +16,7 @@
 //! | `remove` | removal of a selection, or of a slot with bad bytes | `select`, `state`, `store` |
 //! | `select` | which blocks a removal takes | `state`, `store` |
 //! | `offload` | which blocks to copy down before they are evicted | `reference`, `state`, `store` |
+//! | `match_groups` | the longest prefix that every group can serve | `batch_lookup`, `lookup`, `state` |
 //! | `lookup` | which blocks of a sequence are on the tiers | `batch_lookup`, `entries`, `reference`, `state` |
 //! | `touch` | uses of blocks | `batch_lookup`, `state` |
 //! | `batch_lookup` | entries of a chain's blocks, batch by batch | `entries`, `state` |
@@ -50,6 +51,7 @@ pub(crate) mod free_slots;
 mod holds_tests;
 pub(crate) mod lookup;
 pub(crate) mod losses;
+pub(crate) mod match_groups;
 pub(crate) mod offload;
 pub(crate) mod order;
 pub(crate) mod orphans;

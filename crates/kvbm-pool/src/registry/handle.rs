@@ -4,10 +4,12 @@ use crate::arrivals::AnyArrivals;
 use crate::block_state::BatchState;
 use crate::blocks::BlockBatch;
 use crate::config::{ConfigError, RegistryConfig};
+use crate::core::lookup::FoundPrefix;
 use crate::core::reference::Reference;
 use crate::core::store::Store;
 use crate::error::{AllocError, PinError, TtlError};
 use crate::event::{Drained, EventBacklog, EventRecord};
+use crate::found::PrefixBlock;
 use crate::metadata::BlockMetadata;
 use crate::pinned::Pinned;
 use crate::policy::{self, EvictionPolicy};
@@ -141,6 +143,39 @@ impl Registry {
         // The position of a block of a whole sequence is implied by its hash.
         let agrees = chain.origin() == ChainOrigin::Root || prefix.begin_at(chain.origin());
         (prefix, agrees)
+    }
+
+    /// The longest prefix on `tiers` that every cache group can serve, in one look: for each group
+    /// its part, all of one length, with the blocks that the group needs pinned. A chain that need
+    /// not begin with the first block of a sequence, as with [`match_chain`](Self::match_chain):
+    /// where a group disagrees about it, all parts are empty.
+    pub fn match_groups(&self, chain: BlockChain<'_>, tiers: TierMask) -> Vec<Prefix> {
+        let losses = self.losses();
+        let hashes = chain.hashes();
+        let mut hold = self.shared.store.lock();
+        let mut blocks = vec![Vec::new(); hold.groups.len()];
+        let found = hold.match_groups(hashes, tiers, |group, block| blocks[group].push(block));
+        drop(hold);
+        let part = |((group, found), blocks): ((usize, FoundPrefix), Vec<PrefixBlock>)| Prefix {
+            shared: Arc::clone(&self.shared),
+            namespace: found.namespace,
+            group: GroupId(group as u16),
+            hashes: hashes.to_vec(),
+            origin: ChainOrigin::Root,
+            start: found.start as u32,
+            losses,
+            blocks,
+            arriving: Vec::new(),
+            volume: None,
+        };
+        let mut parts: Vec<_> = found.into_iter().enumerate().zip(blocks).map(part).collect();
+        let agrees = |part: &mut Prefix| chain.origin() == ChainOrigin::Root || part.begin_at(chain.origin());
+        if !parts.iter_mut().all(agrees) {
+            for part in &mut parts {
+                part.truncate(0);
+            }
+        }
+        parts
     }
 
     /// Whether a copy of the block is on its way to `tier`.

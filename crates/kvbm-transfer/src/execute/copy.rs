@@ -1,6 +1,7 @@
 //! Copies between two memories: batched and scattered on a device stream, by the CPU where both are
 //! host memory, or by the process that one of them belongs to.
 
+use super::compare::{self, Difference, Fetched};
 use super::fused::Way;
 use super::sums::{PassingSums, Summed};
 use crate::completion_queue::{CompletionQueue, Done, Stage};
@@ -8,8 +9,8 @@ use crate::movers::Movers;
 use kvbm_device::{CopyBatch, CudaStream, Device, DeviceError, Direction, Event, Stream};
 use kvbm_layout::{CopyPlan, PlanError, Run, Selection};
 use kvbm_plan::{
-    BlockId, BlockOutcome, BlockTransfer, ChecksumMode, Endpoint, Gate, LayerRange, PlanId, Tier,
-    TransferPlan,
+    BlockId, BlockOutcome, BlockTransfer, ChecksumMode, Comparison, Endpoint, Failure, FailureKind, Gate,
+    LayerRange, PlanId, Tier, TransferPlan,
 };
 use kvbm_storage::{BoundLayout, RegionBytes};
 use std::collections::{HashMap, VecDeque};
@@ -86,8 +87,8 @@ impl Route {
 pub(crate) enum Lane {
     /// The CPU, at once.
     Host,
-    /// A stream of its own. A stream that failed is replaced.
-    Device { device: Arc<dyn Device>, stream: Arc<dyn Stream>, direction: Direction, way: Way },
+    /// A stream of its own, and the way of each cache group. A stream that failed is replaced.
+    Device { device: Arc<dyn Device>, stream: Arc<dyn Stream>, direction: Direction, ways: Vec<Way> },
     /// The process that G1 belongs to.
     Mover(MoverLane),
 }
@@ -130,20 +131,21 @@ impl MoverLane {
             budget_ms: 0,
             checksums: plan.checksums,
             tag: plan.tag,
+            compare: plan.compare,
         })
     }
 }
 
 impl Lane {
-    /// A stream called `name` for copies in `direction`, which go that way.
+    /// A stream called `name` for copies in `direction`, which go these ways, by cache group.
     pub(crate) fn on_device(
         device: Arc<dyn Device>,
         name: &str,
         direction: Direction,
-        way: Way,
+        ways: Vec<Way>,
     ) -> Result<Self, DeviceError> {
         let stream = device.create_stream(name)?;
-        Ok(Self::Device { device, stream, direction, way })
+        Ok(Self::Device { device, stream, direction, ways })
     }
 }
 
@@ -158,15 +160,30 @@ pub(crate) struct Item<T> {
     pub(crate) hold: T,
 }
 
+/// Blocks of one plan.
 struct Batch<T> {
     items: Vec<Item<T>>,
     attempts: u8,
+}
+
+impl<T> Batch<T> {
+    /// The cache group of its blocks: only plans of groups that there are get here.
+    fn group(&self) -> usize {
+        self.items.first().map_or(0, |item| usize::from(item.plan.group.0))
+    }
+
+    /// How its blocks are compared, where they are not copied.
+    fn comparison(&self) -> Option<Comparison> {
+        self.items.first().and_then(|item| item.plan.compare)
+    }
 }
 
 /// A batch that a stream has.
 struct Flying<T> {
     batch: Batch<T>,
     sums: Option<Summed>,
+    /// What the blocks are compared with.
+    fetched: Option<Fetched>,
 }
 
 /// A checksum that was computed on the way.
@@ -179,11 +196,35 @@ pub(crate) enum Sum {
 }
 
 /// What came of a block: its checksum, where that was computed on the way.
-pub(crate) type Copied = Result<Option<Sum>, DeviceError>;
+pub(crate) type Copied = Result<Option<Sum>, NotCopied>;
 
-/// Copies batches of blocks over one route. Results gather until [`Copier::finished`] takes them.
+/// Why a block was not copied, or is not what it was compared with.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum NotCopied {
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error("{0}")]
+    Differs(Difference),
+    /// What the engine's process found, which copied or compared.
+    #[error("copy by the engine's process: {reason}")]
+    Elsewhere { kind: FailureKind, reason: String },
+}
+
+impl NotCopied {
+    pub(crate) fn kind(&self) -> FailureKind {
+        match self {
+            Self::Device(_) => FailureKind::Device,
+            Self::Differs(_) => FailureKind::Differs,
+            Self::Elsewhere { kind, .. } => *kind,
+        }
+    }
+}
+
+/// Copies batches of blocks over one route, or one for each cache group. Results gather until
+/// [`Copier::finished`] takes them.
 pub(crate) struct Copier<T> {
-    route: Route,
+    /// By cache group.
+    routes: Vec<Route>,
     lane: Lane,
     completions: Arc<CompletionQueue>,
     next_ticket: u64,
@@ -195,9 +236,9 @@ pub(crate) struct Copier<T> {
 
 impl<T> Copier<T> {
     /// Tickets are even from 0, so that a carrier may use odd ones.
-    pub(crate) fn new(route: Route, lane: Lane, completions: Arc<CompletionQueue>) -> Self {
+    pub(crate) fn new(routes: Vec<Route>, lane: Lane, completions: Arc<CompletionQueue>) -> Self {
         Self {
-            route,
+            routes,
             lane,
             completions,
             next_ticket: 0,
@@ -208,8 +249,9 @@ impl<T> Copier<T> {
         }
     }
 
-    pub(crate) fn bytes(&mut self, layers: Option<LayerRange>) -> u64 {
-        self.route.bytes(layers)
+    /// Bytes that a block of this plan moves.
+    pub(crate) fn bytes(&mut self, plan: &TransferPlan) -> u64 {
+        self.routes[usize::from(plan.group.0)].bytes(plan.layers)
     }
 
     /// Blocks started and not finished.
@@ -221,7 +263,7 @@ impl<T> Copier<T> {
         !self.parked.is_empty()
     }
 
-    /// Starts copying blocks of the same layer range.
+    /// Starts copying blocks of one plan.
     pub(crate) fn start(&mut self, items: Vec<Item<T>>) {
         if !items.is_empty() {
             self.blocks += items.len();
@@ -246,16 +288,17 @@ impl<T> Copier<T> {
 
     /// An event of this copier completed.
     pub(crate) fn complete(&mut self, ticket: u64, result: Result<(), DeviceError>) {
-        let Some(Flying { batch, sums }) = self.flying.remove(&ticket) else { return };
-        match result {
-            Ok(()) => {
+        let Some(Flying { batch, sums, fetched }) = self.flying.remove(&ticket) else { return };
+        match (result, fetched) {
+            (Ok(()), Some(fetched)) => self.compare_fetched(batch, &fetched),
+            (Ok(()), None) => {
                 let sums = sums.and_then(|sums| sums.of(batch.items.len()));
                 let sum =
                     |index: usize| sums.as_ref().and_then(|sums| sums.get(index).copied().map(Sum::Content));
                 let items = batch.items.into_iter().enumerate();
                 self.finished.extend(items.map(|(index, item)| (item, Ok(sum(index)))));
             }
-            Err(error) => self.recover(batch, &error),
+            (Err(error), _) => self.recover(batch, &error),
         }
     }
 
@@ -270,8 +313,11 @@ impl<T> Copier<T> {
                         item.plan.layers.is_none() && item.plan.checksums == ChecksumMode::Required;
                     Ok(is_summed.then_some(Sum::Block(checksum)))
                 }
-                Some(BlockOutcome::Failed(failure)) => Err(not_moved(&failure.detail)),
-                None => Err(not_moved("it said nothing of this block")),
+                Some(BlockOutcome::Failed(failure)) => Err(not_moved(&item.plan, failure)),
+                None => {
+                    let reason = "it said nothing of this block";
+                    Err(not_moved(&item.plan, Failure::new(FailureKind::Device, reason)))
+                }
             };
             self.finished.push((item, copied));
         }
@@ -294,17 +340,21 @@ impl<T> Copier<T> {
     }
 
     fn fail(&mut self, batch: Batch<T>, error: &DeviceError) {
-        self.finished.extend(batch.items.into_iter().map(|item| (item, Err(error.clone()))));
+        self.finished.extend(batch.items.into_iter().map(|item| (item, Err(error.clone().into()))));
     }
 
     fn launch(&mut self, batch: Batch<T>) {
         let layers = batch.items.first().and_then(|item| item.plan.layers);
-        let plan = match self.route.plan(layers) {
+        let plan = match self.routes[batch.group()].plan(layers) {
             Ok(plan) => plan,
             Err(error) => return self.fail(batch, &refused(&error)),
         };
+        let comparison = batch.comparison();
         match &mut self.lane {
-            Lane::Host => self.copy_now(batch, &plan),
+            Lane::Host => match comparison {
+                Some(comparison) => self.compare_now(batch, &plan, comparison),
+                None => self.copy_now(batch, &plan),
+            },
             Lane::Mover(_) => self.launch_by_mover(batch),
             Lane::Device { device, stream, .. } => {
                 if stream.status().is_err() {
@@ -313,15 +363,59 @@ impl<T> Copier<T> {
                         Err(error) => return self.fail(batch, &error),
                     }
                 }
-                self.launch_on_device(batch, &plan);
+                match comparison {
+                    Some(comparison) => self.fetch(batch, &plan, comparison),
+                    None => self.launch_on_device(batch, &plan),
+                }
             }
         }
     }
 
-    fn copy_now(&mut self, batch: Batch<T>, plan: &CopyPlan) {
+    fn compare_now(&mut self, batch: Batch<T>, plan: &CopyPlan, comparison: Comparison) {
+        let route = &self.routes[batch.group()];
         for item in batch.items {
-            let result = copy_on_host(&self.route, plan, item.from, item.to);
-            self.finished.push((item, result.map(|()| None)));
+            let result = compare::on_host(route, plan, item.from, item.to, comparison);
+            self.finished.push((item, compared(result)));
+        }
+    }
+
+    /// Brings the other ends to the host, a few at a time: an audit may wait.
+    fn fetch(&mut self, mut batch: Batch<T>, plan: &CopyPlan, comparison: Comparison) {
+        let Lane::Device { stream, .. } = &self.lane else { return };
+        if self.flying.values().any(|flying| flying.fetched.is_some()) {
+            return self.parked.push_back(batch);
+        }
+        let most = Fetched::most(plan);
+        if batch.items.len() > most {
+            let (items, attempts) = (batch.items.split_off(most), batch.attempts);
+            self.parked.push_back(Batch { items, attempts });
+        }
+        let slots: Vec<_> = batch.items.iter().map(|item| (item.from, item.to)).collect();
+        match Fetched::start(&**stream, &self.routes[batch.group()], plan, &slots, comparison) {
+            Ok((fetched, event)) => self.fly(batch, None, Some(fetched), &event),
+            Err(DeviceError::QueueFull { .. }) => self.parked.push_back(batch),
+            Err(error) => self.recover(batch, &error),
+        }
+    }
+
+    fn compare_fetched(&mut self, batch: Batch<T>, fetched: &Fetched) {
+        let layers = batch.items.first().and_then(|item| item.plan.layers);
+        let group = batch.group();
+        let plan = match self.routes[group].plan(layers) {
+            Ok(plan) => plan,
+            Err(error) => return self.fail(batch, &refused(&error)),
+        };
+        for (index, item) in batch.items.into_iter().enumerate() {
+            let result = fetched.compare(&self.routes[group], &plan, index, (item.from, item.to));
+            self.finished.push((item, compared(result)));
+        }
+    }
+
+    fn copy_now(&mut self, batch: Batch<T>, plan: &CopyPlan) {
+        let route = &self.routes[batch.group()];
+        for item in batch.items {
+            let result = copy_on_host(route, plan, item.from, item.to);
+            self.finished.push((item, result.map(|()| None).map_err(NotCopied::from)));
         }
     }
 
@@ -330,7 +424,7 @@ impl<T> Copier<T> {
         let Some(plan) = lane.plan(&batch.items) else { return };
         let (movers, ticket) = (Arc::clone(&lane.movers), self.next_ticket);
         self.next_ticket += 2;
-        self.flying.insert(ticket, Flying { batch, sums: None });
+        self.flying.insert(ticket, Flying { batch, sums: None, fetched: None });
         let completions = Arc::clone(&self.completions);
         let done = move |outcomes| completions.put(Done { ticket, result: Stage::Moved(outcomes) });
         movers.copy(plan, Box::new(done));
@@ -340,12 +434,14 @@ impl<T> Copier<T> {
     fn is_summed(&self, batch: &Batch<T>) -> bool {
         let wanted =
             |item: &Item<T>| item.plan.layers.is_none() && item.plan.checksums == ChecksumMode::Required;
-        self.route.summed && batch.items.iter().all(wanted)
+        self.routes[batch.group()].summed && batch.items.iter().all(wanted)
     }
 
     fn launch_on_device(&mut self, mut batch: Batch<T>, plan: &CopyPlan) {
         let summed = self.is_summed(&batch);
-        let Lane::Device { stream, direction, way, .. } = &mut self.lane else { return };
+        let group = batch.group();
+        let Lane::Device { stream, direction, ways, .. } = &mut self.lane else { return };
+        let way = &mut ways[group];
         if let Way::Fused(fused) = way {
             if batch.items.len() > fused.slots() {
                 let (second, attempts) = (batch.items.split_off(fused.slots()), batch.attempts);
@@ -363,7 +459,7 @@ impl<T> Copier<T> {
         let pushed = batch
             .items
             .iter()
-            .try_for_each(|item| push_block(&mut copies, &self.route, plan, item.from, item.to));
+            .try_for_each(|item| push_block(&mut copies, &self.routes[group], plan, item.from, item.to));
         match pushed {
             Ok(()) => {}
             Err(DeviceError::BatchFull { .. }) if batch.items.len() > 1 => {
@@ -390,19 +486,25 @@ impl<T> Copier<T> {
     /// Waits for a batch that was queued, or tries again with one that was not.
     fn launched(&mut self, batch: Batch<T>, sums: Option<Summed>, queued: Result<Event, DeviceError>) {
         match queued {
-            Ok(event) => {
-                let ticket = self.next_ticket;
-                self.next_ticket += 2;
-                self.flying.insert(ticket, Flying { batch, sums });
-                let completions = Arc::clone(&self.completions);
-                event.on_complete(move |result| {
-                    completions.put(Done { ticket, result: Stage::Copy(result) });
-                });
-            }
+            Ok(event) => self.fly(batch, sums, None, &event),
             Err(DeviceError::QueueFull { .. }) => self.parked.push_back(batch),
             Err(error) => self.recover(batch, &error),
         }
     }
+
+    fn fly(&mut self, batch: Batch<T>, sums: Option<Summed>, fetched: Option<Fetched>, event: &Event) {
+        let ticket = self.next_ticket;
+        self.next_ticket += 2;
+        self.flying.insert(ticket, Flying { batch, sums, fetched });
+        let completions = Arc::clone(&self.completions);
+        event.on_complete(move |result| {
+            completions.put(Done { ticket, result: Stage::Copy(result) });
+        });
+    }
+}
+
+fn compared(result: Result<Result<(), Difference>, DeviceError>) -> Copied {
+    result?.map(|()| None).map_err(NotCopied::Differs)
 }
 
 pub(super) fn refused(error: &PlanError) -> DeviceError {
@@ -413,19 +515,18 @@ pub(super) fn refused(error: &PlanError) -> DeviceError {
     }
 }
 
-fn regions<'a>(route: &'a Route, run: &Run) -> Option<(&'a RegionBytes, &'a RegionBytes)> {
+pub(super) fn regions<'a>(route: &'a Route, run: &Run) -> Option<(&'a RegionBytes, &'a RegionBytes)> {
     let src = route.src.memory().get(run.src_region as usize)?;
     let dst = route.dst.memory().get(run.dst_region as usize)?;
     Some((src, dst))
 }
 
 /// A mover did not copy a block.
-fn not_moved(reason: &str) -> DeviceError {
-    DeviceError::OperationFailed {
-        stream: "none".into(),
-        operation: "copy by the engine's process".into(),
-        reason: reason.to_owned(),
-    }
+/// Only a comparison can find that a block differs, whatever another process says.
+fn not_moved(plan: &TransferPlan, failure: Failure) -> NotCopied {
+    let differs = plan.compare.is_some() && failure.kind == FailureKind::Differs;
+    let kind = if differs { FailureKind::Differs } else { FailureKind::Device };
+    NotCopied::Elsewhere { kind, reason: failure.detail }
 }
 
 fn no_copy(what: &'static str) -> DeviceError {

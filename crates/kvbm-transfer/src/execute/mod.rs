@@ -4,6 +4,7 @@
 //! What moves the bytes is a [`Carrier`]. The hardware owns source and destination of what a
 //! carrier has in flight; an executor ends only when nothing is.
 
+mod compare;
 mod copy;
 mod disk;
 mod fused;
@@ -165,7 +166,7 @@ impl Executor {
 mod tests {
     use super::*;
     use crate::report_slot::ReportSlot;
-    use crate::schedule::{Limits, PathLimits, Reply, State};
+    use crate::schedule::{GroupLimits, Limits, PathLimits, Reply, State};
     use kvbm_plan::{
         BlockId, BlockIdentity, ChecksumMode, Endpoint, Epoch, Gate, GroupId, NamespaceId, Priority, Rank,
         SequenceHash,
@@ -209,6 +210,7 @@ mod tests {
             budget_ms: 0,
             checksums: ChecksumMode::Required,
             tag: 0,
+            compare: None,
         }
     }
 
@@ -217,9 +219,7 @@ mod tests {
         let limits = Limits {
             rank: Rank(0),
             epoch: Epoch(0),
-            group: GroupId(0),
-            slots: [4, 4, 4, 0],
-            layers: 1,
+            groups: vec![GroupLimits { slots: [4, 4, 4, 0], layers: 1 }],
             paths: std::array::from_fn(|_| Ok(PathLimits { plans: 4, blocks: 4096 })),
             outgoing: 16,
         };

@@ -58,7 +58,7 @@ pub(super) fn settle_copies(site: &Site, copier: &mut Copier<Staged>, free: &mut
             Ok(_) => (done(&plan, hold.checksum), hold.bytes),
             Err(error) => {
                 let block = &plan.blocks[index as usize];
-                (site.failure(block, FailureKind::Device, &error.to_string()), 0)
+                (site.failure(block, error.kind(), &error.to_string()), 0)
             }
         };
         if let Some(over) = over.as_mut().filter(|over| over.plan_id == plan.plan_id) {
@@ -84,7 +84,8 @@ struct Reading {
 pub(crate) struct StagedCarrier {
     site: Site,
     regions: Arc<Vec<HostRegion>>,
-    fragments: FragmentList,
+    /// By cache group.
+    fragments: Vec<FragmentList>,
     free: Vec<u32>,
     /// Blocks that are read, and then copied, together: a part of the ring, so that both go on at a
     /// time.
@@ -98,22 +99,26 @@ pub(crate) struct StagedCarrier {
 const PORTIONS: usize = 4;
 
 impl StagedCarrier {
-    /// `ring` is host memory whose blocks are laid out like slots of the disk; all its slots are
-    /// this carrier's.
+    /// `rings` is host memory whose blocks, of each cache group, are laid out like slots of the
+    /// disk; all its slots are this carrier's.
     pub(crate) fn new(
         site: Site,
-        ring: &BoundLayout,
+        rings: &[BoundLayout],
         engine: Arc<DiskEngine>,
-        route: Route,
+        routes: Vec<Route>,
         lane: Lane,
     ) -> Result<Self, StartError> {
+        let ring = &rings[0];
         let failed = |reason: String| StartError::Staging { blocks: ring.num_blocks(), reason };
         let regions = host_regions(ring).ok_or_else(|| failed("the ring is not host memory".into()))?;
-        let layout = ring.layout().as_ref();
-        let fragments = FragmentList::between(layout, layout, &Selection::all())
-            .map_err(|error| failed(error.to_string()))?;
+        let list = |ring: &BoundLayout| {
+            let layout = ring.layout().as_ref();
+            FragmentList::between(layout, layout, &Selection::all())
+                .map_err(|error| failed(error.to_string()))
+        };
+        let fragments = rings.iter().map(list).collect::<Result<_, _>>()?;
         let port = DiskPort::new(engine, Arc::clone(&site.completions));
-        let copier = Copier::new(route, lane, Arc::clone(&site.completions));
+        let copier = Copier::new(routes, lane, Arc::clone(&site.completions));
         let free: Vec<u32> = (0..ring.num_blocks()).rev().collect();
         let portion = free.len().div_ceil(PORTIONS);
         let (regions, reading) = (Arc::new(regions), HashMap::new());
@@ -124,7 +129,8 @@ impl StagedCarrier {
     fn start(&mut self, batch: &mut Batch, block: BlockTransfer) -> Result<u32, Failure> {
         let full = || Failure::new(FailureKind::QueueFull, "the staging ring is full");
         let slot = *self.free.last().ok_or_else(full)?;
-        let fragments = io_memory(&self.regions, &self.fragments, slot)
+        let fragments = &self.fragments[usize::from(block.identity.group.0)];
+        let fragments = io_memory(&self.regions, fragments, slot)
             .map_err(|why| Failure::new(FailureKind::Unsupported, why))?;
         batch.add(block.src, |batch| {
             batch.read(block.src, block.identity, fragments);

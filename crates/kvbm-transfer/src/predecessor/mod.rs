@@ -100,6 +100,15 @@ pub enum PredecessorError {
         /// Ranks of the predecessor.
         ranks: u32,
     },
+    /// Blocks of several cache groups.
+    #[error(
+        "its blocks are of several cache groups (model.groups), which are not divided anew among ranks: \
+         start with {ranks} ranks to use them"
+    )]
+    Groups {
+        /// Ranks of the predecessor.
+        ranks: u32,
+    },
     /// The ranks together do not have all of a block of ours.
     #[error("its ranks have {found} of the {needed} cells (layers x heads) that this rank needs")]
     Gap {

@@ -14,4 +14,4 @@ mod tests;
 
 pub(crate) use job::Portion;
 pub(crate) use queue::{PathLimits, volume_of};
-pub(crate) use state::{Delivery, Limits, Reply, State};
+pub(crate) use state::{Delivery, GroupLimits, Limits, Reply, State};

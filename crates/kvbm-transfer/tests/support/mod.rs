@@ -210,6 +210,7 @@ impl Rig {
             budget_ms: 0,
             checksums: ChecksumMode::Required,
             tag: 0,
+            compare: None,
         }
     }
 

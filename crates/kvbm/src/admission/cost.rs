@@ -1,6 +1,6 @@
 //! The default: what a copy saves against what it costs.
 
-use super::{AdmissionPolicy, Costs, Offer, Verdict};
+use super::{AdmissionPolicy, Costs, LoadOffer, Offer, Verdict};
 use kvbm_plan::SequenceHash;
 use std::collections::HashMap;
 
@@ -13,6 +13,7 @@ use std::collections::HashMap;
 ///   most (each with the ancestors that it needs), which for blocks of one size is also most saved
 ///   for each byte. Where nothing is expected, the order of the offer decides.
 /// - All others are admitted, the first time they are seen.
+/// - A request copies as much of its prefix up as makes it ready soonest, and computes the rest.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CostAdmission;
 
@@ -24,6 +25,10 @@ impl CostAdmission {
 }
 
 impl AdmissionPolicy for CostAdmission {
+    fn load(&self, offer: &LoadOffer<'_>) -> usize {
+        offer.soonest()
+    }
+
     fn judge(&self, offer: &Offer<'_>, verdicts: &mut [Verdict]) {
         if Self::is_slower_than_computing(&offer.costs) {
             verdicts.fill(Verdict::Refuse);

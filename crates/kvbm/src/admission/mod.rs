@@ -1,4 +1,5 @@
-//! Which blocks are worth a copy on a lower tier: the seam, and the policies that ship.
+//! Which blocks are worth a copy, down to a lower tier or up to G1: the seam, and the policies that
+//! ship.
 //!
 //! The triggers (write-through, watermark, idleness, approaching eviction) say which blocks *could*
 //! go down now; an [`AdmissionPolicy`] says which of them *do*. It is asked on every edge of the
@@ -11,15 +12,20 @@
 //! what goes beyond the write budget is refused. What a caller asks for by name (`offload`) is not
 //! offered: it goes.
 //!
+//! A request that finds its prefix on lower tiers asks the policy too: what of it is copied up
+//! ([`LoadOffer`]), and what is computed because that is sooner.
+//!
 //! There is no filter by frequency here, and none is missing. On the public traces a disk that
 //! takes only blocks seen twice loses more than half of its hits: the first copy of a
 //! conversation's turn is the one that its next turn reads.
 
 mod cost;
+mod load;
 #[cfg(test)]
 mod tests;
 
 pub use cost::CostAdmission;
+pub use load::{LoadOffer, LoadRun};
 
 use kvbm_plan::{BlockIdentity, Path};
 use std::fmt;
@@ -57,8 +63,9 @@ pub struct Costs {
     /// Tokens of a block.
     pub block_tokens: u32,
     /// Time in which the engine computes a block again, where the configuration says how fast it
-    /// computes (`policy.prefill_tokens_per_s`). Deep blocks cost more than that: their attention
-    /// reaches over the whole prefix.
+    /// computes (`policy.prefill_tokens_per_s`), or the engine's own steps do
+    /// ([`KvBlockManager::prefilled`](crate::KvBlockManager::prefilled)). Deep blocks cost more
+    /// than that: their attention reaches over the whole prefix.
     pub recompute: Option<Duration>,
     /// Time in which a block came back from the lower tier to G1 lately, waiting included; `None`
     /// while too little was read.
@@ -100,6 +107,12 @@ pub trait AdmissionPolicy: Send + Sync {
     /// Sets `verdicts[i]` for `offer.blocks[i]`. All are [`Verdict::Admit`] before; there are as
     /// many as blocks.
     fn judge(&self, offer: &Offer<'_>, verdicts: &mut [Verdict]);
+
+    /// How many blocks of a prefix, from the first on, a request has copied to G1; it computes the
+    /// others. All of them, unless a policy says otherwise. The caller is the engine's thread.
+    fn load(&self, offer: &LoadOffer<'_>) -> usize {
+        offer.blocks()
+    }
 }
 
 /// Admits whatever the triggers offer, as far as the write budget goes.

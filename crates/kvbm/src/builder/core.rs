@@ -3,10 +3,11 @@
 use super::BuildError;
 use crate::admission::{AdmissionPolicy, AdmitAll, CostAdmission};
 use crate::config::{
-    Admission, Capacity, Config, ConfigError, EdgeConfig, EvictionPolicy, NamespaceConfig, VolumeOffload,
+    Admission, Capacity, Config, ConfigError, EdgeConfig, EvictionPolicy, FIRST_GROUP, NamespaceConfig,
+    VolumeOffload,
 };
 use crate::events::{BlockFacts, EventPump, VolumeChanges};
-use crate::leader::{Leader, Parts};
+use crate::leader::{Leader, Parts, PrefetchBudget};
 use crate::manager::KvBlockManager;
 use crate::metrics::{Metrics, RecoveryOutcome};
 use crate::offload::{Edge, Offload, WearBudget};
@@ -102,7 +103,8 @@ impl Core {
             Admission::Cost => Arc::new(CostAdmission) as Arc<dyn AdmissionPolicy>,
             Admission::All => Arc::new(AdmitAll),
         });
-        let to_volumes = blocks[1] > 0 && (more_volumes || !config.volume.is_empty());
+        let alike = config.model.groups.as_slice().len() <= 1;
+        let to_volumes = blocks[1] > 0 && alike && (more_volumes || !config.volume.is_empty());
         let leader = leader(&config, blocks, registry, names, admission, to_volumes);
         let g1_blocks = engine_blocks.unwrap_or(blocks[0]);
         Ok(Self { config, namespace, hasher, blocks, g1_blocks, leader })
@@ -244,9 +246,11 @@ impl Core {
             self.recover()?;
         }
         self.leader.start_threads().map_err(|(name, source)| BuildError::Thread { name, source })?;
-        let BlockCosts { bytes, tokens, .. } = self.leader.transfers.settings.block_costs;
-        let facts =
-            BlockFacts { block_bytes: bytes, block_tokens: tokens, node: NodeId(self.config.events.node) };
+        let BlockCosts { tokens, .. } = self.leader.transfers.settings.block_costs;
+        let ranks = u64::from(self.config.parallelism.tensor_parallel);
+        let bytes = self.config.group_block_bytes().into_iter().map(|bytes| bytes.saturating_mul(ranks));
+        let node = NodeId(self.config.events.node);
+        let facts = BlockFacts { block_bytes: bytes.collect(), block_tokens: tokens, node };
         let events = Arc::new(EventPump::start(
             self.leader.registry.clone(),
             &self.config.events,
@@ -334,7 +338,7 @@ fn registry(
         EvictionPolicy::Hazard => PolicyKind::Hazard,
     };
     let config = RegistryConfig {
-        groups: vec![GroupConfig::full(config.model.page_size)],
+        groups: pool_groups(config),
         event_capacity: config.events.ring_capacity,
         policy,
         policy_seed: config.policy.seed,
@@ -346,6 +350,13 @@ fn registry(
         Some(make) => Registry::with_policy(&config, make(blocks)),
         None => Registry::new(&config),
     }
+}
+
+/// The cache groups as the registry knows them.
+fn pool_groups(config: &Config) -> Vec<GroupConfig> {
+    let tokens_per_block = config.model.page_size;
+    let groups = config.model.cache_groups();
+    groups.iter().map(|group| GroupConfig { kind: group.kind, tokens_per_block }).collect()
 }
 
 /// Builds the parts of a leader, lowest first.
@@ -364,6 +375,9 @@ fn leader(
         transfer_deadline: config.transfer.deadline,
         read_deadline: config.disk.read_deadline,
         keep_loaded: config.host.keep_loaded,
+        onboard_patience: config.policy.onboard_patience,
+        num_layers: if config.model.has_heads() { config.model.cache_group(FIRST_GROUP).layers } else { 1 },
+        layer_steps: config.transfer.layer_steps,
         block_costs: block_costs(config),
     };
     let (metrics, ranks) = (Metrics::new(), config.parallelism.tensor_parallel as usize);
@@ -396,7 +410,21 @@ fn leader(
         admission,
         edges(config, blocks, to_volumes),
     );
-    Leader::new(Parts { registry, tenants, metrics, ranks, slots, transfers, volumes, offload })
+    let groups = pool_groups(config);
+    let most = f64::from(blocks[1]) * config.policy.prefetch_share;
+    let prefetch_budget = PrefetchBudget::new(most.ceil() as usize);
+    Leader::new(Parts {
+        registry,
+        groups,
+        tenants,
+        metrics,
+        ranks,
+        slots,
+        transfers,
+        volumes,
+        offload,
+        prefetch_budget,
+    })
 }
 
 fn block_costs(config: &Config) -> BlockCosts {

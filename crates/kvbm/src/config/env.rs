@@ -9,7 +9,7 @@ use super::value::Raw;
 use super::{Config, ConfigError, Origin};
 
 /// Variables of ours that are no settings: they are read where they are used.
-const ELSEWHERE: [&str; 2] = ["KVBM_CUDA_DRIVER", "KVBM_NATS_SERVER"];
+const ELSEWHERE: [&str; 4] = ["KVBM_CUDA_DRIVER", "KVBM_NATS_SERVER", "KVBM_RECORD", "KVBM_RECORD_LIMIT"];
 
 /// Applies every variable whose name begins with `KVBM_`; others are not looked at.
 pub(super) fn apply(

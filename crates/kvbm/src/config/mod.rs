@@ -30,6 +30,8 @@
 mod choices;
 mod env;
 mod error;
+mod groups;
+mod hugging_face;
 mod model;
 mod nearest;
 mod parse;
@@ -56,11 +58,12 @@ pub use choices::{
     DiskMode, EvictionPolicy, HostOrder, LayoutKind, VerifyHost, VolumeLookup, VolumeOffload, WhenFull,
 };
 pub use error::{ConfigError, Origin};
+pub use groups::{CacheGroup, CacheGroups, LayerContent};
 pub use schema::{Key, Section};
 pub(crate) use volumes::{stored_bytes, volumes};
 
-/// Group of all blocks of a model whose layers are alike.
-pub(crate) const ONLY_GROUP: kvbm_plan::GroupId = kvbm_plan::GroupId(0);
+/// Group of all blocks of a model whose layers are alike, and the first one of any other.
+pub(crate) const FIRST_GROUP: kvbm_plan::GroupId = kvbm_plan::GroupId(0);
 
 pub use sections::{
     DeviceConfig, DiskConfig, EdgeConfig, EventsConfig, HostConfig, ModelConfig, NamespaceConfig, NodeConfig,
@@ -214,7 +217,7 @@ impl Config {
 
     /// KV heads of one rank: its share, or 1 where heads are replicated.
     pub fn heads_per_rank(&self) -> u32 {
-        (self.model.num_kv_heads / self.parallelism.tensor_parallel.max(1)).max(1)
+        (self.model.heads() / self.parallelism.tensor_parallel.max(1)).max(1)
     }
 
     /// Blocks that a rank holds on G1, G2 and G3; a capacity in bytes is never exceeded.
@@ -233,10 +236,15 @@ impl Config {
     /// which the disk takes as they are.
     pub fn slot_bytes(&self, tier: Tier) -> u64 {
         let bytes = self.rank_block_bytes();
+        if tier == Tier::G1 && self.model.groups.as_slice().len() > 1 {
+            // Elements of every group are aligned in every slot.
+            return bytes.checked_next_multiple_of(8).unwrap_or(u64::MAX);
+        }
         if tier == Tier::G1 { bytes } else { bytes.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX) }
     }
 
-    /// Bytes of one rank's slice of a block, without padding.
+    /// Bytes of one rank's slice of a block, without padding: of the largest group, where the model
+    /// has several.
     pub fn rank_block_bytes(&self) -> u64 {
         let model = &self.model;
         if model.is_opaque() {
@@ -246,8 +254,6 @@ impl Config {
                 .iter()
                 .fold(0, |sum, &bytes| sum.saturating_add(bytes.into()));
         }
-        [model.num_layers, model.outer_dim, model.page_size, self.heads_per_rank(), model.head_dim]
-            .into_iter()
-            .fold(u64::from(model.dtype.width()), |bytes, factor| bytes.saturating_mul(u64::from(factor)))
+        self.group_block_bytes().into_iter().max().unwrap_or(0)
     }
 }

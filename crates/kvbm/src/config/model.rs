@@ -16,10 +16,13 @@ impl ModelConfig {
     }
 
     /// What a namespace says of the elements: their type, or, where there are no axes, the bytes of
-    /// each tensor. So blocks of one shape are never found by a deployment of another.
+    /// each tensor, and the groups, where there are several. So blocks of one shape are never found
+    /// by a deployment of another.
     pub(crate) fn content(&self) -> String {
         if self.is_opaque() {
             format!("opaque {}", self.opaque_tensors)
+        } else if self.has_groups() {
+            format!("{}; {}", self.dtype.name(), self.groups)
         } else {
             self.dtype.name().to_owned()
         }

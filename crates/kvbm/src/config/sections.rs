@@ -12,15 +12,16 @@ use super::choices::{
     Admission, Algorithm, BandwidthModel, ChainRootKind, CopyWay, DeviceKind, DeviceOrder, DiskEngine,
     DiskMode, EvictionPolicy, HostOrder, LayoutKind, VerifyHost, VolumeLookup, VolumeOffload, WhenFull,
 };
+use super::groups::CacheGroups;
 use super::schema::{List, Section, section, section_keys};
 use super::several::{Paths, TenantShares, TensorBytes};
 use super::units::{Blocks, Bytes, Capacity};
 use super::value::Secret;
 
 const MAX_PAGE_SIZE: u64 = 1 << 20;
-const MAX_LAYERS: u64 = 4096;
-const MAX_HEADS: u64 = 1 << 16;
-const MAX_HEAD_DIM: u64 = 1 << 16;
+pub(super) const MAX_LAYERS: u64 = 4096;
+pub(super) const MAX_HEADS: u64 = 1 << 16;
+pub(super) const MAX_HEAD_DIM: u64 = 1 << 16;
 const MAX_RANKS: u64 = 1024;
 /// Most blocks of G1 of all engines of a node daemon: each takes some bytes of bookkeeping.
 const MAX_ENGINE_BLOCKS: u64 = 1 << 24;
@@ -71,6 +72,14 @@ section! {
         /// required then), `dtype` and `outer_dim`. Such blocks are copied whole, and no other
         /// number of ranks can read them.
         opaque_tensors: TensorBytes = TensorBytes::default(), ["bytes per rank"];
+        /// Layers that cache alike, where not all do: an array with a text for each group. It
+        /// stands in place of `num_layers`, `num_kv_heads`, `head_dim` (not required then) and
+        /// `outer_dim`. A group is `full` (every block of a prefix), `window=TOKENS` (the last
+        /// tokens) or `state` (a state after a block), with `layers=N` and, where it keeps tokens,
+        /// `heads=N head_dim=N`, and if need be `outer=1` (MLA) or `dtype=TYPE`; where it keeps
+        /// a state, `bytes=N` for each layer over all ranks. A slot holds a block of any group, so
+        /// groups of about the same bytes waste least: `ModelConfig::from_hf` divides them so.
+        groups: CacheGroups = CacheGroups::default(), [""];
     }
 }
 
@@ -398,6 +407,10 @@ section! {
         queue_depth: u32 = 256, ["plans per path"], 1 to MAX_QUEUE_DEPTH;
         /// Threads that copy between memories.
         threads: u32 = 2, ["threads per path and rank"], 1 to MAX_THREADS;
+        /// Steps into which a copy between device and host memory is cut that goes layer by layer,
+        /// at most; 1 copies whole blocks. Fewer are taken where a step would take less time than
+        /// its plan.
+        layer_steps: u32 = 16, ["steps"], 1 to 1024;
         /// After this time a transfer that has not started fails, and a wait for one that has gives
         /// up.
         deadline: Duration = Duration::from_secs(30), [""];
@@ -471,9 +484,21 @@ section! {
         /// what a copy saves against what it costs, `all` takes them as they come.
         admission: Admission = Admission::Cost, [""];
         /// How fast the engine computes prompts, on all ranks together. With it, no copies are made
-        /// on a tier from which blocks come back more slowly than they are computed; 0 for not
-        /// known.
+        /// on a tier from which blocks come back more slowly than they are computed, and a request
+        /// computes what would arrive later than that. With 0 it is measured, where the engine
+        /// tells of its steps (the connectors do), and not known before.
         prefill_tokens_per_s: f64 = 0.0, ["tokens per second"];
+        /// Where a prefix can end in cache groups with a sliding window or state, beside the ends
+        /// of requests: what such groups need there is kept too (`KvBlockManager::kept_blocks`). 0
+        /// for ends of requests alone.
+        checkpoint_every: u32 = 0, ["blocks"];
+        /// How long a request waits for blocks from below G1: so many times what it takes to
+        /// compute them, where that is known, and 250 ms at least. What has arrived by then counts.
+        /// 0 leaves it to the deadlines of the tiers alone.
+        onboard_patience: f64 = 1.0, ["times"];
+        /// What prefetches may have on its way to host memory at a time, as a share of it; 0 for
+        /// none.
+        prefetch_share: f64 = 0.1, ["share of host memory"];
     }
 }
 

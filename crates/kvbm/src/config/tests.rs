@@ -85,8 +85,9 @@ fn a_full_file_sets_every_key() {
     config.validate().unwrap();
     let defaults = Config::default();
     for key in keys() {
-        // One has no meaning on a GPU, one stands in place of the model's axes.
-        let only_choice = ["device.bandwidth_model", "model.opaque_tensors"].contains(&key.path());
+        // One has no meaning on a GPU, two stand in place of the model's axes.
+        let only_choice =
+            ["device.bandwidth_model", "model.opaque_tensors", "model.groups"].contains(&key.path());
         let set = only_choice || key.secret || key.value(&config) != key.value(&defaults);
         assert!(set, "{} has its default {:?}", key.path(), key.value(&config));
     }
@@ -145,6 +146,8 @@ fn variables_come_after_the_file_and_unknown_ones_are_refused() {
             ("PATH", "/bin"),
             ("KVBM_CUDA_DRIVER", "/opt/libcuda.so.1"),
             ("KVBM_NATS_SERVER", "/opt/nats-server"),
+            ("KVBM_RECORD", "/var/tmp/run.kvbmrec"),
+            ("KVBM_RECORD_LIMIT", "65536"),
             ("KVBM_HOST_CAPACITY", "4_000"),
             ("KVBM_HOST_HUGE_PAGES", "TRUE"),
             ("KVBM_OFFLOAD_G2_G3_WATERMARK", "0.5"),

@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
-use super::choices::{BandwidthModel, ChainRootKind, CopyWay, DeviceKind, DeviceOrder, HostOrder};
-use super::sections::{ModelConfig, VolumeConfig};
+use super::choices::{
+    BandwidthModel, ChainRootKind, CopyWay, DeviceKind, DeviceOrder, HostOrder, LayoutKind,
+};
+use super::groups::{CacheGroup, CacheGroups, LayerContent};
+use super::sections::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, ModelConfig, VolumeConfig};
 use super::{Config, ConfigError, Section};
 use kvbm_events::EventUrl;
 use kvbm_layout::OpaqueLayout;
-use kvbm_plan::{Tier, VolumeDescriptor, shown_uri};
+use kvbm_plan::{GroupKind, Tier, VolumeDescriptor, shown_uri};
 use kvbm_pool::{RegistryConfig, Share};
 
 /// The system takes no longer ones.
@@ -53,6 +56,14 @@ impl Config {
         let speed = self.policy.prefill_tokens_per_s;
         if speed != 0.0 && !(1.0..=1e12).contains(&speed) {
             return broken("policy.prefill_tokens_per_s", &speed, "must be 0 (not known), or from 1 to 1e12");
+        }
+        let patience = self.policy.onboard_patience;
+        if !(0.0..=1000.0).contains(&patience) {
+            return broken("policy.onboard_patience", &patience, "must be from 0 (no limit) to 1000");
+        }
+        let share = self.policy.prefetch_share;
+        if !(0.0..=1.0).contains(&share) {
+            return broken("policy.prefetch_share", &share, "must be from 0 (no prefetch) to 1");
         }
         self.validate_tenants()?;
         self.validate_events()
@@ -109,7 +120,7 @@ impl Config {
     }
 
     fn validate_required(&self, section: &Section) -> Result<(), ConfigError> {
-        if section.path() == "model" && self.model.is_opaque() {
+        if section.path() == "model" && (self.model.is_opaque() || self.model.has_groups()) {
             return Ok(());
         }
         for config in section.each(self) {
@@ -161,13 +172,88 @@ impl Config {
         if model.is_opaque() {
             return self.validate_opaque_model();
         }
+        if model.has_groups() {
+            return self.validate_groups();
+        }
+        self.validate_ranks("model.num_kv_heads", model.num_kv_heads)
+    }
+
+    /// Whether the ranks can divide these KV heads.
+    fn validate_ranks(&self, key: &str, heads: u32) -> Result<(), ConfigError> {
         let ranks = self.parallelism.tensor_parallel;
-        let heads = model.num_kv_heads;
         if !heads.is_multiple_of(ranks) && !ranks.is_multiple_of(heads) {
-            let rule = format!("must divide model.num_kv_heads ({heads}) or be a multiple of it");
+            let rule = format!("must divide {key} ({heads}) or be a multiple of it");
             return broken("parallelism.tensor_parallel", &ranks, &rule);
         }
         Ok(())
+    }
+
+    fn validate_groups(&self) -> Result<(), ConfigError> {
+        const KEY: &str = "model.groups";
+        let (model, one) = (&self.model, ModelConfig::default());
+        let unused = [
+            ("model.num_layers", model.num_layers, one.num_layers),
+            ("model.num_kv_heads", model.num_kv_heads, one.num_kv_heads),
+            ("model.head_dim", model.head_dim, one.head_dim),
+            ("model.outer_dim", model.outer_dim, one.outer_dim),
+        ];
+        if let Some((key, value, _)) = unused.into_iter().find(|(_, value, default)| value != default) {
+            return broken(
+                key,
+                &value,
+                "has no meaning with model.groups, each of which has its own: leave it out",
+            );
+        }
+        let groups = model.groups.as_slice();
+        if groups.len() > CacheGroups::MAX {
+            let rule = format!("must be at most {} groups", CacheGroups::MAX);
+            return broken(KEY, &format!("{} groups", groups.len()), &rule);
+        }
+        groups.iter().try_for_each(|group| self.validate_group(group))?;
+        if !groups.iter().any(|group| matches!(group.content, LayerContent::Kv { .. })) {
+            let rule = "must have a group that keeps tokens: a cache of states alone shares no prefix";
+            return broken(KEY, &model.groups, rule);
+        }
+        if groups.len() == 1 {
+            return Ok(());
+        }
+        // Slots of one size hold blocks of any group, which tensors of layers could not.
+        if !self.device.capacity.is_none() && self.device.layout != LayoutKind::FullyContiguous {
+            let rule = "must be fully-contiguous where model.groups has several groups and G1 is ours";
+            return broken("device.layout", &self.device.layout, rule);
+        }
+        if let Some(volume) = self.volume.first() {
+            let rule = "holds blocks of models with one cache group: remove it, or keep blocks on [disk]";
+            return broken("volume.uri", &shown_uri(&volume.uri), rule);
+        }
+        Ok(())
+    }
+
+    fn validate_group(&self, group: &CacheGroup) -> Result<(), ConfigError> {
+        const KEY: &str = "model.groups";
+        let limits = match group.content {
+            LayerContent::Kv { num_kv_heads, head_dim, outer_dim, .. } => {
+                self.validate_ranks(&format!("the heads of group `{group}`"), num_kv_heads.max(1))?;
+                [
+                    ("heads", u64::from(num_kv_heads), MAX_HEADS),
+                    ("head_dim", u64::from(head_dim), MAX_HEAD_DIM),
+                    ("outer", u64::from(outer_dim), 2),
+                ]
+            }
+            LayerContent::State { bytes } => [("bytes", u64::from(bytes), u64::from(u32::MAX)); 3],
+        };
+        let layers = ("layers", u64::from(group.layers), MAX_LAYERS);
+        let window = match group.kind {
+            GroupKind::SlidingWindow(tokens) => ("window", u64::from(tokens), u64::from(u32::MAX)),
+            GroupKind::Full | GroupKind::State => layers,
+        };
+        let outside = |(_, value, most): &(&str, u64, u64)| !(1..=*most).contains(value);
+        match limits.into_iter().chain([layers, window]).find(outside) {
+            None => Ok(()),
+            Some((name, _, most)) => {
+                broken(KEY, &group.to_string(), &format!("must have {name} from 1 to {most}"))
+            }
+        }
     }
 
     fn validate_opaque_model(&self) -> Result<(), ConfigError> {

@@ -9,7 +9,7 @@ pub(crate) fn stored_bytes(config: &Config, alignment: u32) -> u64 {
     let ranks = config.parallelism.tensor_parallel;
     // Ranks with the same heads write one object. Opaque blocks have no heads: each rank writes its
     // own.
-    let slices = if config.model.is_opaque() { ranks } else { ranks.min(config.model.num_kv_heads) }.max(1);
+    let slices = if config.model.is_opaque() { ranks } else { ranks.min(config.model.heads()) }.max(1);
     // A checksum for each head, and up to an alignment less one of padding.
     let header = 96 + 8 * u64::from(config.heads_per_rank()) + u64::from(alignment);
     config.rank_block_bytes().saturating_add(header).saturating_mul(u64::from(slices))

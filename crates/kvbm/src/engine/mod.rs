@@ -9,8 +9,7 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `tickets` | prefixes promised to requests, and their loads | `stage`, `onboard` |
-//! | `stage` | a prefix from G3 to G2, before it is promised | - |
+//! | `tickets` | prefixes promised to requests, and their loads | `onboard` |
 //! | `onboard` | an onboard into engine blocks | `generations`, `offload` |
 //! | `offload` | an offload of engine blocks | `generations` |
 //! | `generations` | generations and holds of engine blocks | - |
@@ -18,7 +17,6 @@
 mod generations;
 mod offload;
 mod onboard;
-mod stage;
 mod tickets;
 
 use crate::manager::{FenceError, KvBlockManager};
@@ -26,10 +24,10 @@ use crate::signal::Signal;
 use crate::transfers::Check;
 pub use generations::NoSuchBlock;
 use generations::{Generations, Hold};
-use kvbm_plan::{BlockId, Failure, FailureKind, Tier};
+use kvbm_plan::{BlockId, Comparison, Failure, FailureKind, Tier};
 use kvbm_pool::{AllocError, Lost, Prefix};
 pub use offload::{OffloadStarted, RefusedBlock};
-pub use onboard::{EngineOnboardError, EngineOnboarding};
+pub use onboard::{EngineOnboardError, EngineOnboarding, LoadOptions};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
@@ -200,6 +198,30 @@ impl KvBlockManager<Engine> {
         ids: &[BlockId],
         after: Option<Fence>,
     ) -> Result<EngineOnboarding, EngineError> {
+        self.onboard_with(prefix, ids, LoadOptions { after, ..LoadOptions::default() })
+    }
+
+    /// Like [`onboard`](Self::onboard), with what [`LoadOptions`] say.
+    ///
+    /// # Errors
+    /// See [`EngineError`]; nothing was started.
+    pub fn onboard_with(
+        &self,
+        prefix: Prefix,
+        ids: &[BlockId],
+        options: LoadOptions,
+    ) -> Result<EngineOnboarding, EngineError> {
+        self.start(prefix, ids, options, None)
+    }
+
+    /// Starts an onboard, or a comparison.
+    fn start(
+        &self,
+        prefix: Prefix,
+        ids: &[BlockId],
+        options: LoadOptions,
+        compare: Option<Comparison>,
+    ) -> Result<EngineOnboarding, EngineError> {
         self.check(ids)?;
         if !self.leader.registry.owns_prefix(&prefix) {
             return Err(EngineError::ForeignPrefix);
@@ -215,7 +237,7 @@ impl KvBlockManager<Engine> {
             self.leader.transfers.count_lost(lost);
             return Err(EngineError::LostPrefix(lost));
         }
-        EngineOnboarding::start(&self.leader, &self.g1.blocks, prefix, ids, losses, after)
+        EngineOnboarding::start(&self.leader, &self.g1.blocks, prefix, ids, losses, options, compare)
     }
 }
 

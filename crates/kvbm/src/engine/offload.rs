@@ -2,11 +2,11 @@
 
 use super::generations::{Generations, Hold};
 use super::{Busy, Engine, EngineError, Fence, still_the_same};
-use crate::config::ONLY_GROUP;
+use crate::config::FIRST_GROUP;
 use crate::leader::Leader;
 use crate::manager::KvBlockManager;
 use crate::transfers::{Destination, Move, Purpose, Request};
-use kvbm_plan::{BlockId, BlockIdentity, NamespaceId, Tier};
+use kvbm_plan::{BlockId, BlockIdentity, Command, GroupId, NamespaceId, Path, Tier};
 use kvbm_pool::{Arrival, Lost, Refusal};
 use kvbm_tokens::BlockChain;
 use std::sync::Arc;
@@ -58,8 +58,68 @@ impl KvBlockManager<Engine> {
         first: usize,
         after: Option<Fence>,
     ) -> Result<OffloadStarted, EngineError> {
+        self.offload_group(FIRST_GROUP, ids, chain, first, after)
+    }
+
+    /// As [`offload`](Self::offload), of blocks of a cache group. Blocks of a group with a window
+    /// or state may begin anywhere in the sequence: see [`kept_blocks`](Self::kept_blocks).
+    ///
+    /// # Errors
+    /// See [`EngineError`]; nothing was started. Blocks of a group that there is not are refused.
+    pub fn offload_group<'a>(
+        &self,
+        group: GroupId,
+        ids: &[BlockId],
+        chain: impl Into<BlockChain<'a>>,
+        first: usize,
+        after: Option<Fence>,
+    ) -> Result<OffloadStarted, EngineError> {
+        self.start_offload(group, ids, chain.into(), first, after.map_or(When::Now, When::After))
+    }
+
+    /// Like [`offload`](Self::offload), for blocks that the running iteration computes: each layer
+    /// is copied while the next one is computed, as soon as [`layer_done`](Self::layer_done) says
+    /// that it is written, and all are when [`step`](Self::step) ends the iteration. In at most
+    /// `transfer.layer_steps` steps; where copying takes less time than the plans for the layers,
+    /// in one at the end of the iteration.
+    ///
+    /// The blocks count as read from now on: whatever becomes of the iteration, ask
+    /// [`before_reuse`](Self::before_reuse) before they are given to something else.
+    ///
+    /// # Errors
+    /// See [`EngineError`]; nothing was started.
+    pub fn offload_by_layer<'a>(
+        &self,
+        ids: &[BlockId],
+        chain: impl Into<BlockChain<'a>>,
+        first: usize,
+    ) -> Result<OffloadStarted, EngineError> {
+        self.start_offload(FIRST_GROUP, ids, chain.into(), first, When::Computed(self.running_iteration()))
+    }
+
+    /// The running iteration has written `layer` of all its blocks on every rank's device: not
+    /// submitted, written. Layers count from 0, in the order in which they are computed. Opens the
+    /// gates of copies that wait for it.
+    pub fn layer_done(&self, layer: u32) {
+        let advance = Command::Advance { iteration: self.running_iteration(), layer: Some(layer) };
+        // A worker that cannot be reached fails its plans by itself.
+        let _not_sent = self.leader.ranks.broadcast(&advance);
+    }
+
+    /// The number that [`step`](Self::step) will give to the iteration when it is over.
+    fn running_iteration(&self) -> u64 {
+        self.iteration().saturating_add(1)
+    }
+
+    fn start_offload(
+        &self,
+        group: GroupId,
+        ids: &[BlockId],
+        chain: BlockChain<'_>,
+        first: usize,
+        when: When,
+    ) -> Result<OffloadStarted, EngineError> {
         self.check(ids)?;
-        let chain = chain.into();
         let part = chain.slice(first..first.saturating_add(ids.len()));
         if part.len() != ids.len() {
             return Err(EngineError::Count { ids: ids.len(), blocks: part.len() });
@@ -72,7 +132,7 @@ impl KvBlockManager<Engine> {
             .iter()
             .map(|link| BlockIdentity {
                 namespace,
-                group: ONLY_GROUP,
+                group,
                 hash: link.hash,
                 parent: link.parent,
                 position: link.position,
@@ -80,7 +140,7 @@ impl KvBlockManager<Engine> {
             .collect();
         // What events will say of them, should they arrive.
         self.events.note(&chain, first, ids.len());
-        start(&self.leader, &self.g1.blocks, ids, &identities, Content::Now, after)
+        start(&self.leader, &self.g1.blocks, ids, &identities, Content::Now, when)
     }
 }
 
@@ -105,6 +165,17 @@ impl Content<'_> {
     }
 }
 
+/// When the blocks of an offload hold their final bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum When {
+    /// They do.
+    Now,
+    /// When this device event is complete.
+    After(Fence),
+    /// Layer by layer, while this iteration runs.
+    Computed(u64),
+}
+
 /// Copies engine block `ids[i]`, which holds `identities[i]`, to G2.
 pub(super) fn start(
     leader: &Arc<Leader>,
@@ -112,7 +183,7 @@ pub(super) fn start(
     ids: &[BlockId],
     identities: &[BlockIdentity],
     content: Content<'_>,
-    after: Option<Fence>,
+    when: When,
 ) -> Result<OffloadStarted, EngineError> {
     let losses = leader.registry.losses();
     let lost = blocks.lost(ids, |since| leader.registry.is_lost(Tier::G1, since));
@@ -151,7 +222,15 @@ pub(super) fn start(
         .hold(offload.running(interval, started.started));
     request.check = Some(still_the_same(blocks, read, "was reused while it was read"));
     request.on_arrival = Some(offload.on_arrival(Some(interval)));
-    request.fence = after;
+    match when {
+        When::Now => {}
+        When::After(fence) => request.fence = Some(fence),
+        When::Computed(iteration) => {
+            let transfers = &leader.transfers;
+            request.layers = transfers.layer_steps(Path::G1_G2, started.started, Some(iteration));
+            request.iteration = Some(iteration);
+        }
+    }
     leader.transfers.start(request).detach();
     Ok(started)
 }

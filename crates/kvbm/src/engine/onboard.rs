@@ -1,14 +1,14 @@
 //! Bringing a prefix into blocks that the engine names.
 
 use super::generations::{Generations, Hold};
-use super::offload::Content;
+use super::offload::{Content, When};
 use super::{Busy, EngineError, Fence, offload, still_the_same};
 use crate::error::{BlockFailure, FirstOf};
 use crate::leader::Leader;
 use crate::onboard::PrefixTransfer;
 use crate::signal::Signal;
 use crate::transfers::{Destination, Handle, Purpose};
-use kvbm_plan::{BlockId, Failure, FailureKind, Tier, deadline_after};
+use kvbm_plan::{BlockId, Comparison, Failure, FailureKind, Path, Tier, deadline_after};
 use kvbm_pool::{Losses, Prefix};
 use std::collections::HashSet;
 use std::fmt;
@@ -16,6 +16,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 /// A prefix on its way into engine blocks. Resolves by [`wait`](Self::wait) or as a [`Future`].
 ///
@@ -35,6 +36,41 @@ pub struct EngineOnboarding {
     over: Arc<Signal>,
     /// The engine gave it up.
     cancelled: bool,
+    /// Nothing is written: the blocks are compared.
+    is_audit: bool,
+}
+
+/// When the copies of a load begin and end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadOptions {
+    pub(super) after: Option<Fence>,
+    pub(super) until: Option<Instant>,
+    pub(super) is_by_layer: bool,
+}
+
+impl LoadOptions {
+    /// The copies wait for this device event: the engine may still read what is in the blocks.
+    #[must_use]
+    pub const fn after(self, fence: Fence) -> Self {
+        Self { after: Some(fence), ..self }
+    }
+
+    /// The request does not wait beyond `deadline`: what has arrived by then counts, and what has
+    /// not begun to be copied into its block never is. A copy that has begun is waited for; it
+    /// comes from memory and takes milliseconds.
+    #[must_use]
+    pub const fn until(self, deadline: Instant) -> Self {
+        Self { until: Some(deadline), ..self }
+    }
+
+    /// What comes from G2 is copied layer by layer, the first layers first:
+    /// [`EngineOnboarding::layer_ready`] says when the engine may compute a layer. In at most
+    /// `transfer.layer_steps` steps, and at once where that is as fast: where all of it takes less
+    /// time than the plans for its layers. What comes from G3 or a volume comes whole.
+    #[must_use]
+    pub const fn by_layer(self) -> Self {
+        Self { is_by_layer: true, ..self }
+    }
 }
 
 /// A prefix that did not arrive whole: the first `arrived` blocks hold verified bytes, compute the
@@ -55,33 +91,46 @@ pub struct EngineOnboardError {
 }
 
 impl EngineOnboarding {
-    /// Starts the transfer of `prefix` into `ids`, as many as it has blocks.
+    /// Starts the transfer of `prefix` into `ids`, as many as it has blocks, or its comparison with
+    /// them.
     pub(super) fn start(
         leader: &Arc<Leader>,
         blocks: &Arc<Generations>,
         prefix: Prefix,
         ids: &[BlockId],
         losses: Losses,
-        after: Option<Fence>,
+        options: LoadOptions,
+        compare: Option<Comparison>,
     ) -> Result<Self, EngineError> {
         let transfer = PrefixTransfer::new(leader, prefix);
-        let (over, ids) = (Arc::new(Signal::default()), ids.to_vec());
+        let (over, ids, is_audit) = (Arc::new(Signal::default()), ids.to_vec(), compare.is_some());
         let (blocks_of, holds) = (Arc::clone(blocks), Vec::new());
-        let mut onboarding = Self { transfer, blocks: blocks_of, ids, holds, over, cancelled: false };
+        let mut onboarding =
+            Self { transfer, blocks: blocks_of, ids, holds, over, cancelled: false, is_audit };
         let Self { transfer, ids, over, .. } = &mut onboarding;
         let moves: Vec<_> = ids.iter().enumerate().map(|(at, &dst)| transfer.to(at, dst)).collect();
         if moves.is_empty() {
             over.set();
             return Ok(onboarding);
         }
-        let holds = blocks.begin_write(ids, losses).map_err(EngineError::Busy)?;
-        let changed = "was given to another use while it was written";
+        let (holds, changed, purpose) = if is_audit {
+            (blocks.begin_read(ids), "was reused while it was compared", Purpose::Audit)
+        } else {
+            let changed = "was given to another use while it was written";
+            (blocks.begin_write(ids, losses), changed, Purpose::EngineOnboard)
+        };
+        let holds = holds.map_err(EngineError::Busy)?;
         let (check, written) = (still_the_same(blocks, holds.clone(), changed), holds.clone());
         let busy = Busy { blocks: Arc::clone(blocks), holds, over: Some(Arc::clone(over)) };
         let destination = Destination::Unregistered;
-        let mut request = transfer.request(Purpose::EngineOnboard, moves, destination, losses).hold(busy);
+        let mut request = transfer.request(purpose, moves, destination, losses).hold(busy);
         request.check = Some(check);
-        request.fence = after;
+        if options.is_by_layer {
+            request.layers = leader.transfers.layer_steps(Path::G2_G1, request.moves.len(), None);
+        }
+        request.fence = options.after;
+        request.limit = options.until.map(|until| until.saturating_duration_since(kvbm_plan::clock::now()));
+        request.compare = compare;
         transfer.handles.push(leader.transfers.start(request));
         onboarding.holds = written;
         Ok(onboarding)
@@ -101,6 +150,21 @@ impl EngineOnboarding {
     /// the prefix is empty: then there are no plans.
     pub fn tag(&self) -> Option<u64> {
         self.transfer.handles.first().map(Handle::tag)
+    }
+
+    /// Whether `layer` of all blocks is in place, verified as whole blocks are: the engine may
+    /// compute with it. `false` where a block failed: then [`wait`](Self::wait) says what arrived,
+    /// and what was computed from the others is void. A load that is not
+    /// [by layer](LoadOptions::by_layer) has all of its layers at once.
+    pub fn layer_ready(&self, layer: u32) -> bool {
+        !self.cancelled && self.transfer.handles.iter().all(|handle| handle.has_layer(layer))
+    }
+
+    /// Waits until it is known whether `layer` arrives, at most until `deadline`. Whether it has
+    /// arrived.
+    pub fn wait_layer(&self, layer: u32, deadline: Instant) -> bool {
+        self.transfer.handles.iter().for_each(|handle| handle.wait_layer(layer, deadline));
+        self.layer_ready(layer)
     }
 
     /// Whether [`wait`](Self::wait) would return at once: the outcome is known, and no copy writes
@@ -164,8 +228,14 @@ impl EngineOnboarding {
         let bad: HashSet<_> = failures.iter().map(|failure: &BlockFailure| failure.identity.hash).collect();
         let mut identities = self.transfer.identities.iter();
         let arrived = identities.position(|identity| bad.contains(&identity.hash)).unwrap_or(wanted);
-        self.transfer.leader.count_hits(&self.transfer.prefix, arrived);
-        self.promote(arrived);
+        if self.is_audit {
+            let differ = |failure: &&BlockFailure| failure.failure.kind == FailureKind::Differs;
+            let compared = wanted - failures.len() + failures.iter().filter(differ).count();
+            self.transfer.leader.metrics.audited.add(compared as u64);
+        } else {
+            self.transfer.leader.count_hits(&self.transfer.prefix, arrived);
+            self.promote(arrived);
+        }
         if failures.is_empty() {
             return Ok(wanted);
         }
@@ -191,8 +261,8 @@ impl EngineOnboarding {
         if ids.is_empty() || !keeps {
             return;
         }
-        let content = Content::Written(&holds);
-        match offload::start(leader, &self.blocks, &ids, &identities, content, None) {
+        let (content, when) = (Content::Written(&holds), When::Now);
+        match offload::start(leader, &self.blocks, &ids, &identities, content, when) {
             Ok(started) => tracing::trace!(target: "kvbm", ?started, "onboarded blocks are copied to G2"),
             Err(error) => tracing::debug!(target: "kvbm", %error, "onboarded blocks are not copied to G2"),
         }

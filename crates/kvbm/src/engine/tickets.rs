@@ -5,13 +5,15 @@
 //! [`Tickets::commit`] turns a ticket into a load, [`Tickets::abandon`] ends either.
 //! [`Tickets::finished`] names each load once, when no copy writes to its blocks any more.
 
-use super::{Engine, EngineError, EngineOnboarding, Fence, stage};
+use super::{Engine, EngineError, EngineOnboarding, Fence, LoadOptions};
 use crate::error::BlockFailure;
 use crate::leader::Leader;
 use crate::manager::KvBlockManager;
+use crate::prefetch;
+use crate::transfers::Purpose;
 use crate::volume::Probe;
-use kvbm_plan::{BlockId, SequenceHash, Tier};
-use kvbm_pool::Prefix;
+use kvbm_plan::{BlockId, Comparison, SequenceHash, Tier};
+use kvbm_pool::{Prefix, PrefixBlock};
 use kvbm_tokens::{BlockChain, ChainOrigin, NamespaceTag};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
@@ -216,9 +218,10 @@ impl Tickets<'_> {
         }
         let leader = &self.0.leader;
         leader.metrics.lookups.add(chain.len().saturating_sub(first) as u64);
-        let (prefix, _) = leader.match_prefix(chain, Probe::Never);
+        let (mut prefix, _) = leader.match_prefix(chain, Probe::Never);
+        leader.leave_out_slow(&mut prefix, first, Tier::G2);
         let most = leader.registry.capacity(Tier::G2).div_ceil(PINNED_SHARE) as usize;
-        let copies = stage::start(leader, prefix, most);
+        let copies = prefetch::start(leader, prefix, most, Purpose::Stage, None);
         if let Some(copies) = &copies {
             copies.wait_until(deadline);
         }
@@ -285,6 +288,48 @@ impl Tickets<'_> {
     /// [`TicketError`]: nothing was started and nothing comes from `finished`. The ticket has
     /// ended, but where there are too many ids.
     pub fn commit(&self, request: &str, ids: &[BlockId], after: Option<Fence>) -> Result<(), TicketError> {
+        self.commit_with(request, ids, LoadOptions { after, ..LoadOptions::default() })
+    }
+
+    /// Like [`commit`](Self::commit), with what [`LoadOptions`] say.
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit).
+    pub fn commit_with(
+        &self,
+        request: &str,
+        ids: &[BlockId],
+        options: LoadOptions,
+    ) -> Result<(), TicketError> {
+        self.start(request, ids, options, None)
+    }
+
+    /// Like [`commit`](Self::commit), where the engine has computed the promised blocks into `ids`
+    /// and wants to know whether the stored copies are the same. Nothing is written to `ids`, which
+    /// the engine may read meanwhile. The outcome comes from [`finished`](Self::finished): a block
+    /// that is not the same has [`FailureKind::Differs`](kvbm_plan::FailureKind::Differs) and its
+    /// history; its copies on G2 and G3 are quarantined. What is only on a volume is not compared,
+    /// nor what follows it.
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit).
+    pub fn audit(
+        &self,
+        request: &str,
+        ids: &[BlockId],
+        after: Option<Fence>,
+        comparison: Comparison,
+    ) -> Result<(), TicketError> {
+        self.start(request, ids, LoadOptions { after, ..LoadOptions::default() }, Some(comparison))
+    }
+
+    fn start(
+        &self,
+        request: &str,
+        ids: &[BlockId],
+        options: LoadOptions,
+        compare: Option<Comparison>,
+    ) -> Result<(), TicketError> {
         let table = self.table();
         let mut tickets = table.tickets.lock();
         let mut prefix = match tickets.remove(request) {
@@ -310,10 +355,16 @@ impl Tickets<'_> {
         };
         drop(tickets);
         prefix.truncate(prefix.start() + ids.len());
+        if compare.is_some() {
+            let is_near = |block: &&PrefixBlock| matches!(block.tier, Tier::G2 | Tier::G3);
+            let near = prefix.blocks().iter().take_while(is_near).count();
+            prefix.truncate(prefix.start() + near);
+        }
+        let ids = &ids[..ids.len().min(prefix.blocks().len())];
         if ids.is_empty() {
             return Ok(());
         }
-        let onboarding = self.0.onboard(prefix, ids, after)?;
+        let onboarding = self.0.start(prefix, ids, options, compare)?;
         if let Some(notify) = table.notify() {
             onboarding.notify(&Context::from_waker(&Waker::from(Arc::clone(notify))));
         }
@@ -326,6 +377,13 @@ impl Tickets<'_> {
             Arc::clone(notify).wake();
         }
         Ok(())
+    }
+
+    /// Whether `layer` of all blocks of the request's load is in place
+    /// ([`EngineOnboarding::layer_ready`]). `false` where the request has no load.
+    pub fn layer_ready(&self, request: &str, layer: u32) -> bool {
+        let tickets = self.table().tickets.lock();
+        matches!(tickets.get(request), Some(Ticket::Loading(load)) if load.layer_ready(layer))
     }
 
     /// The request is over. A ticket ends at once; a load is given up, and comes from
@@ -430,7 +488,8 @@ impl TicketTable {
 
     /// Keeps what was found for `request`, and makes room among the older tickets.
     fn promise(&self, leader: &Leader, request: &str, key: Key, mut prefix: Prefix, now: Instant) -> LookUp {
-        let prefix = prefix.split_off(key.first);
+        let mut prefix = prefix.split_off(key.first);
+        leader.leave_out_slow(&mut prefix, 0, Tier::G1);
         let answer = ready(&prefix);
         if prefix.is_empty() {
             return answer;
@@ -495,7 +554,8 @@ fn answer(questions: &Receiver<Question>, tickets: &Mutex<HashMap<String, Ticket
         }
         let chain = BlockChain::of_run(namespace, origin, &hashes);
         let (mut prefix, _) = leader.match_prefix(chain, Probe::Wait);
-        let prefix = prefix.split_off(key.first);
+        let mut prefix = prefix.split_off(key.first);
+        leader.leave_out_slow(&mut prefix, 0, Tier::G1);
         let mut tickets = tickets.lock();
         let ended = if is_wanted(&tickets) {
             let since = kvbm_plan::clock::now();

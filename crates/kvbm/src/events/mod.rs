@@ -53,9 +53,10 @@ pub struct EventPump {
 }
 
 /// What every event of this manager says about its blocks.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct BlockFacts {
-    pub(crate) block_bytes: u64,
+    /// By cache group.
+    pub(crate) block_bytes: Arc<[u64]>,
     pub(crate) block_tokens: u32,
     pub(crate) node: NodeId,
 }
@@ -73,7 +74,7 @@ impl BlockFacts {
             identity,
             prefix_hash: root,
             local_hash,
-            block_bytes: self.block_bytes,
+            block_bytes: self.block_bytes.get(usize::from(identity.group.0)).copied().unwrap_or(0),
             block_tokens: self.block_tokens,
             location: Location::on(self.node, tier),
         }
@@ -204,7 +205,7 @@ impl EventPump {
         let speaker = url.as_ref().and_then(EventUrl::speaker);
         let notes =
             Arc::new(Notes::new(slots.min(MAX_NOTES) + config.ring_capacity as usize, speaker.is_some()));
-        let take = snapshots(registry.clone(), facts, Arc::clone(&notes), held);
+        let take = snapshots(registry.clone(), facts.clone(), Arc::clone(&notes), held);
         let server = Arc::new(server(Arc::clone(&take), source, registry.clone()));
         let translator =
             speaker.zip(notes.tokens()).map(|(speaker, blocks)| Translator::new(take, blocks, speaker));
@@ -222,12 +223,12 @@ impl EventPump {
         let answering =
             outlet.local.answer(source, Arc::new(move |question: &[u8]| server.answer(question)))?;
         let mut manager = EventManager::new(publishing(config), source, registry.epoch(), outlet.clone())?;
-        let ring = Ring::new(registry.clone(), facts, Arc::clone(&notes), Arc::clone(&progress));
+        let ring = Ring::new(registry.clone(), facts.clone(), Arc::clone(&notes), Arc::clone(&progress));
         manager.add_shard(ONLY_SHARD, ring)?;
         let of_volume = Arc::new(AtomicU64::new(0));
         if let Some(drain) = changes {
             // Blocks of volumes are in a stream of their own: the pool's locks order nothing there.
-            manager.add_shard(VOLUME_SHARD, volume_events(drain, facts, &of_volume, &notes))?;
+            manager.add_shard(VOLUME_SHARD, volume_events(drain, facts.clone(), &of_volume, &notes))?;
         }
         let full_wait = match config.when_full {
             WhenFull::DropOldest => Duration::ZERO,
@@ -286,7 +287,7 @@ impl EventPump {
     /// lost events or comes late. Takes time and memory in proportion to the tiers, in part under
     /// the pool's lock.
     pub fn snapshot(&self) -> Snapshot {
-        snapshot(&self.registry, self.facts, &self.notes)
+        snapshot(&self.registry, &self.facts, &self.notes)
     }
 
     /// Publishes what has happened so far rather than at the next tick. `false` if that did not
@@ -404,7 +405,7 @@ impl EventPump {
 }
 
 /// What the tiers hold, each block with the first one of its chain.
-fn snapshot(registry: &Registry, facts: BlockFacts, notes: &Notes) -> Snapshot {
+fn snapshot(registry: &Registry, facts: &BlockFacts, notes: &Notes) -> Snapshot {
     let (mut held, next_sequence) = registry.snapshot_all();
     // Parents before children across tiers too: a child may lie higher than its parent.
     held.sort_by_key(|(_, identity)| identity.position);
@@ -427,7 +428,7 @@ fn snapshots(
     volumes: Option<Box<HeldOnVolumes>>,
 ) -> Arc<TakeSnapshot> {
     Arc::new(move |shard| match (shard, &volumes) {
-        (ONLY_SHARD, _) => Some(snapshot(&registry, facts, &notes)),
+        (ONLY_SHARD, _) => Some(snapshot(&registry, &facts, &notes)),
         (VOLUME_SHARD, Some(held)) => {
             let (held, next_sequence) = held();
             let blocks = held.into_iter().map(|(volume, identity, root)| {

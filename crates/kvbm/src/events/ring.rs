@@ -4,10 +4,10 @@ use super::BlockFacts;
 use super::hashing::Keyed;
 use super::lag::Marks;
 use super::notes::Notes;
-use crate::config::ONLY_GROUP;
+use crate::config::CacheGroups;
 use kvbm_events::{EventKind, EventSource, KvEvent, PublisherWaker};
-use kvbm_plan::{BlockIdentity, SequenceHash, Tier};
-use kvbm_pool::{EventRecord, Registry, TierMask};
+use kvbm_plan::{BlockIdentity, GroupId, SequenceHash, Tier};
+use kvbm_pool::{EventRecord, Registry};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -91,7 +91,9 @@ impl EventSource for Ring {
         }
         let registry = &self.registry;
         let slots: usize = Tier::SLOTTED.into_iter().map(|tier| registry.capacity(tier) as usize).sum();
-        self.roots.prune(2 * slots, |hash| registry.tiers_of(ONLY_GROUP, hash) != TierMask::NONE);
+        let groups = self.facts.block_bytes.len() as u16;
+        let there = |hash| (0..groups).any(|group| !registry.tiers_of(GroupId(group), hash).is_empty());
+        self.roots.prune(2 * slots, there);
         drained.next_seq
     }
 }
@@ -109,7 +111,8 @@ struct Roots {
 #[derive(Clone, Copy)]
 struct Root {
     hash: SequenceHash,
-    tiers: u8,
+    /// A bit for each cache group and tier that has the block.
+    copies: u128,
 }
 
 impl Roots {
@@ -124,17 +127,17 @@ impl Roots {
     /// The chain's first block. After lost events it may be unknown: then the earliest block that
     /// is known.
     fn follow(&mut self, record: &EventRecord) -> SequenceHash {
-        let BlockIdentity { hash, parent, .. } = record.identity;
-        let bit = 1 << record.tier.index().min(Tier::SLOTTED.len());
+        let BlockIdentity { hash, parent, group, .. } = record.identity;
+        let bit = 1 << (4 * (usize::from(group.0) % CacheGroups::MAX) + record.tier.index() % 4);
         match record.kind {
             kvbm_pool::EventRecordKind::Store => {
                 let of_parent = match (parent, self.last) {
                     (Some(parent), Some((last, root))) if parent == last => Some(root),
                     (parent, _) => parent.map(|parent| self.of(parent)),
                 };
-                let root = Root { hash: of_parent.unwrap_or(hash), tiers: 0 };
+                let root = Root { hash: of_parent.unwrap_or(hash), copies: 0 };
                 let root = self.known.entry(hash).or_insert(root);
-                root.tiers |= bit;
+                root.copies |= bit;
                 self.last = Some((hash, root.hash));
                 root.hash
             }
@@ -143,8 +146,8 @@ impl Roots {
                     return parent.map_or(hash, |parent| self.of(parent));
                 };
                 let chain = root.get().hash;
-                root.get_mut().tiers &= !bit;
-                if root.get().tiers == 0 {
+                root.get_mut().copies &= !bit;
+                if root.get().copies == 0 {
                     root.remove();
                 }
                 chain

@@ -11,16 +11,20 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | `inbox` | messages of the workers | - |
+//! | `loads` | what of a prefix is copied, and what is computed | - |
+//! | `prefetch_budget` | blocks that prefetches may have on their way | - |
 //! | `rank_loss` | ranks that go away and come back | - |
 //! | `shutdown` | flush, clear, forget, shutdown | - |
 //! | `status` | the status and its metrics | - |
 
 mod inbox;
+mod loads;
+mod prefetch_budget;
 mod rank_loss;
 mod shutdown;
 mod status;
 
-use crate::config::ONLY_GROUP;
+use crate::config::FIRST_GROUP;
 use crate::events::EventPump;
 use crate::metrics::Metrics;
 use crate::offload::Offload;
@@ -32,10 +36,11 @@ use crate::tenants::Tenants;
 use crate::transfers::Transfers;
 use crate::volume::{Probe, Volumes};
 use inbox::Inbox;
-use kvbm_plan::Tier;
-use kvbm_pool::{Prefix, Registry};
+use kvbm_plan::{GroupId, GroupKind, Tier};
+use kvbm_pool::{GroupConfig, PinError, Prefix, Registry, TierMask};
 use kvbm_tokens::BlockChain;
 use parking_lot::Mutex;
+pub(crate) use prefetch_budget::PrefetchBudget;
 pub use shutdown::{ClearError, FlushError, FlushReport, ShutdownReport};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -48,6 +53,7 @@ const EXPIRY_TICK: Duration = Duration::from_millis(50);
 /// The parts of a leader.
 pub(crate) struct Parts {
     pub(crate) registry: Registry,
+    pub(crate) groups: Vec<GroupConfig>,
     pub(crate) tenants: Tenants,
     pub(crate) metrics: Metrics,
     pub(crate) ranks: Arc<Ranks>,
@@ -55,11 +61,14 @@ pub(crate) struct Parts {
     pub(crate) transfers: Arc<Transfers>,
     pub(crate) volumes: Arc<Volumes>,
     pub(crate) offload: Arc<Offload>,
+    pub(crate) prefetch_budget: PrefetchBudget,
 }
 
 /// See the module.
 pub(crate) struct Leader {
     pub(crate) registry: Registry,
+    /// Cache groups, by their ids.
+    groups: Vec<GroupConfig>,
     pub(crate) tenants: Tenants,
     pub(crate) metrics: Metrics,
     pub(crate) ranks: Arc<Ranks>,
@@ -67,6 +76,7 @@ pub(crate) struct Leader {
     pub(crate) transfers: Arc<Transfers>,
     pub(crate) volumes: Arc<Volumes>,
     pub(crate) offload: Arc<Offload>,
+    pub(crate) prefetch_budget: PrefetchBudget,
     pub(crate) recoveries: Recoveries,
     /// For its figures; the manager owns it.
     pub(crate) events: OnceLock<Weak<EventPump>>,
@@ -77,13 +87,9 @@ pub(crate) struct Leader {
 
 impl Leader {
     pub(crate) fn new(parts: Parts) -> Arc<Self> {
-        let Parts { registry, tenants, metrics, ranks, slots, transfers, volumes, offload } = parts;
-        let leader = Arc::new(Self {
-            recoveries: Recoveries::new(ranks.len(), registry.capacity(Tier::G3)),
-            events: OnceLock::new(),
-            inbox: Mutex::default(),
-            private_names: AtomicU64::new(0),
+        let Parts {
             registry,
+            groups,
             tenants,
             metrics,
             ranks,
@@ -91,6 +97,23 @@ impl Leader {
             transfers,
             volumes,
             offload,
+            prefetch_budget,
+        } = parts;
+        let leader = Arc::new(Self {
+            recoveries: Recoveries::new(ranks.len(), registry.capacity(Tier::G3)),
+            events: OnceLock::new(),
+            inbox: Mutex::default(),
+            private_names: AtomicU64::new(0),
+            registry,
+            groups,
+            tenants,
+            metrics,
+            ranks,
+            slots,
+            transfers,
+            volumes,
+            offload,
+            prefetch_budget,
         });
         let weak = Arc::downgrade(&leader);
         leader.metrics.refresh_by(move || {
@@ -140,15 +163,74 @@ impl Leader {
     /// The longest prefix of `chain` that is on some tier, pinned, and whether volumes were asked,
     /// or would be. Counts as one use of every block in it.
     pub(crate) fn match_prefix(&self, chain: BlockChain<'_>, probe: Probe) -> (Prefix, bool) {
-        let (mut prefix, agrees) = self.registry.match_chain(ONLY_GROUP, chain);
+        if self.groups.len() > 1 {
+            // Volumes hold no blocks of such models.
+            return (self.match_groups(chain).swap_remove(0), false);
+        }
+        let (mut prefix, agrees) = self.registry.match_chain(FIRST_GROUP, chain);
         self.transfers.leave_out_disk(&mut prefix);
         // On every tier that holds them: a block that is hot in G1 does not grow cold below. The
         // whole chain, since the eviction policy asks how far a block is from the end of its
         // request.
-        self.registry.touch(ONLY_GROUP, chain.hashes());
+        self.registry.touch(FIRST_GROUP, chain.hashes());
         // A chain that contradicts what is known is none of ours: volumes have nothing to add.
         let asks = agrees && self.volumes.extend(&mut prefix, chain, probe);
         (prefix, asks)
+    }
+
+    /// For each cache group its part of the longest prefix of `chain` that all of them can serve.
+    pub(crate) fn match_groups(&self, chain: BlockChain<'_>) -> Vec<Prefix> {
+        if self.groups.len() <= 1 {
+            return vec![self.match_prefix(chain, Probe::Wait).0];
+        }
+        let mut parts = self.registry.match_groups(chain, TierMask::ALL);
+        let is_shorter = |part: &mut Prefix| {
+            let found = part.len();
+            self.transfers.leave_out_disk(part);
+            part.len() < found
+        };
+        let down = parts.iter_mut().filter_map(|part| is_shorter(part).then_some(())).count();
+        if down > 0 {
+            parts = self.registry.match_groups(chain, TierMask::only(Tier::G1).with(Tier::G2));
+        }
+        for (group, part) in self.groups().zip(&parts) {
+            // With a window or state, what was found is used, and nothing before it.
+            let used = if self.needs_all(group) { chain.hashes() } else { part.hashes() };
+            self.registry.touch(group, used);
+        }
+        parts
+    }
+
+    /// The cache groups.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = GroupId> + use<> {
+        (0..self.groups.len() as u16).map(GroupId)
+    }
+
+    /// Whether a group needs every block of a prefix.
+    fn needs_all(&self, group: GroupId) -> bool {
+        self.groups.get(usize::from(group.0)).is_some_and(|group| group.kind == GroupKind::Full)
+    }
+
+    /// The first group that needs every block of a prefix; the first of all where none does.
+    pub(crate) fn full_group(&self) -> GroupId {
+        self.groups().find(|group| self.needs_all(*group)).unwrap_or(FIRST_GROUP)
+    }
+
+    /// Pins what is there of `chain`, in every cache group or in none.
+    pub(crate) fn pin(&self, chain: BlockChain<'_>, tiers: TierMask, until: u64) -> Result<usize, PinError> {
+        let mut pinned = 0;
+        for group in self.groups() {
+            match self.registry.pin(group, chain.hashes(), tiers, until) {
+                Ok(count) => pinned += count,
+                Err(error) => {
+                    for before in self.groups().take_while(|other| *other != group) {
+                        self.registry.unpin(before, chain.hashes(), tiers);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(pinned)
     }
 
     /// Takes the next `count` numbers of private blocks. The first of them.

@@ -6,12 +6,14 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | `fences` | device events that plans wait for | - |
+//! | `hints` | what an engine knows of the future, and of itself | - |
 //! | `tenants` | calls about tenants | - |
 
 mod fences;
+mod hints;
 mod tenants;
 
-use crate::config::{Config, ONLY_GROUP, stored_bytes};
+use crate::config::{Config, FIRST_GROUP, stored_bytes};
 use crate::events::EventPump;
 use crate::leader::{ClearError, Commit, FlushError, FlushReport, Leader, ShutdownReport};
 use crate::metrics::Metrics;
@@ -227,16 +229,23 @@ impl<G> KvBlockManager<G> {
 
     /// The longest prefix of `chain` that is on some tier, pinned where it is nearest while the
     /// result is held. Counts as one use of every block in it. While disks fail or do not answer,
-    /// the prefix ends before the first block that only they have ([`Status::disk_down`]).
+    /// the prefix ends before the first block that only they have ([`Status::disk_down`]). It also
+    /// ends where its blocks would arrive later than the engine computes them, where that is known
+    /// ([`prefilled`](Self::prefilled)); `kvbm_load_decisions_total{tier,reason}` counts both.
     ///
     /// With volumes, the prefix goes on with blocks that are thought to be on the one that has most
     /// of them ([`Tier::G4`], not pinned): what an onboard does not find it leaves out. For a chain
     /// that is not known yet volumes are asked, in a few round trips within their deadlines;
     /// `volume.lookup = "known"` never asks.
+    ///
+    /// Of a model with several cache groups, this is the first group's part of what every group can
+    /// serve: [`match_groups`](Self::match_groups) has all parts.
     pub fn match_prefix<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Prefix {
         let chain = chain.into();
         self.leader.metrics.lookups.add(chain.len() as u64);
-        self.leader.match_prefix(chain, Probe::Wait).0
+        let (mut prefix, _) = self.leader.match_prefix(chain, Probe::Wait);
+        self.leader.leave_out_slow(&mut prefix, 0, Tier::G1);
+        prefix
     }
 
     /// Nothing will continue `chain` (the session is over, the branch was given up): a soft hint.
@@ -244,13 +253,16 @@ impl<G> KvBlockManager<G> {
     /// `hazard` learns from what such hints proved to be worth. Under `lru-leaf` they are the next
     /// to go, unless they are used again.
     pub fn branch_ends<'a>(&self, chain: impl Into<BlockChain<'a>>) {
-        self.leader.registry.branch_ends(ONLY_GROUP, chain.into().hashes());
+        let chain = chain.into();
+        for group in self.leader.groups() {
+            self.leader.registry.branch_ends(group, chain.hashes());
+        }
     }
 
     /// Keeps what is there of `chain` on `tiers` from eviction until iteration `until` (see
     /// [`iteration`](Self::iteration)), or until it is unpinned. Of several pins of a block the one
-    /// that ends last counts. How many blocks of the chain are pinned. A block that comes to a tier
-    /// later is not.
+    /// that ends last counts. How many blocks of the chain are pinned, of all cache groups. A block
+    /// that comes to a tier later is not.
     ///
     /// # Errors
     /// [`PinError`]: more than half of a tier would be pinned, or the iteration is over. Nothing
@@ -261,13 +273,14 @@ impl<G> KvBlockManager<G> {
         tiers: TierMask,
         until: u64,
     ) -> Result<usize, PinError> {
-        self.leader.registry.pin(ONLY_GROUP, chain.into().hashes(), tiers, until)
+        self.leader.pin(chain.into(), tiers, until)
     }
 
     /// Takes the pins of `chain` on `tiers` back, but for blocks that another pinned one continues.
     /// How many ended (a block on two tiers has two).
     pub fn unpin<'a>(&self, chain: impl Into<BlockChain<'a>>, tiers: TierMask) -> usize {
-        self.leader.registry.unpin(ONLY_GROUP, chain.into().hashes(), tiers)
+        let chain = chain.into();
+        self.leader.groups().map(|group| self.leader.registry.unpin(group, chain.hashes(), tiers)).sum()
     }
 
     /// Blocks of a namespace (a tenant, a model) leave every tier after `iterations` without use;
@@ -286,9 +299,11 @@ impl<G> KvBlockManager<G> {
     }
 
     /// Where each block of `chain` is, up to the first that is nowhere: tiers, and the volume that
-    /// is known to have it. Asks no volume, pins nothing and counts as no use.
+    /// is known to have it. Asks no volume, pins nothing and counts as no use. Of a model with
+    /// several cache groups it is the first one with full attention that is looked at.
     pub fn look_up<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Vec<Places> {
-        places::look_up(&self.leader.registry, &self.leader.volumes, chain.into())
+        let group = self.leader.full_group();
+        places::look_up(&self.leader.registry, &self.leader.volumes, group, chain.into())
     }
 
     /// Gives up on a rank: for a worker whose process is gone, or whose device is, so that it
@@ -520,7 +535,13 @@ impl<G> LocalVolumes for KvBlockManager<G> {
 impl KvBlockManager<Owned> {
     /// Brings a prefix to G1. Blocks that are there stay where they are.
     pub fn onboard(&self, prefix: Prefix) -> Onboarding {
-        Onboarding::start(&self.leader, prefix)
+        Onboarding::start(&self.leader, prefix, None)
+    }
+
+    /// Like [`onboard`](Self::onboard), for a request that does not wait beyond `deadline`: what
+    /// has arrived by then counts, and copies that have not started never do.
+    pub fn onboard_until(&self, prefix: Prefix, deadline: Instant) -> Onboarding {
+        Onboarding::start(&self.leader, prefix, Some(deadline))
     }
 
     /// `n` blocks of G1 to compute into, all or none, evicting what nobody uses. Never waits for a
@@ -545,18 +566,7 @@ impl KvBlockManager<Owned> {
         sequence: impl Into<BlockChain<'a>>,
         first: usize,
     ) -> Result<Committed, RejectedBatch<BlockBatch<G1, Reset>, CommitError>> {
-        let chain = sequence.into();
-        let namespace = NamespaceId::from(chain.namespace());
-        let position = u32::try_from(first).unwrap_or(u32::MAX);
-        let partial = match blocks.init_sequence(namespace, ONLY_GROUP, position) {
-            Ok(partial) => partial,
-            Err(RejectedBatch { batch, error }) => return Err(RejectedBatch { batch, error }),
-        };
-        let committed = partial.commit(chain);
-        if let Ok((done, _)) = &committed {
-            self.events.note(&chain, first, done.len());
-        }
-        committed.map_err(|RejectedBatch { batch, error }| RejectedBatch { batch: batch.into_reset(), error })
+        self.commit_group(FIRST_GROUP, blocks, sequence, first)
     }
 
     /// Makes computed blocks visible to everybody and starts their offload. A block that another

@@ -79,6 +79,34 @@ label! {
 }
 
 label! {
+    /// Why a block below G1 that a request found is copied up, or is computed again.
+    LoadReason {
+        /// Copied: it arrives sooner than it is computed.
+        Sooner = "sooner",
+        /// Copied: the speed of its path, or of the engine, is not known.
+        Unknown = "unknown",
+        /// Copied: its path was slower than computing a while ago, and is tried again.
+        Retried = "retried",
+        /// Computed: its path is slower than computing.
+        Slower = "slower",
+        /// Computed: too much waits on its path.
+        Queue = "queue",
+    }
+}
+
+label! {
+    /// What became of a block of G3 that a prefetch was asked for.
+    PrefetchOutcome {
+        /// It is copied to G2.
+        Started = "started",
+        /// Earlier prefetches have the budget.
+        OverBudget = "over_budget",
+        /// G2 has no room for it.
+        NoRoom = "no_room",
+    }
+}
+
+label! {
     /// What became of a block that a disk held at the start.
     RecoveryOutcome {
         /// It can be found again.
@@ -172,6 +200,7 @@ pub struct TierMetrics {
     /// was lost with a rank.
     pub lost_refusals: Counter,
     evictions: [Counter; EvictReason::ALL.len()],
+    loads: [Counter; LoadReason::ALL.len()],
     slots: [Gauge; SlotState::ALL.len()],
 }
 
@@ -180,6 +209,13 @@ impl TierMetrics {
     #[inline]
     pub fn evictions(&self, reason: EvictReason) -> &Counter {
         &self.evictions[reason as usize]
+    }
+
+    /// Blocks found here that requests had copied up or computed again, by `reason`. Counted where
+    /// the copy is decided.
+    #[inline]
+    pub fn loads(&self, reason: LoadReason) -> &Counter {
+        &self.loads[reason as usize]
     }
 
     /// Slots in `state`.
@@ -353,6 +389,8 @@ pub(super) const OTHER_PATH: &str = "other";
 pub struct Counters {
     /// Blocks that requests asked for.
     pub lookups: Counter,
+    /// Stored blocks that audits compared with what the engine computed.
+    pub audited: Counter,
     /// Allocations that had to wait for a transfer. Nothing in kvbm makes one wait: this says so.
     pub sync_offloads: Counter,
     /// Events that a transport took.
@@ -378,6 +416,7 @@ pub struct Counters {
     pub malformed_messages: Counter,
     /// Reports that changed nothing: repeated, late, of an earlier epoch.
     pub ignored_reports: Counter,
+    prefetches: [Counter; PrefetchOutcome::ALL.len()],
     recovered: [Counter; RecoveryOutcome::ALL.len()],
     tiers: [TierMetrics; Tier::ALL.len()],
     /// [`Path::ALL`] in order, then all other paths together.
@@ -418,6 +457,11 @@ impl Counters {
     #[inline]
     pub fn tier(&self, tier: Tier) -> &TierMetrics {
         &self.tiers[tier.index()]
+    }
+
+    /// Blocks of G3 that prefetches were asked for, by what became of them.
+    pub fn prefetches(&self, outcome: PrefetchOutcome) -> &Counter {
+        &self.prefetches[outcome as usize]
     }
 
     /// Blocks that the disks held at the start, by what became of them.

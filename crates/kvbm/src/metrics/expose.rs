@@ -10,7 +10,8 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 
 use super::counters::{
-    Counters, DropReason, EvictReason, PathMetrics, RecoveryOutcome, SlotState, TierMetrics, VolumeCounters,
+    Counters, DropReason, EvictReason, LoadReason, PathMetrics, PrefetchOutcome, RecoveryOutcome, SlotState,
+    TierMetrics, VolumeCounters,
 };
 
 /// Walks the counters at each scrape; every combination of labels appears from the start, at 0.
@@ -36,6 +37,11 @@ impl Exposition {
         let counters = &self.0;
         for (name, help, counter) in [
             ("lookup_blocks", "Blocks that requests asked for", &counters.lookups),
+            (
+                "audited_blocks",
+                "Stored blocks compared with what the engine computed again",
+                &counters.audited,
+            ),
             (
                 "sync_offloads",
                 "Allocations that had to wait for a transfer (0 by construction)",
@@ -79,6 +85,12 @@ impl Exposition {
             let labels: Labels<'_> = &[("outcome", outcome.as_str())];
             counter_value(&mut metric.encode_family(&labels)?, counters.recovered(*outcome).get())?;
         }
+        let help = "Blocks of G3 that prefetches were asked for, by what became of them";
+        let mut metric = encoder.encode_descriptor("prefetch_blocks", help, None, MetricType::Counter)?;
+        for outcome in PrefetchOutcome::ALL {
+            let labels: Labels<'_> = &[("outcome", outcome.as_str())];
+            counter_value(&mut metric.encode_family(&labels)?, counters.prefetches(*outcome).get())?;
+        }
         let (bytes, help) = (counters.event_bytes.get(), "Encoded bytes of events that the transport took");
         let unit = Some(&Unit::Bytes);
         counter_value(&mut encoder.encode_descriptor("events", help, unit, MetricType::Counter)?, bytes)?;
@@ -115,6 +127,15 @@ impl Exposition {
             for reason in EvictReason::ALL {
                 let labels: Labels<'_> = &[("tier", tier.as_str()), ("reason", reason.as_str())];
                 let value = self.0.tier(tier).evictions(*reason).get();
+                counter_value(&mut metric.encode_family(&labels)?, value)?;
+            }
+        }
+        let help = "Blocks below G1 that requests had copied up or computed again, by the reason";
+        let mut metric = encoder.encode_descriptor("load_decisions", help, None, MetricType::Counter)?;
+        for tier in Tier::ALL {
+            for reason in LoadReason::ALL {
+                let labels: Labels<'_> = &[("tier", tier.as_str()), ("reason", reason.as_str())];
+                let value = self.0.tier(tier).loads(*reason).get();
                 counter_value(&mut metric.encode_family(&labels)?, value)?;
             }
         }

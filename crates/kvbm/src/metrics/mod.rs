@@ -37,8 +37,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use prometheus_client::registry::Registry;
 
 pub use counters::{
-    Counter, Counters, DropReason, EvictReason, Gauge, InFlight, PathMetrics, PathSummary, RecoveryOutcome,
-    SlotState, TierMetrics, VolumeCounters,
+    Counter, Counters, DropReason, EvictReason, Gauge, InFlight, LoadReason, PathMetrics, PathSummary,
+    PrefetchOutcome, RecoveryOutcome, SlotState, TierMetrics, VolumeCounters,
 };
 pub use deadline_stream::DeadlineStream;
 pub use disks::{DiskCounters, DiskMetrics};

@@ -24,13 +24,14 @@ fn every_combination_starts_at_zero() {
         series += 1;
     }
     let (tiers, paths) = (Tier::ALL.len(), Path::ALL.len() + 1);
-    let per_tier = 4 + EvictReason::ALL.len() + SlotState::ALL.len();
+    let per_tier = 4 + EvictReason::ALL.len() + LoadReason::ALL.len() + SlotState::ALL.len();
     // Blocks, bytes, queue depth, in flight, busy time; sum, count, 26 bounds and +Inf of the
     // latency.
     let per_path = 5 + 29 + FailureKind::ALL.len() + DropReason::ALL.len();
-    // Look-ups, waits, malformed messages, ignored reports; nine of events; two of disks that are
-    // left alone.
-    assert_eq!(series, 4 + 9 + 2 + RecoveryOutcome::ALL.len() + tiers * per_tier + paths * per_path);
+    // Look-ups, audits, waits, malformed messages, ignored reports; nine of events; two of disks
+    // that are left alone.
+    let outcomes = RecoveryOutcome::ALL.len() + PrefetchOutcome::ALL.len();
+    assert_eq!(series, 5 + 9 + 2 + outcomes + tiers * per_tier + paths * per_path);
     for needed in [
         "kvbm_sync_offloads_total",
         "kvbm_events_lost_total",

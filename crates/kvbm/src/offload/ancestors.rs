@@ -18,7 +18,7 @@ impl Offload {
         orphans: &[BlockIdentity],
     ) -> Pinned {
         let mut family = self.nothing(edge.path.src);
-        let mut known: HashSet<SequenceHash> = HashSet::new();
+        let mut known: HashSet<(GroupId, SequenceHash)> = HashSet::new();
         for orphan in orphans {
             let chain = match self.chain(edge, orphan, &known) {
                 Ok(chain) => chain,
@@ -28,7 +28,7 @@ impl Offload {
                 }
             };
             for member in chain {
-                known.extend(member.identities().iter().map(|identity| identity.hash));
+                known.extend(member.identities().iter().map(|identity| (identity.group, identity.hash)));
                 if family.len() < edge.limit {
                     // Of the same registry, tier and kind of pin, so it is never refused.
                     let _refused = family.append(member);
@@ -72,12 +72,12 @@ impl Offload {
         &self,
         edge: &Edge,
         orphan: &BlockIdentity,
-        known: &HashSet<SequenceHash>,
+        known: &HashSet<(GroupId, SequenceHash)>,
     ) -> Result<Vec<Pinned>, SequenceHash> {
         let pin = |hash| self.pin(edge.path.src, orphan.group, hash).ok_or(hash);
         let mut chain = vec![pin(orphan.hash)?];
         let mut parent = orphan.parent;
-        while let Some(hash) = parent.filter(|hash| !known.contains(hash)) {
+        while let Some(hash) = parent.filter(|hash| !known.contains(&(orphan.group, *hash))) {
             if self.is_below(edge.path.dst, orphan.group, hash) || chain.len() >= edge.limit {
                 break;
             }

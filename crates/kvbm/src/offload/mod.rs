@@ -181,6 +181,11 @@ impl Offload {
         self.inline.is_on.store(true, Ordering::Release);
     }
 
+    /// Which blocks are worth a copy.
+    pub(crate) fn admission(&self) -> &dyn AdmissionPolicy {
+        &*self.admission
+    }
+
     /// Has what is marked and queued looked at.
     fn wake(&self) {
         if !self.inline.is_on.load(Ordering::Acquire) {

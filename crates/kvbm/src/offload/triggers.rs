@@ -182,7 +182,7 @@ impl Offload {
     }
 
     fn costs(&self, edge: &Edge, wanted: usize) -> Costs {
-        let BlockCosts { bytes, tokens, recompute } = self.transfers.settings.block_costs;
+        let BlockCosts { bytes, tokens, recompute } = self.transfers.block_costs();
         let back = Path::new(edge.path.dst, Tier::G1);
         Costs {
             block_bytes: bytes,

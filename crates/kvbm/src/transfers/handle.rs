@@ -42,6 +42,11 @@ impl Handle {
             })
     }
 
+    /// Blocks of the transfer.
+    pub(crate) fn num_blocks(&self) -> usize {
+        self.transfer().moves.len()
+    }
+
     /// The tag of its plans.
     pub(crate) fn tag(&self) -> u64 {
         self.transfer().tag
@@ -49,6 +54,16 @@ impl Handle {
 
     pub(crate) fn is_done(&self) -> bool {
         self.transfer().settled.is_set()
+    }
+
+    /// Whether `layer` of all blocks has arrived.
+    pub(crate) fn has_layer(&self, layer: u32) -> bool {
+        self.transfer().has_layer(layer)
+    }
+
+    /// Waits until it is known whether `layer` arrives, or `deadline` passes.
+    pub(crate) fn wait_layer(&self, layer: u32, deadline: Instant) {
+        self.transfer().wait_layer(layer, deadline);
     }
 
     pub(crate) fn wait_until(&self, deadline: Instant) {

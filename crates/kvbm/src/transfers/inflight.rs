@@ -173,15 +173,14 @@ impl<O> Inflight<O> {
         self.table.lock().plans.values().filter(|pending| pending.path == path).count()
     }
 
-    /// Blocks of the plans in flight on `path` whose operation `select` picks.
-    pub(super) fn blocks_on(&self, path: Path, select: impl Fn(&O) -> bool) -> usize {
+    /// Blocks of the plans in flight on `path`; a block of a plan counts as `share` of its
+    /// operation says.
+    pub(super) fn blocks_on(&self, path: Path, share: impl Fn(&O) -> f64) -> usize {
         let table = self.table.lock();
-        table
-            .plans
-            .values()
-            .filter(|pending| pending.path == path && select(&pending.operation))
-            .map(|pending| pending.failures.len())
-            .sum()
+        let pending = table.plans.values().filter(|pending| pending.path == path);
+        let blocks: f64 =
+            pending.map(|pending| pending.failures.len() as f64 * share(&pending.operation)).sum();
+        blocks.round() as usize
     }
 
     /// Ids of the plans whose operation `select` picks.
@@ -253,7 +252,7 @@ mod tests {
     fn a_plan_finishes_when_every_rank_answered_once() {
         let inflight = Inflight::new(Epoch(2), 2);
         let plan = inflight.enter("op", PATH, 3);
-        assert_eq!((inflight.on_path(PATH), inflight.blocks_on(PATH, |_| true)), (1, 3));
+        assert_eq!((inflight.on_path(PATH), inflight.blocks_on(PATH, |_| 1.0)), (1, 3));
         assert!(matches!(inflight.answer(report(plan, 0, done(3))), Answer::Waiting));
         assert!(matches!(inflight.answer(report(plan, 0, done(3))), Answer::Ignored), "answered twice");
         assert!(matches!(inflight.answer(report(plan, 9, done(3))), Answer::Ignored), "no such rank");

@@ -65,14 +65,14 @@ impl Arriving<'_> {
 
     /// Starts a transfer that others may join.
     pub(crate) fn start(mut self, request: Request) -> Handle {
-        let (transfer, ranges) = self.transfers.prepare(request);
+        let (transfer, parts) = self.transfers.prepare(request);
         let keys = transfer.moves.iter().map(|block| key(&block.identity));
         self.by_block.extend(keys.map(|key| (key, Arc::clone(&transfer))));
         let Self { transfers, by_block } = self;
         let handle = Handle::new(transfers, transfer.interest());
         // A link may answer from inside `send`, and the end of the transfer takes the lock.
         drop(by_block);
-        transfers.send(&transfer, ranges);
+        transfers.send(&transfer, parts);
         handle
     }
 }

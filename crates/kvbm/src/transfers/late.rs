@@ -4,16 +4,42 @@ use super::transfer::{Parts, Transfer, expired};
 use super::{Destination, Purpose, Transfers};
 use kvbm_plan::Tier;
 use kvbm_plan::simulation::{Planted, planted};
+use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::Instant;
 
+/// Callers that wait for transfers with other deadlines than their own.
+#[derive(Default)]
+pub(super) struct Alarms(Mutex<Vec<(Instant, Waker)>>);
+
+impl Alarms {
+    fn set(&self, at: Instant, waker: &Waker) {
+        let mut alarms = self.0.lock();
+        if !alarms.iter().any(|(known, who)| *known == at && who.will_wake(waker)) {
+            alarms.push((at, waker.clone()));
+        }
+    }
+
+    fn take_due(&self, now: Instant) -> Vec<Waker> {
+        let due = |alarm: &mut (Instant, Waker)| alarm.0 <= now;
+        self.0.lock().extract_if(.., due).map(|(_, waker)| waker).collect()
+    }
+}
+
 impl Transfers {
+    /// Wakes `waker` soon after `at`.
+    pub(crate) fn wake_at(&self, at: Instant, waker: &Waker) {
+        self.alarms.set(at, waker);
+    }
+
     /// Gives up on what is past its deadline.
     pub(crate) fn expire(&self, now: Instant) {
         if planted(Planted::IgnoreDeadline) {
             return;
         }
+        self.alarms.take_due(now).into_iter().for_each(Waker::wake);
         for transfer in self.select(|transfer| transfer.deadline <= now) {
             let late = expired("transfer", transfer.limit);
             if transfer.expires() {

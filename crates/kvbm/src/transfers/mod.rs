@@ -33,23 +33,29 @@
 //! |---|---|---|
 //! | `disk_reads` | results of reads from the disk tier | `transfer` |
 //! | `handle` | a caller's share in a transfer | `transfer` |
+//! | `history` | the last copies of blocks | - |
 //! | `inflight` | plans that not all workers have answered | - |
 //! | `joins` | blocks on their way to G1, for later requests | `transfer` |
+//! | `layers` | transfers that go layer by layer | - |
 //! | `late` | transfers past their deadline | `transfer` |
 //! | `log_limit` | rate limit of failures in the log | - |
-//! | `send` | starting a transfer | `plans`, `transfer` |
-//! | `plans` | splitting a transfer into plans | - |
+//! | `send` | starting a transfer | `plans`, `layers`, `transfer` |
+//! | `plans` | splitting a transfer into plans | `layers` |
+//! | `prefill` | measured speed of the engine | - |
 //! | `settle` | what follows when all plans are over | `transfer` |
 //! | `speeds` | measured speeds of the paths | - |
-//! | `transfer` | one transfer and its state | - |
+//! | `transfer` | one transfer and its state | `layers` |
 
 pub(crate) mod disk_reads;
 mod handle;
+mod history;
 mod inflight;
 mod joins;
 mod late;
+mod layers;
 mod log_limit;
 pub(crate) mod plans;
+mod prefill;
 mod send;
 mod settle;
 mod speeds;
@@ -61,16 +67,21 @@ use crate::metrics::Metrics;
 use crate::ranks::Ranks;
 use crate::slots::Slots;
 pub(crate) use handle::Handle;
+use history::CopyHistory;
 use inflight::{Answer, Finished, Inflight};
 pub(crate) use joins::Arriving;
 use joins::Joins;
 use kvbm_plan::{
-    BlockId, BlockIdentity, Command, Epoch, Failure, Path, PlanId, Rank, Tier, TransferReport, VolumeId,
+    BlockId, BlockIdentity, Command, Comparison, Epoch, Failure, FailureKind, Path, PlanId, Rank, Tier,
+    TransferReport, VolumeId,
 };
 use kvbm_pool::{AnyArrivals, Losses, Lost, Pinned, Registry};
+use late::Alarms;
+pub(crate) use layers::LayerSteps;
 use log_limit::LogLimit;
-pub(crate) use speeds::BlockCosts;
+use prefill::PrefillSpeed;
 use speeds::Speeds;
+pub(crate) use speeds::{BlockCosts, Pace, times};
 use std::any::Any;
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -79,6 +90,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 pub(crate) use transfer::{Outcome, expired};
 use transfer::{PlanPart, Transfer};
+
+/// A request waits for its blocks at least so long: they may wait for the engine's own step, which
+/// computing them would wait for as well.
+const LEAST_PATIENCE: Duration = Duration::from_millis(250);
+
+/// What a plan costs the leader and a worker beside its bytes: a step of layers should take longer.
+const COST_OF_A_PLAN: Duration = Duration::from_micros(100);
 
 /// A device event behind everything that the engine had submitted to its streams when it was handed
 /// over: what a plan that touches G1 waits for.
@@ -114,7 +132,11 @@ pub(crate) enum Purpose {
     Onboard,
     /// A request waits for a prefix in blocks that the engine names; nothing becomes visible.
     EngineOnboard,
+    /// Stored blocks are compared with what the engine computed; nothing is written.
+    Audit,
     /// A scheduler waits for a prefix in G2, to promise it.
+    Stage,
+    /// A prefix is brought to G2 before a request asks for it.
     Prefetch,
     /// Copies are made one tier down.
     Offload,
@@ -175,6 +197,15 @@ pub(crate) struct Request {
     /// Plans that touch G1 wait for this device event; for the last one that was set where there is
     /// none.
     pub(crate) fence: Option<Fence>,
+    /// The longest that the transfer may take, where its caller has less patience than the settings
+    /// say.
+    pub(crate) limit: Option<Duration>,
+    /// Between G1 and G2: layer by layer, not all of a block at a time.
+    pub(crate) layers: Option<LayerSteps>,
+    /// What G1 holds is final when this iteration is over.
+    pub(crate) iteration: Option<u64>,
+    /// How blocks are compared, where they are not copied.
+    pub(crate) compare: Option<Comparison>,
 }
 
 impl Request {
@@ -185,8 +216,22 @@ impl Request {
         destination: Destination,
         losses: Losses,
     ) -> Self {
-        let (holds, check, volume, on_arrival, fence) = (Vec::new(), None, None, None, None);
-        Self { purpose, to, moves, destination, losses, holds, check, volume, on_arrival, fence }
+        Self {
+            purpose,
+            to,
+            moves,
+            destination,
+            losses,
+            holds: Vec::new(),
+            check: None,
+            volume: None,
+            on_arrival: None,
+            fence: None,
+            limit: None,
+            layers: None,
+            iteration: None,
+            compare: None,
+        }
     }
 
     /// Also holds this until no worker touches the blocks any more.
@@ -211,6 +256,14 @@ pub(crate) struct TransferSettings {
     pub(crate) read_deadline: Duration,
     /// Whether what an engine loads from below G2 is copied to G2 too.
     pub(crate) keep_loaded: bool,
+    /// So many times what it takes to compute the blocks is what a request waits for them, where
+    /// that is known; 0 for any time.
+    pub(crate) onboard_patience: f64,
+    /// Layers of a rank; 1 where nobody knows which bytes are whose.
+    pub(crate) num_layers: u32,
+    /// Most steps of a transfer that goes layer by layer.
+    pub(crate) layer_steps: u32,
+    /// As configured; [`Transfers::block_costs`] has what was measured.
     pub(crate) block_costs: BlockCosts,
 }
 
@@ -224,8 +277,11 @@ pub(crate) struct Transfers {
     inflight: Inflight<PlanPart>,
     joins: Joins,
     speeds: Speeds,
+    prefill: PrefillSpeed,
     /// Of failures in the log.
     log_limit: LogLimit,
+    alarms: Alarms,
+    history: CopyHistory,
     /// Number of the last device event that the engine handed over; 0 for none.
     fence: AtomicU64,
     /// Last number given to a device event.
@@ -250,7 +306,10 @@ impl Transfers {
             inflight: Inflight::new(settings.epoch, ranks.len()),
             joins: Joins::default(),
             speeds: Speeds::default(),
+            prefill: PrefillSpeed::default(),
             log_limit: LogLimit::default(),
+            alarms: Alarms::default(),
+            history: CopyHistory::default(),
             fence: AtomicU64::new(0),
             fences: AtomicU64::new(0),
             tags: AtomicU64::new(0),
@@ -358,6 +417,61 @@ impl Transfers {
         self.speeds.per_block(path, kvbm_plan::clock::now())
     }
 
+    /// The engine computed so many tokens of prompts in `elapsed`. Whether that counts.
+    pub(crate) fn saw_prefill(&self, tokens: u64, elapsed: Duration) -> bool {
+        self.prefill.saw(tokens, elapsed)
+    }
+
+    /// What a block costs: to compute it takes what the configuration says, else what the engine's
+    /// steps took.
+    pub(crate) fn block_costs(&self) -> BlockCosts {
+        let costs = self.settings.block_costs;
+        let measured = || {
+            let per_token = self.prefill.per_token()?;
+            Duration::try_from_secs_f64(per_token * f64::from(costs.tokens)).ok()
+        };
+        BlockCosts { recompute: costs.recompute.or_else(measured), ..costs }
+    }
+
+    /// What is known of `path` where so many blocks are waited for or computed, and the blocks that
+    /// wait there for earlier transfers.
+    pub(crate) fn pace(&self, path: Path, recompute: Duration, blocks: usize) -> (Pace, usize) {
+        let now = kvbm_plan::clock::now();
+        let patience = self.onboard_patience(recompute, blocks).unwrap_or(self.settings.transfer_deadline);
+        let before = self.blocks_before(path, now);
+        (self.speeds.pace(path, recompute, blocks, patience, now), before)
+    }
+
+    /// Blocks that transfers wait for on `path`; those that hang are not counted.
+    fn blocks_before(&self, path: Path, now: Instant) -> usize {
+        let share = |part: &PlanPart| if part.transfer.is_waited_for(now) { part.share() } else { 0.0 };
+        self.inflight.blocks_on(path, share)
+    }
+
+    /// The steps of a transfer of so many blocks between G1 and G2 that goes layer by layer. `None`
+    /// where that has nothing to hide: all of it is over as soon as the plans for its layers are
+    /// made. With `iteration`, the steps wait until that has computed their layers.
+    pub(crate) fn layer_steps(
+        &self,
+        path: Path,
+        blocks: usize,
+        iteration: Option<u64>,
+    ) -> Option<LayerSteps> {
+        let time = self.time_per_block(path).map(|each| times(each, blocks));
+        let worth = time.map_or(u32::MAX, |time| {
+            u32::try_from(time.as_micros() / COST_OF_A_PLAN.as_micros()).unwrap_or(u32::MAX)
+        });
+        LayerSteps::new(self.settings.num_layers, self.settings.layer_steps.min(worth), iteration)
+    }
+
+    /// How long a request waits for blocks that take so long to compute.
+    fn onboard_patience(&self, recompute: Duration, blocks: usize) -> Option<Duration> {
+        let patience = self.settings.onboard_patience;
+        let time = times(recompute, blocks).as_secs_f64() * patience;
+        (patience > 0.0)
+            .then(|| Duration::try_from_secs_f64(time).unwrap_or(Duration::MAX).max(LEAST_PATIENCE))
+    }
+
     /// Gives up on a transfer: unstarted plans are cancelled, started ones detach. `false` where it
     /// was given up before, or is over.
     fn abandon(&self, transfer: &Arc<Transfer>, reason: &Failure) -> bool {
@@ -437,12 +551,12 @@ impl Transfers {
     }
 
     fn plan_finished(&self, finished: &Finished<PlanPart>) {
-        let PlanPart { transfer, first } = &finished.operation;
-        self.note_served(transfer, finished);
-        let unsettled = transfer.merge(*first, &finished.failures, finished.own.then_some(finished.busy));
+        let part = &finished.operation;
+        self.note_served(&part.transfer, finished);
+        let unsettled = part.transfer.merge(part, &finished.failures, finished.own.then_some(finished.busy));
         self.count_plan(finished);
         if let Some(unsettled) = unsettled {
-            self.settle(transfer, unsettled);
+            self.settle(&part.transfer, unsettled);
         }
     }
 
@@ -472,9 +586,16 @@ impl Transfers {
         let Finished { queued, elapsed, bytes, .. } = finished;
         tracing::trace!(path = %finished.path, arrived, bytes, ?queued, ?elapsed, "plan finished");
         path.leave();
+        let part = &finished.operation;
         if arrived > 0 {
-            path.arrived(arrived as u64, finished.bytes, finished.elapsed);
-            self.speeds.saw(finished.path, arrived, finished.elapsed);
+            // A block that comes in steps counts with the last of them.
+            let blocks = if part.is_last_step() { arrived as u64 } else { 0 };
+            path.arrived(blocks, finished.bytes, finished.elapsed);
+        }
+        let is_late =
+            |failure: &Failure| matches!(failure.kind, FailureKind::Deadline | FailureKind::PathBusy);
+        if arrived > 0 || finished.own && finished.failures.iter().flatten().any(is_late) {
+            self.speeds.saw(finished.path, arrived as f64 * part.share(), finished.elapsed);
         }
     }
 }

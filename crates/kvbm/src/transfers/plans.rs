@@ -1,6 +1,7 @@
 //! Splitting a transfer into plans.
 
 use super::Move;
+use super::layers::LayerSteps;
 use kvbm_plan::{BlockTransfer, Tier, TransferPlan};
 use std::ops::Range;
 
@@ -37,6 +38,35 @@ pub(super) fn ranges(moves: &[Move], max_blocks: impl Fn(Tier) -> usize) -> Vec<
     ranges
 }
 
+/// What one plan moves: these of the moves, all layers or those of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) moves: Range<usize>,
+    pub(super) step: Option<usize>,
+}
+
+/// Whether blocks of `from` can go to `to` layer by layer: disks and volumes keep whole blocks.
+pub(super) fn has_layers(from: Tier, to: Tier) -> bool {
+    matches!((from, to), (Tier::G1, Tier::G2) | (Tier::G2, Tier::G1))
+}
+
+/// The parts of a transfer to `to`, in the order in which they are sent: whole blocks, then the
+/// others step by step.
+pub(super) fn parts(
+    moves: &[Move],
+    to: Tier,
+    layers: Option<LayerSteps>,
+    max_blocks: impl Fn(Tier) -> usize,
+) -> Vec<Part> {
+    let (stepped, whole): (Vec<_>, Vec<_>) = ranges(moves, max_blocks)
+        .into_iter()
+        .partition(|range| layers.is_some() && has_layers(moves[range.start].from, to));
+    let steps = 0..layers.map_or(0, LayerSteps::count);
+    let of_step = |step| stepped.iter().map(move |range| Part { moves: range.clone(), step: Some(step) });
+    let whole = whole.into_iter().map(|moves| Part { moves, step: None });
+    whole.chain(steps.flat_map(of_step)).collect()
+}
+
 /// The blocks of a plan.
 pub(super) fn transfers(moves: &[Move]) -> Vec<BlockTransfer> {
     moves
@@ -69,5 +99,18 @@ mod tests {
         assert_eq!(ranges(&moves, |tier| if tier == Tier::G3 { 1 } else { 100 }), [0..3, 3..4, 4..5, 5..6]);
         assert!(ranges(&[], |_| 100).is_empty());
         assert_eq!(transfers(&moves).len(), 6);
+        let part = |moves, step| Part { moves, step };
+        let steps = LayerSteps::new(4, 2, None);
+        assert_eq!(
+            parts(&moves, Tier::G1, steps, |_| 100),
+            [
+                part(3..5, None),
+                part(0..3, Some(0)),
+                part(5..6, Some(0)),
+                part(0..3, Some(1)),
+                part(5..6, Some(1))
+            ]
+        );
+        assert_eq!(parts(&moves, Tier::G1, None, |_| 100).len(), 3);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::transfer::{Parts, Transfer, Unsettled};
 use super::{Destination, Move, Outcome, Purpose, Transfers};
-use crate::error::{BlockFailure, condemns_source, lost};
+use crate::error::{BlockFailure, condemns_source, lost, tells_of_both_ends};
 use crate::metrics::DropReason;
 use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, Path, SequenceHash, Tier};
 use kvbm_pool::{AnyArrivals, ArrivalOutcome, Losses, Lost, Pinned, TierMask};
@@ -22,11 +22,14 @@ impl Transfers {
         let joinable = Joinable { transfers: self, transfer };
         if let Some(check) = check {
             for (index, slot) in failures.iter_mut().enumerate().skip(kept) {
-                if slot.is_none() {
-                    *slot = check(index);
+                if tells_of_both_ends(slot.as_ref())
+                    && let Some(changed) = check(index)
+                {
+                    *slot = Some(changed);
                 }
             }
         }
+        self.tell_history(transfer, &mut failures);
         self.quarantine_sources(transfer, &failures, losses);
         self.slots.drop_missing(missing_on_disk(&transfer.moves, &failures));
         if let Some(volume) = &transfer.volume {
@@ -106,7 +109,7 @@ impl Transfers {
         let to = transfer.to;
         for (block, slot) in transfer.moves.iter().zip(failures).skip(kept) {
             let tier = [block.from, to].into_iter().find(|&tier| tiers.contains(tier));
-            if let (None, Some(tier)) = (&slot, tier) {
+            if let (true, Some(tier)) = (tells_of_both_ends(slot.as_ref()), tier) {
                 self.metrics.path(Path::new(block.from, to)).failures(FailureKind::Lost).add(1);
                 *slot = Some(lost(Lost { tier }, "while the block was on its way"));
             }
@@ -142,6 +145,24 @@ impl Transfers {
         failures
     }
 
+    /// Remembers the copies. An audit that found wrong bytes gets the story of the block instead.
+    fn tell_history(&self, transfer: &Transfer, failures: &mut [Option<Failure>]) {
+        let now = kvbm_plan::clock::now();
+        if transfer.compare.is_none() {
+            return self.history.add(&transfer.moves, transfer.to, failures, now);
+        }
+        for (block, slot) in transfer.moves.iter().zip(failures) {
+            if let Some(failure) = slot.as_mut().filter(|failure| failure.kind == FailureKind::Differs) {
+                let story = self.history.of(block.identity.hash, now);
+                *failure = Failure::new(failure.kind, format!("{}; copies: {story}", failure.detail));
+                tracing::error!(
+                    target: "kvbm", hash = %block.identity.hash, detail = failure.detail,
+                    "an audit found wrong bytes: what was served from this block is in doubt"
+                );
+            }
+        }
+    }
+
     /// A source whose bytes were bad never serves again. If its tier lost its blocks since, the
     /// slot holds something else by now.
     fn quarantine_sources(&self, transfer: &Transfer, failures: &[Option<Failure>], losses: Losses) {
@@ -149,6 +170,20 @@ impl Transfers {
             let is_bad = slot.as_ref().is_some_and(|failure| condemns_source(failure.kind));
             if is_bad && !self.registry.is_lost(block.from, losses) {
                 self.slots.quarantine(block.from, block.src, block.identity.hash);
+            }
+            let is_wrong = slot.as_ref().is_some_and(|failure| failure.kind == FailureKind::Differs);
+            if is_wrong {
+                self.quarantine_copies(block);
+            }
+        }
+    }
+
+    /// What was wrong when it was stored is wrong on every tier that it was copied to.
+    fn quarantine_copies(&self, block: &Move) {
+        let BlockIdentity { group, hash, .. } = block.identity;
+        for tier in [Tier::G2, Tier::G3].into_iter().filter(|tier| *tier != block.from) {
+            if let Some(slot) = self.registry.slot_of(tier, group, hash) {
+                self.slots.quarantine(tier, slot, hash);
             }
         }
     }

@@ -4,12 +4,14 @@
 //! settles once, when all plans are over: only then are its sources released and its destinations
 //! made visible or given back.
 
+use super::layers::LayerSteps;
+use super::plans::Part;
 use super::{Destination, Fence, Move, OnArrival, Purpose, Request, VolumeEnd};
 use crate::circuit_breaker::RequestResults;
 use crate::error::BlockFailure;
-use crate::signal::Signal;
+use crate::signal::{Signal, Woken};
 use kvbm_plan::simulation::{Planted, planted};
-use kvbm_plan::{BlockId, Endpoint, Failure, FailureKind, Path, Tier, VolumeId, deadline_after};
+use kvbm_plan::{BlockId, Comparison, Endpoint, Failure, FailureKind, Path, Tier, VolumeId, deadline_after};
 use kvbm_pool::{Losses, Pinned};
 use parking_lot::Mutex;
 use std::any::Any;
@@ -46,6 +48,13 @@ pub(crate) struct Transfer {
     pub(super) volume: Option<Arc<dyn VolumeEnd>>,
     pub(super) on_arrival: Option<OnArrival>,
     pub(super) fence: Option<Fence>,
+    /// Plans wait for the end of this iteration, or for their layers in it.
+    pub(super) iteration: Option<u64>,
+    /// Its steps, where it goes layer by layer.
+    pub(super) layers: Option<LayerSteps>,
+    /// For each of them: its plans are over, or all is.
+    steps_over: Box<[Signal]>,
+    pub(super) compare: Option<Comparison>,
     /// What a worker's own side knows its plans by; 0 where nobody asks there.
     pub(crate) tag: u64,
     /// How long it may take.
@@ -66,8 +75,12 @@ pub(crate) struct Transfer {
 struct TransferProgress {
     parts: Option<Parts>,
     failures: Vec<Option<Failure>>,
-    /// Blocks that all ranks have answered for.
-    answered: Vec<bool>,
+    /// For each block, plans that not all ranks have answered.
+    owed: Vec<u32>,
+    /// For each step of layers, plans that it still needs.
+    step_plans: Vec<usize>,
+    /// Some block failed, or all were given up.
+    has_failed: bool,
     results: RankResults,
     /// When a block last arrived from G3; from the start on.
     disk_gave: Instant,
@@ -85,9 +98,23 @@ struct TransferProgress {
 }
 
 impl TransferProgress {
+    /// A plan is over, of a step or of whole blocks: the steps that need no other plan now.
+    fn step_over(&mut self, of: Option<usize>) -> Vec<usize> {
+        let mut over = Vec::new();
+        for (step, plans) in self.step_plans.iter_mut().enumerate() {
+            if of.is_none_or(|of| of == step) && *plans > 0 {
+                *plans -= 1;
+                if *plans == 0 {
+                    over.push(step);
+                }
+            }
+        }
+        over
+    }
+
     /// Whether reports on blocks of G3 are missing.
     fn owes_disk(&self, moves: &[Move]) -> bool {
-        let mut unanswered = moves.iter().zip(&self.answered).filter(|(_, answered)| !**answered);
+        let mut unanswered = moves.iter().zip(&self.owed).filter(|(_, owed)| **owed > 0);
         self.parts.is_some() && unanswered.any(|(block, _)| block.from == Tier::G3)
     }
 }
@@ -109,6 +136,20 @@ pub(crate) struct PlanPart {
     pub(crate) transfer: Arc<Transfer>,
     /// Index in `moves` of the plan's first block.
     pub(crate) first: usize,
+    /// The step of layers that it moves; whole blocks where there is none.
+    pub(crate) step: Option<usize>,
+}
+
+impl PlanPart {
+    /// The part of each block that the plan moves.
+    pub(super) fn share(&self) -> f64 {
+        self.transfer.layers.zip(self.step).map_or(1.0, |(steps, step)| steps.share(step))
+    }
+
+    /// Whether no other plan moves a later part of its blocks.
+    pub(super) fn is_last_step(&self) -> bool {
+        self.transfer.layers.zip(self.step).is_none_or(|(steps, step)| step + 1 == steps.count())
+    }
 }
 
 /// A transfer whose plans are all over, to be settled by the leader.
@@ -203,16 +244,38 @@ impl Drop for Settlement {
 }
 
 impl Transfer {
-    /// A transfer that `plans` plans carry out.
-    pub(crate) fn new(request: Request, tag: u64, limit: Duration, plans: usize) -> Arc<Self> {
-        let Request { purpose, to, moves, destination, losses, holds, check, volume, on_arrival, fence } =
-            request;
-        let blocks = moves.len();
+    /// A transfer that a plan for each of `parts` carries out.
+    pub(crate) fn new(request: Request, tag: u64, limit: Duration, parts: &[Part]) -> Arc<Self> {
+        let Request {
+            purpose,
+            to,
+            moves,
+            destination,
+            losses,
+            holds,
+            check,
+            volume,
+            on_arrival,
+            fence,
+            layers,
+            iteration,
+            compare,
+            ..
+        } = request;
+        let (blocks, plans) = (moves.len(), parts.len());
+        let mut owed = vec![0; blocks];
+        parts.iter().flat_map(|part| part.moves.clone()).for_each(|at| owed[at] += 1);
+        // Whole blocks have every layer.
+        let needs = |step| parts.iter().filter(|part| part.step.is_none_or(|of| of == step)).count();
+        let step_plans: Vec<usize> = (0..layers.map_or(0, LayerSteps::count)).map(needs).collect();
+        let steps_over = step_plans.iter().map(|_| Signal::default()).collect();
         let span = match purpose {
             Purpose::Onboard | Purpose::EngineOnboard => {
                 tracing::debug_span!(target: "kvbm", "onboard", %to, blocks, plans)
             }
+            Purpose::Stage => tracing::debug_span!(target: "kvbm", "stage", %to, blocks, plans),
             Purpose::Prefetch => tracing::debug_span!(target: "kvbm", "prefetch", %to, blocks, plans),
+            Purpose::Audit => tracing::debug_span!(target: "kvbm", "audit", blocks, plans),
             Purpose::Offload => tracing::debug_span!(target: "kvbm", "offload", %to, blocks, plans),
             Purpose::Private => tracing::debug_span!(target: "kvbm", "private", %to, blocks, plans),
         };
@@ -220,7 +283,9 @@ impl Transfer {
         let state = TransferProgress {
             parts: Some(Parts { destination, losses, holds, check }),
             failures: vec![None; blocks],
-            answered: vec![false; blocks],
+            owed,
+            step_plans,
+            has_failed: false,
             results: RankResults::default(),
             disk_gave: began,
             quiet_disk: None,
@@ -238,6 +303,10 @@ impl Transfer {
             volume,
             on_arrival,
             fence,
+            iteration,
+            layers,
+            steps_over,
+            compare,
             tag,
             limit,
             began,
@@ -271,10 +340,11 @@ impl Transfer {
     /// themselves (`own`). The whole transfer, if that was the last plan.
     pub(crate) fn merge(
         self: &Arc<Self>,
-        first: usize,
+        part: &PlanPart,
         failures: &[Option<Failure>],
         own: Option<Duration>,
     ) -> Option<Unsettled> {
+        let first = part.first;
         let mut state = self.state.lock();
         let from = self.moves.get(first).map(|block| block.from);
         if let (Some(from), Some(busy)) = (from, own) {
@@ -291,12 +361,23 @@ impl Transfer {
                 slot.clone_from(failure);
             }
         }
-        state.answered.iter_mut().skip(first).take(failures.len()).for_each(|answered| *answered = true);
+        state
+            .owed
+            .iter_mut()
+            .skip(first)
+            .take(failures.len())
+            .for_each(|owed| *owed = owed.saturating_sub(1));
+        state.has_failed |= failures.iter().any(Option::is_some);
+        let over = state.step_over(part.step);
+        // Its waiters look at the state.
+        let woken: Vec<Woken> = over.into_iter().map(|step| self.steps_over[step].mark()).collect();
         state.plans_left = state.plans_left.saturating_sub(1);
-        if state.plans_left > 0 {
+        let parts = if state.plans_left > 0 { None } else { state.parts.take() };
+        let Some(parts) = parts else {
+            drop(state);
+            woken.into_iter().for_each(Woken::wake);
             return None;
-        }
-        let parts = state.parts.take()?;
+        };
         let mut failures = std::mem::take(&mut state.failures);
         let (kept, results) = (state.kept, std::mem::take(&mut state.results));
         if let Some(reason) = &state.abandoned {
@@ -304,6 +385,8 @@ impl Transfer {
                 slot.get_or_insert_with(|| reason.clone());
             }
         }
+        drop(state);
+        woken.into_iter().for_each(Woken::wake);
         let settlement = Settlement { transfer: Arc::clone(self), published: false };
         Some(Unsettled { parts, failures, kept, results, settlement })
     }
@@ -311,8 +394,8 @@ impl Transfer {
     /// The slots of G3 of which nothing was reported yet.
     pub(super) fn owed_disk_slots(&self) -> Vec<BlockId> {
         let state = self.state.lock();
-        let owed = self.moves.iter().zip(&state.answered);
-        let owed = owed.filter(|(block, answered)| block.from == Tier::G3 && !**answered);
+        let owed = self.moves.iter().zip(&state.owed);
+        let owed = owed.filter(|(block, owed)| block.from == Tier::G3 && **owed > 0);
         owed.map(|(block, _)| block.src).collect()
     }
 
@@ -353,13 +436,12 @@ impl Transfer {
     /// so. Nothing of a transfer that was given up, or is over.
     pub(crate) fn keep_front(&self, keep: impl FnOnce(&mut Parts, Range<usize>) -> usize) {
         let mut state = self.state.lock();
-        let TransferProgress { parts: Some(parts), failures, answered, kept, abandoned: None, .. } =
-            &mut *state
+        let TransferProgress { parts: Some(parts), failures, owed, kept, abandoned: None, .. } = &mut *state
         else {
             return;
         };
-        let arrived = answered.iter().zip(failures).skip(*kept);
-        let arrived = arrived.take_while(|(answered, failure)| **answered && failure.is_none()).count();
+        let arrived = owed.iter().zip(failures).skip(*kept);
+        let arrived = arrived.take_while(|(owed, failure)| **owed == 0 && failure.is_none()).count();
         if arrived > 0 {
             *kept += keep(parts, *kept..*kept + arrived);
         }
@@ -379,16 +461,39 @@ impl Transfer {
         tracing::trace!(purpose = ?self.purpose, to = %self.to, arrived, failed = outcome.failures.len(), "settled");
         let mut state = self.state.lock();
         outcome.arrived = joined(state.front.take(), outcome.arrived);
+        state.has_failed |= !outcome.failures.is_empty();
         // An abandoned transfer has published its failure already; what did arrive is dropped
         // without the lock.
         let unwanted = match state.abandoned {
             Some(_) => outcome,
             None => std::mem::replace(&mut state.outcome, outcome),
         };
-        let woken = self.settled.mark();
+        let woken = self.mark_settled();
         drop(state);
         drop(unwanted);
-        woken.wake();
+        woken.into_iter().for_each(Woken::wake);
+    }
+
+    /// Whoever waits for it, or for a step of it, waits no longer.
+    #[must_use = "somebody may wait to be woken"]
+    fn mark_settled(&self) -> Vec<Woken> {
+        self.steps_over.iter().chain([&self.settled]).map(Signal::mark).collect()
+    }
+
+    /// Whether `layer` of all its blocks has arrived.
+    pub(crate) fn has_layer(&self, layer: u32) -> bool {
+        let state = self.state.lock();
+        let is_over = match self.layers {
+            Some(steps) => state.step_plans.get(steps.of_layer(layer)) == Some(&0),
+            None => state.plans_left == 0,
+        };
+        is_over && !state.has_failed
+    }
+
+    /// Waits until it is known whether `layer` arrives, or `deadline` passes.
+    pub(crate) fn wait_layer(&self, layer: u32, deadline: Instant) {
+        let of_step = self.layers.and_then(|steps| self.steps_over.get(steps.of_layer(layer)));
+        of_step.unwrap_or(&self.settled).wait_until(deadline);
     }
 
     /// Gives up: whatever still arrives is not made visible. Waiters get `reason` now, of all
@@ -400,9 +505,9 @@ impl Transfer {
             return false;
         }
         self.give_up(&mut state, reason);
-        let woken = self.settled.mark();
+        let woken = self.mark_settled();
         drop(state);
-        woken.wake();
+        woken.into_iter().for_each(Woken::wake);
         true
     }
 
@@ -413,6 +518,7 @@ impl Transfer {
         };
         let arrived = joined(state.front.take(), arrived);
         let failures = self.failures(state.kept, reason);
+        state.has_failed = true;
         state.outcome = Outcome { arrived, failures };
         state.abandoned = Some(reason.clone());
         if planted(Planted::FreeSlotsEarly) {
@@ -459,9 +565,9 @@ impl Transfer {
             return Released::Shared;
         }
         self.give_up(&mut state, reason);
-        let woken = self.settled.mark();
+        let woken = self.mark_settled();
         drop(state);
-        woken.wake();
+        woken.into_iter().for_each(Woken::wake);
         Released::Abandoned
     }
 

@@ -3,7 +3,7 @@
 use super::opening::{self, OPENING};
 use super::requests::followed;
 use super::{VolumeTier, Volumes};
-use crate::config::ONLY_GROUP;
+use crate::config::FIRST_GROUP;
 use crate::metrics::EvictReason;
 use kvbm_plan::{
     BlockIdentity, Failure, NamespaceId, SequenceHash, Tier, VolumeDescriptor, VolumeId, VolumePlace,
@@ -199,7 +199,7 @@ fn request_everywhere(tier: &VolumeTier, request: VolumeRequest, most: Duration)
 fn probe_absent(tier: &VolumeTier) -> Result<(), Failure> {
     let absent = BlockIdentity {
         namespace: NamespaceId(0),
-        group: ONLY_GROUP,
+        group: FIRST_GROUP,
         hash: SequenceHash::from_bytes([0; 16]),
         parent: None,
         position: 0,

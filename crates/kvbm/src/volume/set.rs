@@ -288,6 +288,9 @@ mod tests {
             transfer_deadline: deadline,
             read_deadline: deadline,
             keep_loaded: true,
+            onboard_patience: 0.0,
+            num_layers: 1,
+            layer_steps: 1,
             block_costs: BlockCosts::default(),
         };
         let ranks = Arc::new(Ranks::new(0, metrics.clone(), Duration::ZERO));

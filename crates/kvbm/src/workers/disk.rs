@@ -1,33 +1,38 @@
 //! G3 of a rank: where its folder is, what it says of itself, and opening it.
 
 use super::WorkerError;
-use crate::config::{self, Config, HostOrder};
+use crate::config::{self, Config, FIRST_GROUP, HostOrder, LayerContent};
 use kvbm_disk::{DiskConfig, DiskEngine, EngineMode, GroupCommit};
 use kvbm_layout::{AxisOrder, BlockLayout, slice_for_rank};
 use kvbm_plan::{FileAccess, Rank, Tier};
 use kvbm_tokens::NamespaceTag;
-use kvbm_transfer::{DiskTier, OpaqueGeometry, SlotGeometry, disk_layout};
+use kvbm_transfer::{DiskTier, GroupsGeometry, OpaqueGeometry, SlotGeometry, disk_layout};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Opens the folders of `rank`. `host`: how its blocks lie in G2.
+/// Opens the folders of `rank`. `host`: how its blocks of each cache group lie in G2.
 pub(super) fn open_disk(
     config: &Config,
-    host: &dyn BlockLayout,
+    host: &[&dyn BlockLayout],
     blocks: u32,
     tag: NamespaceTag,
     rank: Rank,
 ) -> Result<DiskTier, WorkerError> {
-    let layout =
-        disk_layout(host, blocks).map_err(|source| WorkerError::Layout { tier: Tier::G3, source })?;
+    let mut block_bytes = 0;
+    for group in host {
+        let layout = disk_layout(*group, blocks);
+        let layout = layout.map_err(|source| WorkerError::Layout { tier: Tier::G3, source })?;
+        block_bytes = layout.config().bytes_per_block().max(block_bytes);
+    }
     let mut dirs = rank_dirs(config, tag, u32::from(rank.0), config.parallelism.tensor_parallel).into_iter();
     let dir = dirs.next().unwrap_or_default();
-    let mut disk = DiskConfig::new(&dir, blocks, layout.config().bytes_per_block(), *tag.as_bytes());
+    let mut disk = DiskConfig::new(&dir, blocks, block_bytes, *tag.as_bytes());
     disk.more_dirs = dirs.collect();
     disk.access = disk_access(config);
     disk.geometry = match geometry(config, rank)? {
         Some(geometry) => geometry.to_string(),
-        None => opaque_geometry(config, rank).to_string(),
+        None if config.model.is_opaque() => opaque_geometry(config, rank).to_string(),
+        None => groups_geometry(config, rank).to_string(),
     }
     .into_bytes();
     let settings = &config.disk;
@@ -73,7 +78,11 @@ pub(super) fn rank_dirs(config: &Config, tag: NamespaceTag, rank: u32, ranks: u3
 /// which may change. None where blocks have no axes.
 pub(super) fn geometry(config: &Config, rank: Rank) -> Result<Option<SlotGeometry>, WorkerError> {
     let (model, ranks) = (&config.model, config.parallelism.tensor_parallel);
-    if model.is_opaque() {
+    let group = model.cache_group(FIRST_GROUP);
+    let LayerContent::Kv { num_kv_heads, head_dim, outer_dim, dtype } = group.content else {
+        return Ok(None);
+    };
+    if !model.has_heads() {
         return Ok(None);
     }
     Ok(Some(SlotGeometry {
@@ -83,16 +92,27 @@ pub(super) fn geometry(config: &Config, rank: Rank) -> Result<Option<SlotGeometr
             HostOrder::Nhd => AxisOrder::Nhd,
             HostOrder::Universal => AxisOrder::Universal,
         },
-        layers: 0..model.num_layers,
-        of_layers: model.num_layers,
-        outer: model.outer_dim,
+        layers: 0..group.layers,
+        of_layers: group.layers,
+        outer: outer_dim,
         tokens: model.page_size,
-        heads: slice_for_rank(model.num_kv_heads, ranks, u32::from(rank.0))?.heads,
-        of_heads: model.num_kv_heads,
-        head_dim: model.head_dim,
-        dtype: model.dtype,
+        heads: slice_for_rank(num_kv_heads, ranks, u32::from(rank.0))?.heads,
+        of_heads: num_kv_heads,
+        head_dim,
+        dtype: dtype.unwrap_or(model.dtype),
         pieces: 1,
     }))
+}
+
+/// The same for blocks of several cache groups.
+fn groups_geometry(config: &Config, rank: Rank) -> GroupsGeometry {
+    GroupsGeometry {
+        model: config.namespace.model.clone(),
+        rank: (u32::from(rank.0), config.parallelism.tensor_parallel),
+        groups: config.model.cache_groups().iter().map(ToString::to_string).collect(),
+        tokens: config.model.page_size,
+        dtype: config.model.dtype,
+    }
 }
 
 /// The same for blocks without axes.

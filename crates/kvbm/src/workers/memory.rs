@@ -1,21 +1,27 @@
 //! Memory of a rank: its G1, which may be the engine's, and its G2.
 
 use super::WorkerError;
-use crate::config::{self, BandwidthModel, Config, DeviceKind, DeviceOrder, HostOrder, LayoutKind};
+use crate::config::{
+    self, BandwidthModel, Config, DeviceKind, DeviceOrder, FIRST_GROUP, HostOrder, LayerContent, LayoutKind,
+};
 use kvbm_device::{CudaDevice, CudaDriver, Device, DeviceId, EmulatedConfig, EmulatedDevice, TransferModel};
 use kvbm_layout::{
-    AxisOrder, BlockLayout, ConfigError, FullyContiguous, LayerSeparate, LayoutConfig, OpaqueLayout,
-    OuterPlacement, slice_for_rank,
+    AxisOrder, BlockLayout, ConfigError, DType, FullyContiguous, LayerSeparate, LayoutConfig, OpaqueLayout,
+    OpaquePlane, OuterPlacement, slice_for_rank,
 };
-use kvbm_plan::{Rank, Tier};
+use kvbm_plan::{GroupId, Rank, Tier};
 use kvbm_storage::{
     BoundLayout, DeviceAllocator, HugePages, PinFallback, PinnedAllocator, Population, PopulationEnd,
-    RegionBinding, RegionBytes, SharedStorage, Storage, StorageKind, SystemAllocator,
+    RegionBinding, RegionBytes, SharedStorage, Storage, StorageAllocator, StorageKind, SystemAllocator,
 };
-use kvbm_transfer::{MoverRing, MoverTier, Movers, disk_layout};
+use kvbm_transfer::{GroupMemory, MoverRing, MoverTier, Movers, disk_layout};
 use kvbm_volume::VolumeRegistry;
 use std::fmt;
 use std::sync::Arc;
+
+/// A rank's memory on its device, or in host memory where there is none: its tensors of each cache
+/// group, bound to the layout that they have.
+pub type GroupTensors = (Option<Arc<dyn Device>>, Vec<BoundLayout>);
 
 /// Most slots of a staging ring that movers map: as many as a path from below has on its way.
 const MAX_RING_BLOCKS: u32 = 1024;
@@ -30,8 +36,11 @@ pub enum G1Memory {
     /// The engine's: KV tensors in host memory ([`HostStorage`](kvbm_storage::HostStorage)), bound
     /// to the layout that they have.
     EngineHost(BoundLayout),
-    /// Of other processes, all of which together have so many blocks. They map G2 and copy
-    /// ([`Worker::shared`](super::Worker::shared)).
+    /// The engine's, of a model with several cache groups: for each group its tensors, on the
+    /// device, or in host memory where there is none. A block id means one group's block at a time.
+    EngineGroups(Option<Arc<dyn Device>>, Vec<BoundLayout>),
+    /// Of other processes, all of which together have so many blocks of the one cache group. They
+    /// map G2 and copy ([`Worker::shared`](super::Worker::shared)).
     Movers(u32, Arc<dyn Movers>),
 }
 
@@ -39,8 +48,8 @@ impl fmt::Debug for G1Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Owned => f.write_str("Owned"),
-            Self::EngineDevice(_, bound) | Self::EngineHost(bound) => write!(f, "the engine's {bound:?}"),
             Self::Movers(blocks, _) => write!(f, "{blocks} blocks of other processes"),
+            engine => write!(f, "the engine's {:?}", engine.engine_layouts()),
         }
     }
 }
@@ -48,8 +57,9 @@ impl fmt::Debug for G1Memory {
 /// G1 of a rank.
 #[derive(Clone)]
 pub(super) enum RankG1 {
-    /// Memory of this process, and the device that it lies on.
-    Here(Option<Arc<dyn Device>>, BoundLayout),
+    /// Memory of this process by cache group, and the device that it lies on. The groups' slots are
+    /// the same memory.
+    Here(Option<Arc<dyn Device>>, Vec<BoundLayout>),
     /// Blocks of other processes, and the memory that they map.
     Elsewhere(MoverTier, SharedHost),
 }
@@ -64,12 +74,20 @@ pub struct SharedHost {
 }
 
 impl G1Memory {
-    /// Blocks of the engine's memory; none where G1 is ours.
+    /// The layouts of the engine's memory in this process, by cache group.
+    pub fn engine_layouts(&self) -> &[BoundLayout] {
+        match self {
+            Self::Owned | Self::Movers(..) => &[],
+            Self::EngineDevice(_, bound) | Self::EngineHost(bound) => std::slice::from_ref(bound),
+            Self::EngineGroups(_, groups) => groups,
+        }
+    }
+
+    /// Blocks of the engine's memory that every cache group has; none where G1 is ours.
     pub fn engine_blocks(&self) -> Option<u32> {
         match self {
-            Self::Owned => None,
-            Self::EngineDevice(_, bound) | Self::EngineHost(bound) => Some(bound.num_blocks()),
             Self::Movers(blocks, _) => Some(*blocks),
+            _ => self.engine_layouts().iter().map(BoundLayout::num_blocks).min(),
         }
     }
 
@@ -78,32 +96,64 @@ impl G1Memory {
         &self,
         config: &Config,
         rank: Rank,
-        [blocks, g2_blocks]: [u32; 2],
-    ) -> Result<(RankG1, Option<BoundLayout>), WorkerError> {
-        let (device, g1) = match self {
-            Self::Movers(blocks, movers) => {
-                return shared_memory(config, rank, [*blocks, g2_blocks], movers)
-                    .map(|(g1, g2)| (g1, Some(g2)));
-            }
-            Self::Owned => {
-                let g1 = device_layout(config, rank, blocks)?;
-                let bytes = g1.regions().iter().map(|region| region.bytes).sum();
-                let device = device(&config.device, rank, bytes)?;
-                let bound = BoundLayout::allocate(g1, &DeviceAllocator::new(Arc::clone(&device)));
-                (Some(device), bound.map_err(|source| WorkerError::Storage { tier: Tier::G1, source })?)
-            }
-            Self::EngineDevice(device, bound) => (Some(Arc::clone(device)), bound.clone()),
-            Self::EngineHost(bound) if matches!(bound.kind(), StorageKind::System | StorageKind::Pinned) => {
-                (None, bound.clone())
-            }
-            Self::EngineHost(bound) => {
-                return Err(WorkerError::NotHostMemory { rank, kind: bound.kind() });
-            }
+        [g1_blocks, g2_blocks]: [u32; 2],
+    ) -> Result<(RankG1, Vec<BoundLayout>), WorkerError> {
+        if let Self::Movers(blocks, movers) = self {
+            let (g1, g2) = shared_memory(config, rank, [*blocks, g2_blocks], movers)?;
+            return Ok((g1, vec![g2]));
+        }
+        let (device, g1) = self.resolve_g1(config, rank, g1_blocks)?;
+        let g2 = match g2_blocks {
+            0 => Vec::new(),
+            blocks => host_memory(config, device.as_ref(), rank, blocks)?,
         };
-        let g2 =
-            (g2_blocks > 0).then(|| host_memory(config, device.as_ref(), rank, g2_blocks)).transpose()?;
         Ok((RankG1::Here(device, g1), g2))
     }
+
+    /// The device, if there is one, and the memory in this process.
+    fn resolve_g1(&self, config: &Config, rank: Rank, blocks: u32) -> Result<GroupTensors, WorkerError> {
+        let (found, needed) = (self.engine_layouts(), config.group_ids().count());
+        let device = match self {
+            Self::Owned => {
+                let layout = |group| device_layout(config, group, rank, blocks);
+                let layouts = config.group_ids().map(layout).collect::<Result<Vec<_>, _>>()?;
+                let bytes = layouts[0].regions().iter().map(|region| region.bytes).sum();
+                let device = device(&config.device, rank, bytes)?;
+                let allocator = DeviceAllocator::new(Arc::clone(&device));
+                return Ok((Some(device), in_one_memory(layouts, Tier::G1, &allocator)?));
+            }
+            Self::EngineDevice(device, _) => Some(device),
+            Self::EngineHost(_) | Self::Movers(..) => None,
+            Self::EngineGroups(device, _) => device.as_ref(),
+        };
+        if found.len() != needed {
+            return Err(WorkerError::Groups { rank, found: found.len(), needed });
+        }
+        let is_host =
+            |bound: &&BoundLayout| matches!(bound.kind(), StorageKind::System | StorageKind::Pinned);
+        match found.iter().find(|bound| device.is_none() && !is_host(bound)) {
+            Some(bound) => Err(WorkerError::NotHostMemory { rank, kind: bound.kind() }),
+            None => Ok((device.cloned(), found.to_vec())),
+        }
+    }
+}
+
+/// Memory for the first layout, to which the others are bound too: slots of one size, which hold
+/// blocks of any cache group.
+fn in_one_memory(
+    layouts: Vec<Arc<dyn BlockLayout>>,
+    tier: Tier,
+    allocator: &dyn StorageAllocator,
+) -> Result<Vec<BoundLayout>, WorkerError> {
+    let mut bound: Vec<BoundLayout> = Vec::with_capacity(layouts.len());
+    for layout in layouts {
+        let next = match bound.first() {
+            None => BoundLayout::allocate(layout, allocator),
+            Some(first) => BoundLayout::bind(layout, first.bindings().to_vec()),
+        };
+        bound.push(next.map_err(|source| WorkerError::Storage { tier, source })?);
+    }
+    Ok(bound)
 }
 
 /// G2 and staging rings in memory that other processes map.
@@ -113,16 +163,20 @@ fn shared_memory(
     [g1_blocks, g2_blocks]: [u32; 2],
     movers: &Arc<dyn Movers>,
 ) -> Result<(RankG1, BoundLayout), WorkerError> {
+    let needed = config.group_ids().count();
+    if needed != 1 {
+        return Err(WorkerError::Groups { rank, found: 1, needed });
+    }
     let wrong = |source| WorkerError::Storage { tier: Tier::G2, source };
     let layout = |source| WorkerError::Layout { tier: Tier::G2, source };
-    let one = host_layout(config, rank, 1)?;
+    let one = host_layout(config, FIRST_GROUP, rank, 1)?;
     let slot = disk_layout(&one, 1).map_err(layout)?.total_bytes();
     // A slot of a ring is a slot of G2: both begin at a page and have one order.
     debug_assert_eq!(slot, one.total_bytes(), "slots of disk and host memory differ");
     let ring = u32::try_from(config.transfer.staging.get() / slot.max(1)).unwrap_or(u32::MAX);
     let ring = ring.clamp(2, MAX_RING_BLOCKS);
     let slots = g2_blocks.saturating_add(2 * ring);
-    let all = host_layout(config, rank, slots)?;
+    let all = host_layout(config, FIRST_GROUP, rank, slots)?;
     let huge_pages = if config.host.huge_pages { HugePages::Try } else { HugePages::No };
     let memory = Arc::new(SharedStorage::create(all.total_bytes(), huge_pages).map_err(wrong)?);
     let bind = |layout: FullyContiguous, first: u32| {
@@ -130,7 +184,7 @@ fn shared_memory(
         let binding = RegionBinding { storage, offset: u64::from(first) * slot };
         BoundLayout::bind(Arc::new(layout), vec![binding]).map_err(wrong)
     };
-    let g2 = bind(host_layout(config, rank, g2_blocks.max(1))?, 0)?;
+    let g2 = bind(host_layout(config, FIRST_GROUP, rank, g2_blocks.max(1))?, 0)?;
     let ring_at = |first: u32| {
         let slots = bind(disk_layout(&one, ring).map_err(layout)?, first)?;
         Ok::<_, WorkerError>(MoverRing { slots, first })
@@ -145,7 +199,8 @@ fn shared_memory(
 #[derive(Clone)]
 pub(super) struct RankMemory {
     pub(super) g1: RankG1,
-    pub(super) g2: Option<BoundLayout>,
+    /// By cache group, all in the same memory; empty where there is no G2.
+    pub(super) g2: Vec<BoundLayout>,
     /// Touches G2 while this is there.
     _population: Option<Arc<Population>>,
 }
@@ -159,13 +214,28 @@ impl RankMemory {
         blocks: [u32; 2],
     ) -> Result<Self, WorkerError> {
         let (g1, g2) = memory.resolve(config, rank, blocks)?;
-        let population = g2.as_ref().filter(|_| config.host.populate).and_then(|g2| populate(g2, rank));
+        let population = g2.first().filter(|_| config.host.populate).and_then(|g2| populate(g2, rank));
         Ok(Self { g1, g2, _population: population })
     }
 
-    /// For volumes of which the leader tells: blocks reach them through G2.
+    /// For volumes of which the leader tells: blocks of models with one cache group reach them
+    /// through G2.
     pub(super) fn volumes(&self) -> Option<Arc<VolumeRegistry>> {
-        self.g2.as_ref().map(|_| Arc::new(VolumeRegistry::new()))
+        (self.g2.len() == 1).then(|| Arc::new(VolumeRegistry::new()))
+    }
+
+    /// G1 in this process, by cache group; empty where it is memory of other processes.
+    pub(super) fn g1_here(&self) -> &[BoundLayout] {
+        match &self.g1 {
+            RankG1::Here(_, groups) => groups,
+            RankG1::Elsewhere(..) => &[],
+        }
+    }
+
+    /// Memory of the cache groups beside the first one.
+    pub(super) fn other_groups(&self) -> Vec<GroupMemory> {
+        let others = self.g1_here().iter().enumerate().skip(1);
+        others.map(|(at, g1)| GroupMemory { g1: Some(g1.clone()), g2: self.g2.get(at).cloned() }).collect()
     }
 }
 
@@ -197,9 +267,10 @@ fn emulated_device(
     Ok(Arc::new(device))
 }
 
-/// The shape of `rank`'s slice of a block.
+/// The shape of `rank`'s slice of a block of `group`.
 fn rank_layout_config(
     config: &Config,
+    group: GroupId,
     rank: Rank,
     num_blocks: u32,
     alignment: u64,
@@ -211,23 +282,48 @@ fn rank_layout_config(
         let tensors = model.opaque_tensors.as_slice();
         return OpaqueLayout::config_of(num_blocks, tensors, alignment).map_err(invalid);
     }
-    let slice = slice_for_rank(model.num_kv_heads, config.parallelism.tensor_parallel, u32::from(rank.0))?;
-    let heads = slice.heads.len() as u32;
-    LayoutConfig::builder()
+    let ranks = config.parallelism.tensor_parallel;
+    let group = model.cache_group(group);
+    let shape = LayoutConfig::builder()
         .num_blocks(num_blocks)
-        .num_layers(model.num_layers)
-        .outer_dim(model.outer_dim)
+        .num_layers(group.layers)
         .page_size(model.page_size)
-        .inner_dim(heads.saturating_mul(model.head_dim))
-        .num_heads(heads)
-        .dtype(model.dtype)
-        .alignment(alignment)
-        .build()
-        .map_err(invalid)
+        .alignment(alignment);
+    let shape = match group.content {
+        LayerContent::Kv { num_kv_heads, head_dim, outer_dim, dtype } => {
+            let heads = slice_for_rank(num_kv_heads, ranks, u32::from(rank.0))?.heads.len() as u32;
+            shape
+                .outer_dim(outer_dim)
+                .inner_dim(heads.saturating_mul(head_dim))
+                .num_heads(heads)
+                .dtype(dtype.unwrap_or(model.dtype))
+        }
+        LayerContent::State { .. } => {
+            let state = OpaquePlane::new("state", group.rank_state_bytes(ranks));
+            shape.outer_dim(0).inner_dim(1).dtype(DType::U8).plane(state)
+        }
+    };
+    shape.build().map_err(invalid)
 }
 
-fn device_layout(config: &Config, rank: Rank, blocks: u32) -> Result<Arc<dyn BlockLayout>, WorkerError> {
-    let shape = rank_layout_config(config, rank, blocks, 1, Tier::G1)?;
+/// A layout of whole blocks in slots that hold blocks of every group.
+fn contiguous(
+    config: &Config,
+    shape: LayoutConfig,
+    order: AxisOrder,
+    tier: Tier,
+) -> Result<FullyContiguous, WorkerError> {
+    let layout = FullyContiguous::in_slots(shape, order, config.slot_bytes(tier));
+    layout.map_err(|source| WorkerError::Layout { tier, source })
+}
+
+fn device_layout(
+    config: &Config,
+    group: GroupId,
+    rank: Rank,
+    blocks: u32,
+) -> Result<Arc<dyn BlockLayout>, WorkerError> {
+    let shape = rank_layout_config(config, group, rank, blocks, 1, Tier::G1)?;
     let order = match config.device.order {
         DeviceOrder::Nhd => AxisOrder::Nhd,
         DeviceOrder::Hnd => AxisOrder::Hnd,
@@ -238,39 +334,46 @@ fn device_layout(config: &Config, rank: Rank, blocks: u32) -> Result<Arc<dyn Blo
             let placement = OuterPlacement::KvOuter;
             Arc::new(LayerSeparate::new(shape, order, placement).map_err(layout)?)
         }
-        LayoutKind::FullyContiguous => Arc::new(FullyContiguous::new(shape, order).map_err(layout)?),
+        LayoutKind::FullyContiguous => Arc::new(contiguous(config, shape, order, Tier::G1)?),
     })
 }
 
-/// How blocks lie in G2 of a rank.
-pub(super) fn host_layout(config: &Config, rank: Rank, blocks: u32) -> Result<FullyContiguous, WorkerError> {
-    let shape = rank_layout_config(config, rank, blocks, config::PAGE, Tier::G2)?;
+/// How blocks of `group` lie in G2 of a rank.
+pub(super) fn host_layout(
+    config: &Config,
+    group: GroupId,
+    rank: Rank,
+    blocks: u32,
+) -> Result<FullyContiguous, WorkerError> {
+    let shape = rank_layout_config(config, group, rank, blocks, config::PAGE, Tier::G2)?;
     let order = match config.host.order {
         HostOrder::Nhd => AxisOrder::Nhd,
         HostOrder::Universal => AxisOrder::Universal,
     };
-    FullyContiguous::new(shape, order).map_err(|source| WorkerError::Layout { tier: Tier::G2, source })
+    contiguous(config, shape, order, Tier::G2)
 }
 
-/// G2 of a rank. Pages are locked through the device of G1.
+/// G2 of a rank, by cache group. Pages are locked through the device of G1.
 fn host_memory(
     config: &Config,
     device: Option<&Arc<dyn Device>>,
     rank: Rank,
     blocks: u32,
-) -> Result<BoundLayout, WorkerError> {
-    let layout = host_layout(config, rank, blocks)?;
+) -> Result<Vec<BoundLayout>, WorkerError> {
+    let layout = |group| -> Result<Arc<dyn BlockLayout>, WorkerError> {
+        Ok(Arc::new(host_layout(config, group, rank, blocks)?))
+    };
+    let layouts = config.group_ids().map(layout).collect::<Result<Vec<_>, _>>()?;
     let huge_pages = if config.host.huge_pages { HugePages::Try } else { HugePages::No };
     let device = device.filter(|_| config.host.pinned);
     let bound = if let Some(device) = device.map(Arc::clone) {
         let fallback = PinFallback::Unpinned;
         let allocator = PinnedAllocator { device, huge_pages, fallback, progress: tell_pinned };
-        BoundLayout::allocate(Arc::new(layout), &allocator)
+        in_one_memory(layouts, Tier::G2, &allocator)?
     } else {
-        BoundLayout::allocate(Arc::new(layout), &SystemAllocator { huge_pages })
+        in_one_memory(layouts, Tier::G2, &SystemAllocator { huge_pages })?
     };
-    let bound = bound.map_err(|source| WorkerError::Storage { tier: Tier::G2, source })?;
-    if device.is_some() && bound.kind() != StorageKind::Pinned {
+    if device.is_some() && bound[0].kind() != StorageKind::Pinned {
         tracing::warn!(
             target: "kvbm", %rank,
             "host memory could not be locked: copies to the device are slower; raise the memlock limit"

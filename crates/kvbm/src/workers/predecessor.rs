@@ -6,7 +6,7 @@ mod mark;
 use super::WorkerError;
 use super::disk::{disk_access, geometry, namespace_dir, open_disk, rank_dirs};
 use super::memory::host_layout;
-use crate::config::Config;
+use crate::config::{Config, FIRST_GROUP};
 use kvbm_disk::fault::JOURNAL_FILE;
 use kvbm_disk::{Archive, OpenError, offline};
 use kvbm_plan::{BlockId, BlockIdentity, FileAccess, Rank};
@@ -127,7 +127,7 @@ fn move_in(
     rank: Rank,
 ) -> Result<(), WorkerError> {
     let Some(geometry) = geometry(config, rank)? else { return Ok(()) };
-    let mut tier = open_disk(config, &host_layout(config, rank, host)?, disk, tag, rank)?;
+    let mut tier = open_disk(config, &[&host_layout(config, FIRST_GROUP, rank, host)?], disk, tag, rank)?;
     past.move_in(&geometry, &mut tier);
     Ok(())
 }
@@ -166,8 +166,8 @@ fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<T
     if blocks == 0 || config.disk.take_over.is_zero() || !(again || new()) {
         return (None, refused);
     }
-    if config.model.is_opaque() {
-        return (None, others(config, tag).into_iter().map(|ranks| opaque(config, tag, ranks)).collect());
+    if !config.model.has_heads() {
+        return (None, others(config, tag).into_iter().map(|ranks| whole(config, tag, ranks)).collect());
     }
     let Ok(Some(geometries)) = (0..ours as u16)
         .map(|rank| geometry(config, Rank(rank)).transpose())
@@ -255,10 +255,15 @@ fn cannot(ranks: u32, folders: &[Vec<PathBuf>], error: &PredecessorError, busy: 
     TookOver { ranks, blocks: 0, left_behind, refused: Some(error.to_string()) }
 }
 
-/// Blocks without axes stay where they are.
-fn opaque(config: &Config, tag: NamespaceTag, ranks: u32) -> TookOver {
+/// Blocks without axes, or of several cache groups, stay where they are.
+fn whole(config: &Config, tag: NamespaceTag, ranks: u32) -> TookOver {
     let folders: Vec<_> = (0..ranks).map(|rank| rank_dirs(config, tag, rank, ranks)).collect();
-    cannot(ranks, &folders, &PredecessorError::Opaque { ranks }, false)
+    let error = if config.model.is_opaque() {
+        PredecessorError::Opaque { ranks }
+    } else {
+        PredecessorError::Groups { ranks }
+    };
+    cannot(ranks, &folders, &error, false)
 }
 
 /// Blocks that all our ranks have already, each in one slot.

@@ -1,6 +1,6 @@
 //! A worker in a process of its own: it listens at a socket and serves one leader after another.
 
-use super::memory::{RankG1, RankMemory};
+use super::memory::RankMemory;
 use super::worker::{WorkerStart, checked_blocks};
 use super::{G1Memory, Worker, WorkerError, predecessor};
 use crate::config::Config;
@@ -70,15 +70,17 @@ impl WorkerServer {
     pub fn bind(config: &Config, rank: Rank, memory: &G1Memory, socket: &Path) -> Result<Self, WorkerError> {
         let [g1_blocks, g2_blocks, g3_blocks] = checked_blocks(config, rank)?;
         let memory = RankMemory::new(config, rank, memory, [g1_blocks, g2_blocks])?;
-        let RankG1::Here(_, g1) = &memory.g1 else { return Err(WorkerError::MemoryElsewhere { rank }) };
-        let g1 = g1.clone();
+        let Some(g1) = memory.g1_here().first().cloned() else {
+            return Err(WorkerError::MemoryElsewhere { rank });
+        };
+        let g1_blocks = memory.g1_here().iter().map(BoundLayout::num_blocks).min().unwrap_or(0);
         let terms = WorkerTerms {
             deployment: deployment(config),
             // The leader's: it also says where on disk our blocks are.
             namespace: None,
             rank,
             ranks: config.parallelism.tensor_parallel as u16,
-            settings: settings(config, g1.num_blocks()),
+            settings: settings(config, g1_blocks),
         };
         let listener = WorkerListener::bind(socket, terms, LineTimes::default())?;
         let (config, blocks, now) = (config.clone(), [g2_blocks, g3_blocks], Mutex::default());
@@ -90,7 +92,8 @@ impl WorkerServer {
         self.listener.path()
     }
 
-    /// G1, bound to its memory: where block ids are addresses.
+    /// G1, bound to its memory: where block ids are addresses. Of the first cache group, where
+    /// there are several.
     pub fn g1(&self) -> &BoundLayout {
         &self.rank.g1
     }

@@ -1,7 +1,7 @@
 //! The volumes of the workers of this process.
 
 use super::WorkerError;
-use crate::config::{self, Config};
+use crate::config::{self, Config, FIRST_GROUP};
 use kvbm_layout::slice_for_rank;
 use kvbm_plan::Rank;
 use kvbm_transfer::VolumeTier;
@@ -30,7 +30,7 @@ pub(super) fn volume_tier(
     rank: Rank,
 ) -> Result<VolumeTier, WorkerError> {
     let threads = config.volumes.threads as usize;
-    let (heads, ranks) = (config.model.num_kv_heads, config.parallelism.tensor_parallel);
+    let (heads, ranks) = (config.model.heads(), config.parallelism.tensor_parallel);
     if config.model.is_opaque() {
         // An object's name must say which rank of how many wrote it: no other one can read it.
         let slice = BlobSlice { first_layer: 0, num_layers: ranks, first_head: rank.0.into(), num_heads: 1 };
@@ -45,7 +45,7 @@ pub(super) fn volume_tier(
     let held = slice_for_rank(heads, ranks, u32::from(rank.0))?.heads;
     let slice = BlobSlice {
         first_layer: 0,
-        num_layers: config.model.num_layers,
+        num_layers: config.model.cache_group(FIRST_GROUP).layers,
         first_head: held.start,
         num_heads: held.end - held.start,
     };

@@ -9,7 +9,8 @@ use crate::config::{Config, CopyWay, VerifyHost};
 use crate::worker::{Lane, LinkError, MessageSink, WorkerLink};
 use kvbm_device::{Device, Event};
 use kvbm_disk::DiskEngine;
-use kvbm_plan::{BlockId, Epoch, Rank};
+use kvbm_layout::BlockLayout;
+use kvbm_plan::{BlockId, Epoch, GroupId, Rank};
 use kvbm_storage::BoundLayout;
 use kvbm_tokens::NamespaceTag;
 use kvbm_transfer::{Backend, BlocksBusy, FinishedPlan, ShutdownError, TransferManager, WorkerConfig};
@@ -72,13 +73,14 @@ impl Worker {
         let WorkerStart { rank, epoch, tag, g3_blocks, volumes, sink } = start;
         let mut worker_config = WorkerConfig::new(rank, epoch, *tag.as_bytes());
         match &memory.g1 {
-            RankG1::Here(device, bound) => {
+            RankG1::Here(device, groups) => {
                 worker_config.device.clone_from(device);
-                worker_config.g1 = Some(bound.clone());
+                worker_config.g1 = groups.first().cloned();
             }
             RankG1::Elsewhere(tier, _) => worker_config.movers = Some(tier.clone()),
         }
-        worker_config.g2.clone_from(&memory.g2);
+        worker_config.g2 = memory.g2.first().cloned();
+        worker_config.other_groups = memory.other_groups();
         worker_config.paths = paths(config);
         worker_config.copies = match config.transfer.copies {
             CopyWay::Auto => Backend::Auto,
@@ -97,8 +99,9 @@ impl Worker {
             VerifyHost::Always => kvbm_transfer::VerifyHost::Always,
         };
         let mut g3 = None;
-        if let (Some(host), Some(_), true) = (&memory.g2, &config.disk.dir, g3_blocks > 0) {
-            let tier = open_disk(config, &**host.layout(), g3_blocks, tag, rank)?;
+        if !memory.g2.is_empty() && config.disk.dir.is_some() && g3_blocks > 0 {
+            let host: Vec<&dyn BlockLayout> = memory.g2.iter().map(|bound| &**bound.layout()).collect();
+            let tier = open_disk(config, &host, g3_blocks, tag, rank)?;
             g3 = Some(Arc::clone(&tier.engine));
             worker_config.g3 = Some(tier);
         }
@@ -121,13 +124,15 @@ impl Worker {
         }
     }
 
-    /// G1, bound to its memory: where block ids are addresses. None where it is memory of other
-    /// processes.
+    /// G1, bound to its memory: where block ids are addresses. Of the first cache group, where
+    /// there are several. None where it is memory of other processes.
     pub fn g1(&self) -> Option<&BoundLayout> {
-        match &self.memory.g1 {
-            RankG1::Here(_, bound) => Some(bound),
-            RankG1::Elsewhere(..) => None,
-        }
+        self.memory.g1_here().first()
+    }
+
+    /// G1 as blocks of a cache group lie there, if there is such a group in this process.
+    pub fn g1_of(&self, group: GroupId) -> Option<&BoundLayout> {
+        self.memory.g1_here().get(usize::from(group.0))
     }
 
     /// The memory that other processes map, where G1 is theirs.
@@ -147,7 +152,7 @@ impl Worker {
     /// # }
     /// ```
     pub fn g2(&self) -> Option<&BoundLayout> {
-        self.memory.g2.as_ref()
+        self.memory.g2.first()
     }
 
     /// The engine of G3.

@@ -9,7 +9,7 @@ use kvbm::layout::{
     AxisOrder, BlockLayout, EngineRegions, LayerSeparate, LayoutConfig, OuterPlacement, StridedLayout,
 };
 use kvbm::pool::Refusal;
-use kvbm::storage::{BoundLayout, DeviceStorage, RegionBinding};
+use kvbm::storage::{BoundLayout, DeviceStorage, Owner, RegionBinding};
 use kvbm::{
     BlockId, BuildError, Engine, EngineError, FailureKind, KvBlockManager, OffloadStarted, Owned, Path,
     RefusedBlock, Tier, TokenSequence,
@@ -39,8 +39,10 @@ fn tensors(layout: &Arc<dyn BlockLayout>) -> (Vec<DeviceMemory>, Arc<dyn Device>
     let regions = layout.regions();
     let memory: Vec<_> = regions.iter().map(|region| device.allocate(region.bytes, 4096).unwrap()).collect();
     let bind = |memory: &DeviceMemory| {
-        // SAFETY: the caller keeps the memory for as long as the manager that uses it.
-        let storage = unsafe { DeviceStorage::from_external(memory.address(), memory.len(), &*device) };
+        let owner: Owner = Arc::new(memory.clone());
+        // SAFETY: the owner keeps the memory.
+        let storage =
+            unsafe { DeviceStorage::from_external(memory.address(), memory.len(), &*device, owner) };
         RegionBinding::new(Arc::new(storage.unwrap()))
     };
     let bound = BoundLayout::bind(Arc::clone(layout), memory.iter().map(bind).collect()).unwrap();

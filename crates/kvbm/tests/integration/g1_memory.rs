@@ -7,11 +7,14 @@ use kvbm::config::Blocks;
 use kvbm::device::{Device, EmulatedConfig, EmulatedDevice, Event, HostBuffer};
 use kvbm::layout::{AxisOrder, BlockLayout, LayerSeparate, LayoutConfig, OuterPlacement};
 use kvbm::storage::{BoundLayout, DeviceStorage, HostStorage, Owner, RegionBinding, Storage};
-use kvbm::{BlockId, Engine, KvBlockManager, Owned, Path, Tier, TokenSequence, WorkerError};
+use kvbm::{
+    BlockId, Comparison, Elements, Engine, FailureKind, Fence, FinishedLoad, KvBlockManager, Owned, Path,
+    Tier, TokenSequence, WorkerError,
+};
 use std::path::Path as FilePath;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const G1: u32 = 32;
 
@@ -26,11 +29,7 @@ const KINDS: [Kind; 3] = [Kind::Owned, Kind::EngineDevice, Kind::EngineHost];
 
 enum Manager {
     Owned(KvBlockManager<Owned>),
-    /// The manager ends before the engine's memory.
-    Engine(
-        KvBlockManager<Engine>,
-        #[expect(dead_code, reason = "kept until the manager has ended")] Vec<Owner>,
-    ),
+    Engine(KvBlockManager<Engine>),
 }
 
 /// Calls that both types of manager have.
@@ -38,7 +37,7 @@ macro_rules! on_either {
     ($manager:expr, $either:ident => $call:expr) => {
         match $manager {
             Manager::Owned($either) => $call,
-            Manager::Engine($either, _) => $call,
+            Manager::Engine($either) => $call,
         }
     };
 }
@@ -63,18 +62,19 @@ fn host_tensors() -> BoundLayout {
     host::host_tensors(layout)
 }
 
-fn device_tensors() -> (Vec<Owner>, Arc<dyn Device>, BoundLayout) {
+fn device_tensors() -> (Arc<dyn Device>, BoundLayout) {
     let layout = engine_layout();
     let device: Arc<dyn Device> = Arc::new(EmulatedDevice::new(EmulatedConfig::default()).unwrap());
-    let (mut owners, mut bindings) = (Vec::<Owner>::new(), Vec::new());
+    let mut bindings = Vec::new();
     for region in layout.regions() {
         let memory = device.allocate(region.bytes, 4096).unwrap();
-        // SAFETY: `Manager` drops the memory after the manager.
-        let storage = unsafe { DeviceStorage::from_external(memory.address(), memory.len(), &*device) };
+        let owner: Owner = Arc::new(memory.clone());
+        // SAFETY: the owner keeps the memory.
+        let storage =
+            unsafe { DeviceStorage::from_external(memory.address(), memory.len(), &*device, owner) };
         bindings.push(RegionBinding::new(Arc::new(storage.unwrap())));
-        owners.push(Arc::new(memory));
     }
-    (owners, device, BoundLayout::bind(layout, bindings).unwrap())
+    (device, BoundLayout::bind(layout, bindings).unwrap())
 }
 
 impl Manager {
@@ -91,12 +91,9 @@ impl Manager {
         match kind {
             Kind::Owned => Self::Owned(builder.device(Blocks(G1)).build().unwrap()),
             Kind::EngineDevice => {
-                let (owners, device, bound) = device_tensors();
-                Self::Engine(builder.engine_device(vec![(device, bound)]).build().unwrap(), owners)
+                Self::Engine(builder.engine_device(vec![device_tensors()]).build().unwrap())
             }
-            Kind::EngineHost => {
-                Self::Engine(builder.engine_host(vec![host_tensors()]).build().unwrap(), Vec::new())
-            }
+            Kind::EngineHost => Self::Engine(builder.engine_host(vec![host_tensors()]).build().unwrap()),
         }
     }
 
@@ -127,7 +124,7 @@ impl Manager {
                 completer.complete(Ok(()));
                 drop(held);
             }
-            Self::Engine(manager, _) => {
+            Self::Engine(manager) => {
                 let ids: Vec<_> = (0..tokens.num_blocks() as u32).map(BlockId).collect();
                 manager.before_reuse(&ids, soon()).unwrap();
                 if !late {
@@ -167,7 +164,7 @@ impl Manager {
                 assert!(hashes.into_iter().all(|(&block, &hash)| holds(manager, block, hash)));
                 (cached.len(), error)
             }
-            Self::Engine(manager, _) => {
+            Self::Engine(manager) => {
                 let prefix = manager.match_prefix(tokens);
                 let ids: Vec<_> = (0..prefix.len() as u32).map(|at| BlockId(G1 - 1 - at)).collect();
                 manager.before_reuse(&ids, soon()).unwrap();
@@ -295,7 +292,7 @@ fn host_memory_needs_no_device_and_device_memory_is_not_host_memory() {
     let builder = || KvBlockManager::<Owned>::builder().model(model()).namespace(namespace()).host(Blocks(8));
     let manager = builder().engine_host(vec![host_tensors()]).build().unwrap();
     assert!(manager.workers().iter().all(|worker| worker.device().is_none()));
-    let (_owners, _device, bound) = device_tensors();
+    let (_device, bound) = device_tensors();
     let Err(kvbm::BuildError::Worker(error)) = builder().engine_host(vec![bound]).build() else {
         panic!("memory of a device was taken for host memory")
     };
@@ -328,4 +325,106 @@ fn the_owner_of_host_tensors_lives_as_long_as_the_manager() {
     assert!(weak.upgrade().is_some());
     drop(manager);
     assert!(weak.upgrade().is_none(), "nothing keeps the tensors once the manager has ended");
+}
+
+const EXACT: Comparison = Comparison { elements: Elements::Bytes, tolerance_ppm: 0 };
+
+/// Compares engine blocks with what is stored of a sequence, from its first block on.
+fn audit(
+    manager: &KvBlockManager<Engine>,
+    tokens: &TokenSequence,
+    ids: &[BlockId],
+    after: Option<Fence>,
+) -> FinishedLoad {
+    manager.tickets().look_up("audit", tokens, 0).unwrap();
+    manager.tickets().audit("audit", ids, after, EXACT).unwrap();
+    let until = soon();
+    loop {
+        if let Some(over) = manager.tickets().finished().pop() {
+            return over;
+        }
+        assert!(Instant::now() < until, "an audit ends");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn an_audit_finds_wrong_bytes_on_every_tier_and_names_their_history() {
+    for (kind, tier) in [Kind::EngineDevice, Kind::EngineHost].into_iter().zip([Tier::G2, Tier::G3]) {
+        let disk = tempfile::tempdir().unwrap();
+        let Manager::Engine(manager) = Manager::new(kind, disk.path(), None) else { unreachable!() };
+        let prompt: Vec<u32> = (0..16 * 6).collect();
+        let tokens = manager.sequence(&prompt, b"").unwrap();
+        let ids: Vec<_> = (0..6).map(BlockId).collect();
+        fill(&manager, &ids, &tokens);
+        // A defect somewhere before kvbm: intact checksums over wrong bytes.
+        compute(&manager, BlockId(3), tokens.hashes()[5]);
+        manager.offload(&ids, &tokens, 0, None).unwrap();
+        assert!(manager.wait_offloads(soon()));
+        if tier == Tier::G3 {
+            manager.clear(Tier::G2).unwrap();
+        }
+        let again: Vec<_> = (10..16).map(BlockId).collect();
+        manager.before_reuse(&again, soon()).unwrap();
+        // Computed again, behind a fence.
+        let (event, completer) = Event::completable();
+        let fence = manager.fence(&[event]).unwrap();
+        let over = std::thread::scope(|scope| {
+            let audit = scope.spawn(|| audit(&manager, &tokens, &again, Some(fence)));
+            fill(&manager, &again, &tokens);
+            completer.complete(Ok(()));
+            audit.join().unwrap()
+        });
+        assert_eq!((over.arrived, over.wanted, over.failures.len()), (3, 6, 1), "{kind:?}: {over:?}");
+        let failure = &over.failures[0];
+        assert_eq!((failure.failure.kind, failure.identity.hash), (FailureKind::Differs, tokens.hashes()[3]));
+        let text = failure.to_string();
+        for part in ["the first at byte 0", "s ago g1_g2 slot 3 to", "g2_g3", "quarantined"] {
+            assert!(text.contains(part), "{text}");
+        }
+        // The engine's blocks are as they were, and the wrong copies are nowhere.
+        assert!(again.iter().zip(tokens.hashes()).all(|(&id, &hash)| holds(&manager, id, hash)));
+        assert_eq!(manager.match_prefix(&tokens).len(), 3, "{kind:?}");
+        let quarantined: Vec<u32> = manager.status().tiers.iter().map(|tier| tier.quarantined).collect();
+        assert_eq!(quarantined[1..3], if tier == Tier::G2 { [1, 1] } else { [0, 1] }, "{kind:?}");
+        assert_eq!(manager.metrics().audited.get(), 6);
+        assert_eq!(manager.metrics().path(Path::new(tier, Tier::G1)).failures(FailureKind::Differs).get(), 1);
+        // What was computed again is stored in their place, and is right.
+        manager.offload(&again, &tokens, 0, None).unwrap();
+        assert!(manager.wait_offloads(soon()));
+        let over = audit(&manager, &tokens, &again, None);
+        assert_eq!((over.arrived, over.wanted), (6, 6), "{over:?}");
+        assert!(manager.busy(&again).unwrap().is_empty());
+    }
+}
+
+#[test]
+fn a_block_that_is_reused_during_its_audit_condemns_nothing() {
+    for kind in [Kind::EngineDevice, Kind::EngineHost] {
+        let disk = tempfile::tempdir().unwrap();
+        let manager = Manager::new(kind, disk.path(), None);
+        let tokens = manager.sequence(1);
+        manager.put(&tokens, false);
+        let Manager::Engine(manager) = manager else { unreachable!() };
+        let ids: Vec<_> = (0..6).map(BlockId).collect();
+        let (event, completer) = Event::completable();
+        let fence = manager.fence(&[event]).unwrap();
+        manager.tickets().look_up("audit", &tokens, 0).unwrap();
+        manager.tickets().audit("audit", &ids, Some(fence), EXACT).unwrap();
+        assert_eq!(manager.busy(&ids).unwrap(), ids);
+        manager.released(&ids[2..3]).unwrap();
+        compute(&manager, BlockId(2), tokens.hashes()[5]);
+        completer.complete(Ok(()));
+        let until = soon();
+        let over = loop {
+            if let Some(over) = manager.tickets().finished().pop() {
+                break over;
+            }
+            assert!(Instant::now() < until);
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        let kinds: Vec<_> = over.failures.iter().map(|failure| failure.failure.kind).collect();
+        assert_eq!((over.arrived, kinds), (2, vec![FailureKind::Cancelled]), "{kind:?}");
+        assert_eq!(manager.match_prefix(&tokens).len(), 6, "{kind:?}: all are there");
+    }
 }

@@ -160,7 +160,15 @@ fn a_read_of_many_blocks_has_the_time_that_its_bytes_take() {
     assert_eq!(ranks.next_plan(0).budget_ms, 2124);
     drop(onboarding);
     // Computing them takes 16 ms.
-    assert_eq!(budget_of(1024, |config| config.policy.prefill_tokens_per_s = 1_024_000.0), 2016);
+    assert_eq!(
+        budget_of(1024, |config| {
+            config.policy.prefill_tokens_per_s = 1_024_000.0;
+            config.policy.onboard_patience = 0.0;
+        }),
+        2016
+    );
+    assert_eq!(budget_of(1024, |config| config.policy.prefill_tokens_per_s = 102_400.0), 250);
+    assert_eq!(budget_of(1024, |config| config.policy.prefill_tokens_per_s = 10_240.0), 1600);
 }
 
 /// Reads the prefix with nobody answering. How long the deadline is.

@@ -23,6 +23,7 @@ mod g1_memory;
 mod hints;
 mod joins;
 mod late_reads;
+mod layers;
 mod lifetime;
 mod links;
 mod losses;
@@ -37,6 +38,7 @@ mod random;
 mod rank_chaos;
 mod recordings;
 mod shared_places;
+mod slow_tiers;
 mod speculation;
 #[path = "../support/mod.rs"]
 mod support;

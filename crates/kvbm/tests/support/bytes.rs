@@ -5,7 +5,7 @@ use super::{expected, model, namespace, soon, unlimited};
 use kvbm::config::{Blocks, Config};
 use kvbm::device::{CopyBatch, Direction, HostBuffer};
 use kvbm::storage::RegionBytes;
-use kvbm::{BlockId, KvBlockManager, Owned, SequenceHash, TokenSequence, Worker};
+use kvbm::{BlockId, GroupId, KvBlockManager, Owned, SequenceHash, TokenSequence, Worker};
 use std::path::Path;
 
 /// A manager with G1 and G2 of these sizes. It evicts by recency, so that a test can say which
@@ -46,8 +46,8 @@ pub fn three_tiers(
 }
 
 /// Copies between a host buffer and a block's fragments in G1, and waits.
-fn copy(worker: &Worker, block: BlockId, buffer: &HostBuffer, direction: Direction) {
-    let g1 = worker.g1().expect("G1 here");
+fn copy(worker: &Worker, group: GroupId, block: BlockId, buffer: &HostBuffer, direction: Direction) {
+    let g1 = worker.g1_of(group).expect("a group of the model");
     let mut batch = CopyBatch::new(direction);
     let mut at = 0;
     for fragment in g1.block_fragments(block.0).unwrap() {
@@ -74,22 +74,37 @@ fn copy(worker: &Worker, block: BlockId, buffer: &HostBuffer, direction: Directi
     }
 }
 
+/// The bytes of a group's block on one rank.
+fn group_bytes(worker: &Worker, group: GroupId, hash: SequenceHash) -> Vec<u8> {
+    let len = worker.g1_of(group).expect("a group of the model").bytes_per_block() as usize;
+    expected(hash, worker.rank().0 + 100 * group.0, len)
+}
+
 /// Computes a block's bytes on every rank.
 pub fn compute<G>(manager: &KvBlockManager<G>, block: BlockId, hash: SequenceHash) {
+    compute_in(manager, GroupId(0), block, hash);
+}
+
+/// The same of a block of a cache group.
+pub fn compute_in<G>(manager: &KvBlockManager<G>, group: GroupId, block: BlockId, hash: SequenceHash) {
     for worker in manager.workers().iter() {
-        let len = worker.g1().expect("G1 here").bytes_per_block() as usize;
-        let buffer = HostBuffer::from_bytes(&expected(hash, worker.rank().0, len));
-        copy(worker, block, &buffer, Direction::HostToDevice);
+        let buffer = HostBuffer::from_bytes(&group_bytes(worker, group, hash));
+        copy(worker, group, block, &buffer, Direction::HostToDevice);
     }
 }
 
 /// Whether a block of G1 holds what `compute` wrote for `hash`, on every rank.
 pub fn holds<G>(manager: &KvBlockManager<G>, block: BlockId, hash: SequenceHash) -> bool {
+    holds_in(manager, GroupId(0), block, hash)
+}
+
+/// The same of a block of a cache group.
+pub fn holds_in<G>(manager: &KvBlockManager<G>, group: GroupId, block: BlockId, hash: SequenceHash) -> bool {
     manager.workers().iter().all(|worker| {
-        let len = worker.g1().expect("G1 here").bytes_per_block() as usize;
-        let mut buffer = HostBuffer::zeroed(len);
-        copy(worker, block, &buffer, Direction::DeviceToHost);
-        buffer.exclusive_bytes().unwrap() == expected(hash, worker.rank().0, len)
+        let bytes = group_bytes(worker, group, hash);
+        let mut buffer = HostBuffer::zeroed(bytes.len());
+        copy(worker, group, block, &buffer, Direction::DeviceToHost);
+        buffer.exclusive_bytes().unwrap() == bytes
     })
 }
 

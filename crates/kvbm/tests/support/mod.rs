@@ -15,7 +15,7 @@ pub mod store;
 
 #[cfg(feature = "worker")]
 #[allow(unused_imports)] // Each test binary uses its own part.
-pub use bytes::{compute, holds, serve, three_tiers, two_tiers};
+pub use bytes::{compute, compute_in, holds, holds_in, serve, three_tiers, two_tiers};
 use kvbm::config::{Blocks, Config, ModelConfig};
 use kvbm::{Cached, G1, KvBlockManager, Namespace, Owned, SequenceHash, TokenSequence};
 use std::path::Path;

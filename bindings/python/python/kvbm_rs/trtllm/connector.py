@@ -225,6 +225,9 @@ class KvbmWorker(_Worker):  # type: ignore[misc, valid-type]
             raise KvbmError(
                 f"copies of the blocks {busy[:8]} are not over after {_REUSE_WAIT} s: the step would overwrite them"
             )
+        if plan.loads:
+            # What was submitted before may still use the blocks.
+            stream.synchronize()
         loads = [(manager.load(request, blocks), blocks) for request, blocks in plan.loads]
         deadline = time.monotonic() + _LOAD_WAIT
         for load, blocks in loads:

@@ -12,6 +12,7 @@ from .. import Config, KvBlockManager
 from ..counts import Counts
 from ..errors import BuildFailed, ConfigInvalid, KvbmError
 from ..failures import Failures
+from ..recording import RECORD_LIMIT, build_manager
 from . import _trtllm_compat as compat
 
 __all__ = ["EngineProcess", "join_process"]
@@ -54,6 +55,16 @@ def _settings() -> Config:
     return config
 
 
+def _record() -> tuple[str | None, int]:
+    """Where the calls of the engine are recorded, and how many bytes at most."""
+    text = os.environ.get("KVBM_RECORD_LIMIT", str(RECORD_LIMIT))
+    try:
+        limit = int(text)
+    except ValueError:
+        raise ConfigInvalid(f"KVBM_RECORD_LIMIT is {text!r}: give a number of bytes") from None
+    return os.environ.get("KVBM_RECORD"), limit
+
+
 class EngineProcess:
     """The manager of an engine, and what it counts."""
 
@@ -64,6 +75,7 @@ class EngineProcess:
         self.num_blocks = 0
         self._llm_args = llm_args
         self._config = _settings()
+        self._record, self._record_limit = _record()
         self._manager: KvBlockManager | None = None
         self._lock = threading.Lock()
         self._plans: dict[int, Any] = {}
@@ -74,7 +86,14 @@ class EngineProcess:
         if self._manager is not None:
             raise ConfigInvalid("register_kv_caches was called twice: one tensor is supported")
         layout, namespace = compat.layout_and_namespace(self._llm_args, tensor)
-        manager = self._manager = KvBlockManager(self._config, layout, namespace)
+        manager = self._manager = build_manager(
+            self._config,
+            layout,
+            namespace,
+            record=self._record,
+            record_limit=self._record_limit,
+            logger=logger,
+        )
         self.num_blocks = layout.num_blocks
         atexit.register(self.close)
         _, host, disk, _ = manager.capacity

@@ -30,6 +30,7 @@ __all__ = [
     "log_level",
     "logger",
     "missing",
+    "recorded_event",
     "register_connector",
     "register_tier",
     "vllm_version",
@@ -367,6 +368,15 @@ def tensor_parallel_rank() -> int:
     from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
     return int(get_tensor_model_parallel_rank())
+
+
+def recorded_event() -> Any:
+    """An event behind what this worker has submitted to its CUDA stream so far."""
+    import torch
+
+    event = torch.cuda.Event()
+    event.record()
+    return event
 
 
 def attention_backends(vllm_config: Any) -> list[str]:

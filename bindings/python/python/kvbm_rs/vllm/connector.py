@@ -90,6 +90,8 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
     has_tokens: bool = False
     #: Counts steps.
     number: int = 0
+    #: Whether copies wait for the points before and after the step's forward pass.
+    waits: tuple[bool, bool] = (False, False)
     #: Requests whose loads are over.
     ended: set[str] = field(default_factory=set)
     #: Blocks that did not arrive.
@@ -174,7 +176,11 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_guarded(lambda: None)
     def on_new_request(self, request: Any) -> None:
-        self._track(request)
+        tracked = self._track(request)
+        if self._process.options.prefetch and self._process.shadow is None and tracked.hash():
+            # While it waits for its turn.
+            blocks = self._process.manager.prefetch(tracked.sequence)
+            self._process.counters.add("prefetched_blocks", blocks)
 
     def _track(self, request: Any) -> TrackedRequest:
         view = compat.RequestView(request)
@@ -215,6 +221,10 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 tracked.was_counted = True
                 by_tier = _split(blocks, found.by_tier)
                 process.count_shadow(tracked, first, by_tier)
+            return 0, False
+        if process.audit is not None and process.audit.takes(tracked, first, blocks):
+            # vLLM computes them.
+            process.manager.abandon(tracked.view.id)
             return 0, False
         tracked.promised, tracked.by_tier = blocks, _split(blocks, found.by_tier)
         return blocks * size, self._is_async
@@ -258,8 +268,7 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     @_guarded(lambda: None)
     def _plan(self, plan: StepPlan, step: compat.StepView) -> None:
         plan.has_tokens = step.total > 0
-        if self._process.shadow is not None:
-            self._process.shadow_step(step.total)
+        self._process.step_begins(step.total)
         for new, computed in step.new_blocks():
             plan.reused += new[computed // self._block_size :]
         for request_id, tokens in step.scheduled.items():
@@ -289,16 +298,17 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def _start_transfers(self, plan: StepPlan) -> None:
         """Starts the loads and saves of the step; the workers are in other processes.
 
-        Every worker signals two points of a step: 2n, before its forward pass, and 2n + 1, after
-        it. Loads wait for the first, saves for the second.
+        A step has two points: 2n, before its forward pass, and 2n + 1, after it. Loads wait for the
+        first, saves for the second, and every worker signals those that something waits for.
         """
         self._step += 1
         plan.number = self._step
+        plan.waits = (bool(plan.loads), bool(plan.saves))
         if plan.reused or plan.loads:
             self._start_loads(plan, 2 * plan.number)
         if plan.saves:
             self._start_saves(plan.saves, 2 * plan.number + 1)
-        if self._loading:
+        if self._has_open:
             self._collect_for(plan)
         plan.loads, plan.reused, plan.saves = [], [], []
         plan.ended, self._ended = self._ended, set()
@@ -364,7 +374,8 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         plan: StepPlan = kv_connector_metadata
         self._had_tokens = plan.has_tokens
         if self._has_remote_workers:
-            self._process.worker.signal(2 * plan.number)
+            if plan.waits[0]:
+                self._process.signal(2 * plan.number)
             return
         if not self._process.is_open:
             return
@@ -379,8 +390,10 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             if plan.reused:
                 # A copy that still reads one of these is discarded, whatever it read.
                 self._process.manager.released(plan.reused)
-            if number is not None and plan.loads:
-                after = self._process.manager.fence(number)
+            if plan.loads:
+                # What is submitted before it may still use the blocks.
+                process = self._process
+                after = process.fence() if number is None else process.manager.fence(number)
         except Exception as error:
             self._process.failed("start_loads", error)
             for request_id, ids in plan.loads:
@@ -393,7 +406,7 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         try:
             manager = self._process.manager
             manager.before_reuse(ids, _REUSE_WAIT)
-            manager.commit(request_id, ids, after)
+            manager.commit(request_id, ids, after, timeout=self._process.options.load_timeout)
             self._loading[request_id] = _Loading(ids, time.monotonic())
         except Exception as error:
             # The ticket is too old, the blocks are busy: nothing was loaded, and vLLM computes it.
@@ -427,13 +440,16 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     @_guarded(lambda: None)
     def wait_for_save(self) -> None:
         plan: StepPlan = self._get_connector_metadata()
-        if self._has_remote_workers:
-            self._process.worker.signal(2 * plan.number + 1)
-        for save in plan.saves:
-            self._save(save)
+        if self._has_remote_workers and plan.waits[1]:
+            self._process.signal(2 * plan.number + 1)
+        if plan.saves:
+            after = self._process.fence()
+            for save in plan.saves:
+                self._save(save, after)
 
     def _save(self, save: Save, after: Fence | None = None) -> None:
         counters, manager = self._process.counters, self._process.manager
+        self._audit(save, after)
         try:
             begun = manager.offload(save.ids, save.request.sequence, save.first, after)
         except KvbmError as error:
@@ -450,13 +466,28 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             # A block before them left host memory: the whole chain is offered again.
             save.request.offered = 0
 
+    def _audit(self, save: Save, after: Fence | None) -> None:
+        audit = self._process.audit
+        if audit is None or not save.request.is_audited:
+            return
+        try:
+            audit.compare(self._process.manager, save.request, save.first, save.ids, after)
+        except Exception as error:
+            self._process.failed("audit", error)
+
+    @property
+    def _has_open(self) -> bool:
+        """Whether a load or a comparison is not over."""
+        audit = self._process.audit
+        return bool(self._loading) or (audit is not None and audit.is_open)
+
     @_guarded(lambda: (None, None))
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         if self._has_remote_workers:
             plan: StepPlan = self._get_connector_metadata()
             self._bad = plan.bad
             return None, plan.ended or None
-        if self._loading:
+        if self._has_open:
             self._collect()
             if self._loading and not self._ended and not self._had_tokens:
                 self._wait_idle()
@@ -472,8 +503,10 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._process.waited(began)
 
     def _collect(self) -> None:
-        counters = self._process.counters
+        counters, audit = self._process.counters, self._process.audit
         for done in self._process.manager.finished():
+            if audit is not None and audit.take(done):
+                continue
             loading = self._loading.pop(done.request, None)
             if loading is None:
                 continue

@@ -23,10 +23,14 @@ _SHORT = {
 }
 
 _OWN = (
+    "audit",
+    "audit_tolerance",
     "config",
     "load",
     "hashes",
     "min_blocks",
+    "load_timeout",
+    "prefetch",
     "weights",
     "shadow",
     "log_level",
@@ -48,10 +52,18 @@ class Options:
     hashes: str = "auto"
     #: A hit of fewer blocks is not loaded.
     min_blocks: int = 1
+    #: Seconds after which a load ends with what has arrived; `None` leaves it to kvbm.
+    load_timeout: float | None = None
+    #: Copy what only the disk has to host memory while its request waits for its turn.
+    prefetch: bool = False
     #: The version of the weights, in place of what the connector finds out.
     weights: str | None = None
     #: Match and count, and move nothing.
     shadow: bool = False
+    #: The share of requests with hits that vLLM computes again, for a comparison.
+    audit: float = 0.0
+    #: How far numbers may be apart then; `None`: by their type.
+    audit_tolerance: float | None = None
     #: How fast the engine computes prompts, where the operator says so.
     prefill_tokens_per_s: float | None = None
     #: The lowest level of kvbm's log records.
@@ -124,8 +136,35 @@ class Options:
             raise ConfigInvalid(f"option 'min_blocks' is {self.min_blocks!r}: give 1 or more")
         if self.record is not None and not isinstance(self.record, str):
             raise ConfigInvalid(f"option 'record' is {self.record!r}: give the path of a file")
-        if not isinstance(self.shadow, bool):
-            raise ConfigInvalid(f"option 'shadow' is {self.shadow!r}: give true or false")
+        for name, switch in (("shadow", self.shadow), ("prefetch", self.prefetch)):
+            if not isinstance(switch, bool):
+                raise ConfigInvalid(f"option {name!r} is {switch!r}: give true or false")
+        timeout = self.load_timeout
+        if timeout is not None and (
+            isinstance(timeout, bool)
+            or not isinstance(timeout, (int, float))
+            or not 0 < timeout <= 3600
+        ):
+            raise ConfigInvalid(
+                f"option 'load_timeout' is {timeout!r}: give seconds, above 0 and at most 3600"
+            )
+        if not _is_number(self.audit) or not 0 <= self.audit <= 1:
+            raise ConfigInvalid(
+                f"option 'audit' is {self.audit!r}: give a share of requests from 0 to 1, such as 0.001"
+            )
+        tolerance = self.audit_tolerance
+        if tolerance is not None and (not _is_number(tolerance) or not 0 <= tolerance <= 1):
+            raise ConfigInvalid(
+                f"option 'audit_tolerance' is {tolerance!r}: give a number from 0 (equal bytes) to 1"
+            )
+        if self.audit and self.shadow:
+            raise ConfigInvalid(
+                "options 'audit' and 'shadow': shadow mode stores nothing that could be compared; leave one out"
+            )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _from_file(path: str | None) -> Config:

@@ -13,14 +13,15 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from .. import KvBlockManager, Layout, Namespace, Worker, layout_of, logs, sockets
+from .. import Fence, KvBlockManager, Layout, Namespace, Worker, layout_of, logs, sockets
 from ..errors import BuildFailed, KvbmError
 from ..recording import build_manager
 from . import _vllm_compat as compat
+from .audit import Audit, comparison_of
 from .identity import adapter_version, namespace_of, process_root_is_random, tensor_shapes
 from .options import Options
 from .requests import TrackedRequest
-from .shadow import ShadowReport
+from .shadow import PrefillSpeed, ShadowReport
 from .stats import Counters
 
 __all__ = ["EngineProcess", "RankMemory", "engine_process", "logger"]
@@ -73,6 +74,13 @@ class EngineProcess:
         self.layout: Layout | None = None
         self.own_hashes = self._hashes_own()
         self._tensors: dict[str, Any] = {}
+        #: How fast the engine computes prompts, measured.
+        self._speed = PrefillSpeed()
+        #: Where a share of requests is audited.
+        self.audit: Audit | None = None
+        if self.options.audit:
+            comparison = comparison_of(view.dtype, view.cache_dtype, self.options.audit_tolerance)
+            self.audit = Audit(self.options.audit, comparison, self.counters, logger)
         #: In shadow mode.
         self.shadow: ShadowReport | None = None
         self._manager: KvBlockManager | None = None
@@ -112,6 +120,24 @@ class EngineProcess:
             views += compat.block_views(name, tensor, num_blocks)
         self.layout = layout_of(views, page_size=self.view.block_size)
         self._tensors = dict(kv_caches)
+
+    @property
+    def _is_on_device(self) -> bool:
+        return self.layout is not None and self.layout.device not in (None, "cpu")
+
+    def fence(self) -> Fence | None:
+        """A point behind what vLLM has submitted to its stream so far; `None` where it computes on
+        the CPU, at once.
+        """
+        if not self._is_on_device or self.options.shadow:
+            return None
+        return self.manager.fence_after(compat.recorded_event())
+
+    def signal(self, number: int) -> None:
+        """This worker has passed the point `number` of the engine's work, or has when its stream
+        has.
+        """
+        self.worker.signal(number, compat.recorded_event() if self._is_on_device else None)
 
     def serve(self, rank: int, backends: list[str]) -> None:
         """Serves the registered tensors to the manager, which is in the scheduler's process."""
@@ -189,6 +215,10 @@ class EngineProcess:
                 f"disk for {disk * tokens:,} tokens, {there * tokens:,} of them from before"
             )
         parts.append(f"blocks of {tokens} tokens, {size / 1024:.0f} KiB")
+        if self._is_on_device:
+            parts.append(f"tensors on {layout.device}, which was not tried on a GPU yet")
+        if self.audit is not None:
+            parts.append(f"{100 * self.options.audit:g} % of hits are computed again and compared")
         if self.options.shadow:
             parts.append("shadow mode: hits are counted, nothing is moved")
         else:
@@ -252,13 +282,19 @@ class EngineProcess:
         if speed is not None:
             self.counters.add("shadow_saved_seconds", sum(by_tier) * size / speed)
 
-    def shadow_step(self, tokens: int) -> None:
-        """A step of so many tokens begins."""
-        assert self.shadow is not None
+    def step_begins(self, tokens: int) -> None:
+        """A step of so many tokens begins. What the one before it took tells kvbm what computing
+        costs.
+        """
         now = time.monotonic()
-        self.shadow.speed.step(tokens, now)
-        if self.shadow.is_due(now):
-            logger.info("kvbm: %s", self.shadow.line())
+        if self.shadow is not None:
+            self.shadow.speed.step(tokens, now)
+            if self.shadow.is_due(now):
+                logger.info("kvbm: %s", self.shadow.line())
+            return
+        over = self._speed.step(tokens, now)
+        if over is not None:
+            self.manager.prefilled(*over)
 
     def spent(self, began_ns: int) -> None:
         """Time that a callback took."""

@@ -14,8 +14,10 @@ class TrackedRequest:
     """The blocks of a request, hashed as far as its tokens are known."""
 
     __slots__ = (
+        "audited",
         "by_tier",
         "first",
+        "is_audited",
         "offered",
         "promised",
         "sequence",
@@ -39,6 +41,10 @@ class TrackedRequest:
         self.by_tier = [0, 0, 0, 0]
         #: Blocks that were offered for a copy.
         self.offered = 0
+        #: Whether vLLM computes what could have been served; `None` before it is drawn.
+        self.is_audited: bool | None = None
+        #: The blocks that are compared then.
+        self.audited = range(0)
         #: Whether shadow mode has counted what was found.
         self.was_counted = False
         self._begin()

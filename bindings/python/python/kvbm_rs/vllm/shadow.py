@@ -50,13 +50,17 @@ class PrefillSpeed:
         self._given, self._tokens, self._began = given, 0, 0.0
         self._all_tokens, self._all_seconds = 0, 0.0
 
-    def step(self, tokens: int, now: float) -> None:
-        """A step of so many tokens begins; the one before it is over."""
-        seconds = now - self._began
-        if self._tokens >= self.LEAST_TOKENS and 0 < seconds < self.LONGEST:
-            self._all_tokens += self._tokens
-            self._all_seconds += seconds
+    def step(self, tokens: int, now: float) -> tuple[int, float] | None:
+        """A step of so many tokens begins; the one before it is over. The tokens and seconds of
+        that one, where it computed prompts.
+        """
+        before, seconds = self._tokens, now - self._began
         self._tokens, self._began = tokens, now
+        if before < self.LEAST_TOKENS or not 0 < seconds < self.LONGEST:
+            return None
+        self._all_tokens += before
+        self._all_seconds += seconds
+        return before, seconds
 
     @property
     def tokens_per_s(self) -> float | None:

@@ -110,6 +110,7 @@ fn plan(bed: &Bed, path: Path, blocks: impl Iterator<Item = u32>) -> TransferPla
         budget_ms: 0,
         checksums: ChecksumMode::Required,
         tag: 0,
+        compare: None,
     }
 }
 

@@ -65,7 +65,7 @@ impl VolumeReader {
         };
         let block_bytes = gets.order.bytes();
         let hands = Hands::new(&site, tier, config, ring.num_blocks() as usize, gets);
-        let copier = Copier::new(route, lane, Arc::clone(&site.completions));
+        let copier = Copier::new(vec![route], lane, Arc::clone(&site.completions));
         let free = (0..ring.num_blocks()).rev().collect();
         Ok(Self { site, free, hands, reading: HashMap::new(), in_flight: 0, copier, block_bytes })
     }

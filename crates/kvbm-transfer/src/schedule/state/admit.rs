@@ -1,7 +1,7 @@
 //! Admits plans: some are answered at once, some wait.
 
 use super::waits::event_failure;
-use super::{Reply, State, index_of};
+use super::{GroupLimits, Reply, State, index_of};
 use crate::error::SubmitError;
 use crate::schedule::gates::{EventState, point};
 use crate::schedule::history::Known;
@@ -97,10 +97,11 @@ impl State {
         if let Err(reason) = &queue.limits {
             return Err(unsupported(format!("path {path}: {reason}")));
         }
-        if plan.group != self.limits.group {
+        if usize::from(plan.group.0) >= self.limits.groups.len() {
             return Err(unsupported(format!(
-                "group {}: this worker holds group {}",
-                plan.group, self.limits.group
+                "group {}: this worker holds {} groups",
+                plan.group,
+                self.limits.groups.len()
             )));
         }
         self.check_layers(plan).map_err(unsupported)?;
@@ -121,31 +122,34 @@ impl State {
                 "path {path} moves whole blocks only: {implementer} keeps whole blocks; send the plan without layers"
             ));
         }
+        let layers = self.group_limits(plan).layers;
         match range.first.checked_add(range.count) {
-            Some(end) if end <= self.limits.layers => Ok(()),
-            _ => Err(format!(
-                "layers {}..+{}: this rank has {} layers",
-                range.first, range.count, self.limits.layers
-            )),
+            Some(end) if end <= layers => Ok(()),
+            _ => Err(format!("layers {}..+{}: this rank has {layers} layers", range.first, range.count)),
         }
+    }
+
+    /// Those of the plan's group; nothing of a group that there is not.
+    fn group_limits(&self, plan: &TransferPlan) -> GroupLimits {
+        self.limits.groups.get(usize::from(plan.group.0)).copied().unwrap_or_default()
     }
 
     /// Fails blocks whose slots do not exist or are written twice; the others go on.
     fn settle_bad_blocks(&self, job: &mut Job) {
         let plan = Arc::clone(&job.plan);
-        let path = plan.path();
+        let (path, slots) = (plan.path(), self.group_limits(&plan).slots);
         let mut written = HashSet::with_capacity(plan.blocks.len());
         for (index, block) in plan.blocks.iter().enumerate() {
             // Volumes are addressed by identity.
             let missing = [(path.src, block.src), (path.dst, block.dst)]
                 .into_iter()
                 .filter(|(tier, _)| *tier != Tier::G4)
-                .find(|(tier, slot)| slot.0 >= self.limits.slots[tier.index()]);
+                .find(|(tier, slot)| slot.0 >= slots[tier.index()]);
             let detail = match missing {
                 Some((tier, slot)) => {
                     format!(
                         "path {path}: slot {slot} of {tier} does not exist, it has {} slots",
-                        self.limits.slots[tier.index()]
+                        slots[tier.index()]
                     )
                 }
                 None if path.dst != Tier::G4 && !written.insert(block.dst) => {

@@ -11,20 +11,26 @@ use super::queue::{PathLimits, PathQueue};
 use crate::finished::FinishedPlans;
 use crate::report_slot::ReportSlot;
 use crate::stats::PathStats;
-use kvbm_plan::{BlockId, Endpoint, Epoch, GroupId, Message, Path, PlanId, Rank, Tier, TransferReport};
+use kvbm_plan::{BlockId, Endpoint, Epoch, Message, Path, PlanId, Rank, Tier, TransferReport};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
+
+/// What a worker has of a cache group.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct GroupLimits {
+    /// Slots per tier, 0 where there is none.
+    pub(crate) slots: [u32; Tier::ALL.len()],
+    /// Layers of a block.
+    pub(crate) layers: u32,
+}
 
 /// What a worker is, as far as scheduling goes.
 pub(crate) struct Limits {
     pub(crate) rank: Rank,
     pub(crate) epoch: Epoch,
-    pub(crate) group: GroupId,
-    /// Slots per tier, 0 where there is none.
-    pub(crate) slots: [u32; Tier::ALL.len()],
-    /// Layers of a block.
-    pub(crate) layers: u32,
+    /// Of each cache group, by its id.
+    pub(crate) groups: Vec<GroupLimits>,
     /// Queue bounds of each path of [`Path::ALL`], or why the worker does not have it.
     pub(crate) paths: [Result<PathLimits, String>; Path::ALL.len()],
     /// Reports and messages that may wait for the sink before submissions are refused.

@@ -38,9 +38,7 @@ impl Bench {
         let limits = Limits {
             rank: Rank(3),
             epoch: Epoch(7),
-            group: GroupId(0),
-            slots: [SLOTS, SLOTS, SLOTS, 0],
-            layers: 4,
+            groups: vec![GroupLimits { slots: [SLOTS, SLOTS, SLOTS, 0], layers: 4 }],
             paths: std::array::from_fn(|_| Ok(limits)),
             outgoing,
         };
@@ -142,6 +140,7 @@ fn plan(id: u64, path: Path, blocks: u32) -> TransferPlan {
         budget_ms: 0,
         checksums: ChecksumMode::Required,
         tag: 0,
+        compare: None,
     }
 }
 

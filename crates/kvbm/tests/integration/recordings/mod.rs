@@ -127,6 +127,19 @@ fn vllm_goes_on_after_loads_that_failed() {
     assert_eq!(run.arrived, run.by_tier.iter().sum::<usize>(), "{run:?}");
 }
 
+// The calls of the connector for TensorRT-LLM, in the engine's order: bindings/python/tests/
+// test_trtllm_connector.py writes it.
+const TRTLLM: &str = include_str!("../../data/recordings/trtllm-contract.kvbmrec");
+
+/// Four conversations of six turns in one place each, computed in chunks, over 40 blocks of host
+/// memory and a disk.
+#[test]
+fn trtllm_is_promised_what_is_staged_and_it_comes_back() {
+    let run = play(&[TRTLLM]).unwrap().remove(0);
+    assert!(run.offloaded >= 12 && run.loads >= 20 && run.arrived >= 60, "{run:?}");
+    assert_eq!((run.abandoned, run.arrived), (0, run.by_tier[1]), "{run:?}");
+}
+
 /// Replays the files that the environment names, in this order, as restarts over one disk.
 #[test]
 fn your_own() {

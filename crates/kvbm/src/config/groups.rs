@@ -1,0 +1,295 @@
+//! Cache groups: layers of a model that cache alike.
+
+use std::fmt;
+
+use super::value::{Raw, Setting, quoted};
+use super::{Config, ModelConfig};
+use kvbm_layout::{DType, OpaqueLayout};
+use kvbm_plan::{GroupId, GroupKind};
+
+/// What one layer of a group keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayerContent {
+    /// Keys and values, or a latent, of each token of a block.
+    Kv {
+        /// KV heads over all ranks (1 for MLA).
+        num_kv_heads: u32,
+        /// Elements of one head.
+        head_dim: u32,
+        /// 2 for keys and values, 1 for MLA.
+        outer_dim: u32,
+        /// Element type; `None`: that of the model.
+        dtype: Option<DType>,
+    },
+    /// A state of the layer after the block's last token.
+    State {
+        /// Its bytes, over all ranks.
+        bytes: u32,
+    },
+}
+
+/// Layers that cache alike: they have blocks of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheGroup {
+    /// Which blocks of a prefix the layers need.
+    pub kind: GroupKind,
+    /// Number of layers.
+    pub layers: u32,
+    /// What each of them keeps.
+    pub content: LayerContent,
+}
+
+impl CacheGroup {
+    /// Blocks at the end of a prefix that the group needs; `None` for all of them.
+    pub fn blocks_needed(&self, page_size: u32) -> Option<usize> {
+        match self.kind {
+            GroupKind::Full => None,
+            GroupKind::SlidingWindow(tokens) => Some(tokens.div_ceil(page_size.max(1)) as usize),
+            GroupKind::State => Some(1),
+        }
+    }
+
+    /// Bytes of a block on one of `ranks` ranks.
+    pub(crate) fn rank_bytes(&self, page_size: u32, model: DType, ranks: u32) -> u64 {
+        let factors = match self.content {
+            LayerContent::Kv { num_kv_heads, head_dim, outer_dim, dtype } => {
+                let heads = (num_kv_heads / ranks.max(1)).max(1);
+                [page_size, heads, head_dim, outer_dim, dtype.unwrap_or(model).width()]
+            }
+            LayerContent::State { .. } => [self.rank_state_bytes(ranks), 1, 1, 1, 1],
+        };
+        factors
+            .into_iter()
+            .fold(u64::from(self.layers), |bytes, factor| bytes.saturating_mul(u64::from(factor)))
+    }
+
+    /// Bytes of a layer's state on one of `ranks` ranks; 0 where tokens are kept.
+    pub(crate) fn rank_state_bytes(&self, ranks: u32) -> u32 {
+        match self.content {
+            LayerContent::State { bytes } => bytes.div_ceil(ranks.max(1)),
+            LayerContent::Kv { .. } => 0,
+        }
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let mut words = text.split_whitespace();
+        let kind = words.next()?;
+        let (kind, window) = kind.split_once('=').map_or((kind, None), |(kind, value)| (kind, Some(value)));
+        let kind = match (kind, window) {
+            ("full", None) => GroupKind::Full,
+            ("window", Some(tokens)) => GroupKind::SlidingWindow(tokens.parse().ok()?),
+            ("state", None) => GroupKind::State,
+            _ => return None,
+        };
+        let (mut numbers, mut type_of) = ([None; 5], None);
+        for word in words {
+            let (name, value) = word.split_once('=')?;
+            if name == "dtype" && type_of.is_none() {
+                type_of = Some(value.parse().ok()?);
+                continue;
+            }
+            let at = Self::NUMBERS.iter().position(|known| *known == name)?;
+            if numbers[at].replace(value.parse().ok()?).is_some() {
+                return None;
+            }
+        }
+        let [layers, heads, head_dim, outer, bytes] = numbers;
+        let content = match (kind, bytes, type_of) {
+            (GroupKind::State, Some(bytes), None) if (heads, head_dim, outer) == (None, None, None) => {
+                LayerContent::State { bytes }
+            }
+            (GroupKind::State, ..) | (_, Some(_), _) => return None,
+            (_, None, dtype) => LayerContent::Kv {
+                num_kv_heads: heads?,
+                head_dim: head_dim?,
+                outer_dim: outer.unwrap_or(2),
+                dtype,
+            },
+        };
+        Some(Self { kind, layers: layers?, content })
+    }
+
+    const NUMBERS: [&str; 5] = ["layers", "heads", "head_dim", "outer", "bytes"];
+}
+
+/// As it is read.
+impl fmt::Display for CacheGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            GroupKind::Full => f.write_str("full")?,
+            GroupKind::SlidingWindow(tokens) => write!(f, "window={tokens}")?,
+            GroupKind::State => f.write_str("state")?,
+        }
+        write!(f, " layers={}", self.layers)?;
+        match self.content {
+            LayerContent::State { bytes } => write!(f, " bytes={bytes}"),
+            LayerContent::Kv { num_kv_heads, head_dim, outer_dim, dtype } => {
+                write!(f, " heads={num_kv_heads} head_dim={head_dim} outer={outer_dim}")?;
+                dtype.map_or(Ok(()), |dtype| write!(f, " dtype={dtype}"))
+            }
+        }
+    }
+}
+
+/// The cache groups of a model, by [`GroupId`]; empty for a model whose layers are alike.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CacheGroups(Vec<CacheGroup>);
+
+impl CacheGroups {
+    /// Most groups of a model.
+    pub const MAX: usize = 32;
+
+    /// The groups.
+    pub fn as_slice(&self) -> &[CacheGroup] {
+        &self.0
+    }
+}
+
+impl FromIterator<CacheGroup> for CacheGroups {
+    fn from_iter<I: IntoIterator<Item = CacheGroup>>(groups: I) -> Self {
+        Self(groups.into_iter().collect())
+    }
+}
+
+impl fmt::Display for CacheGroups {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let groups: Vec<_> = self.0.iter().map(ToString::to_string).collect();
+        f.write_str(&groups.join(", "))
+    }
+}
+
+impl Setting for CacheGroups {
+    fn expected() -> String {
+        "groups with commas between them or as an array, such as \"window=1024 layers=10 heads=16 head_dim=128\" \
+         or \"state layers=4 bytes=311296\""
+            .into()
+    }
+
+    fn read(raw: Raw<'_>) -> Option<Self> {
+        if let Raw::Array(array) = raw {
+            let group = |raw| String::read(raw).and_then(|text| CacheGroup::read(&text));
+            return array
+                .iter()
+                .map(|value| group(Raw::of(value.get_ref())))
+                .collect::<Option<_>>()
+                .map(Self);
+        }
+        let text = String::read(raw)?;
+        let groups = text.split(',').filter(|_| !text.trim().is_empty());
+        groups.map(CacheGroup::read).collect::<Option<_>>().map(Self)
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(quoted(&self.to_string()))
+    }
+}
+
+impl ModelConfig {
+    /// Whether the model has cache groups of its own.
+    pub fn has_groups(&self) -> bool {
+        !self.groups.as_slice().is_empty()
+    }
+
+    /// The cache groups, by [`GroupId`]: one Full group where the layers are alike.
+    pub fn cache_groups(&self) -> Vec<CacheGroup> {
+        if self.has_groups() {
+            return self.groups.as_slice().to_vec();
+        }
+        let content = LayerContent::Kv {
+            num_kv_heads: self.num_kv_heads,
+            head_dim: self.head_dim,
+            outer_dim: self.outer_dim,
+            dtype: None,
+        };
+        vec![CacheGroup { kind: GroupKind::Full, layers: self.num_layers, content }]
+    }
+}
+
+impl ModelConfig {
+    /// A group by its id; the first one for an id that there is not.
+    pub(crate) fn cache_group(&self, group: GroupId) -> CacheGroup {
+        let groups = self.cache_groups();
+        groups.get(usize::from(group.0)).copied().unwrap_or(groups[0])
+    }
+
+    /// Whether blocks have heads that another number of ranks can divide anew: those of one group
+    /// that keeps tokens.
+    #[cfg(feature = "worker")]
+    pub(crate) fn has_heads(&self) -> bool {
+        !self.is_opaque() && self.groups.as_slice().len() <= 1
+    }
+
+    /// KV heads of a layer, where blocks are of one group that keeps tokens; else 1.
+    pub(crate) fn heads(&self) -> u32 {
+        match self.cache_group(GroupId(0)).content {
+            LayerContent::Kv { num_kv_heads, .. } => num_kv_heads,
+            LayerContent::State { .. } => 1,
+        }
+    }
+
+    /// What tells the groups of a model from those of another; empty for layers that are alike.
+    pub(crate) fn groups_fingerprint(&self) -> String {
+        if !self.has_groups() {
+            return String::new();
+        }
+        let text: Vec<u32> = self.groups.to_string().bytes().map(u32::from).collect();
+        format!("{} groups, {:016x}", self.groups.as_slice().len(), OpaqueLayout::fingerprint(&text))
+    }
+}
+
+impl Config {
+    /// Bytes of one rank's slice of a block of each cache group, without padding. A slot of a tier
+    /// holds a block of any of them.
+    pub fn group_block_bytes(&self) -> Vec<u64> {
+        let model = &self.model;
+        if model.is_opaque() {
+            return vec![self.rank_block_bytes()];
+        }
+        let (page, ranks) = (model.page_size, self.parallelism.tensor_parallel);
+        model.cache_groups().iter().map(|group| group.rank_bytes(page, model.dtype, ranks)).collect()
+    }
+
+    /// The ids of the cache groups.
+    #[cfg(feature = "worker")]
+    pub(crate) fn group_ids(&self) -> impl Iterator<Item = GroupId> + use<> {
+        (0..self.model.groups.as_slice().len().max(1) as u16).map(GroupId)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_read_as_they_are_shown() {
+        let text = "window=1024 layers=5 heads=16 head_dim=128 outer=2 dtype=f8_e4m3, \
+                    full layers=1 heads=1 head_dim=576 outer=1, state layers=4 bytes=311296";
+        let groups = CacheGroups::read(Raw::Bare(text)).unwrap();
+        assert_eq!(groups.to_string(), text.split_whitespace().collect::<Vec<_>>().join(" "));
+        let [window, latent, state] = groups.as_slice() else { panic!("{groups}") };
+        assert_eq!(window.kind, GroupKind::SlidingWindow(1024));
+        assert_eq!(window.blocks_needed(16), Some(64));
+        assert_eq!(window.rank_bytes(16, DType::BF16, 2), 5 * 2 * 16 * 8 * 128);
+        assert_eq!(latent.rank_bytes(16, DType::BF16, 4), 16 * 576 * 2, "each rank has the latent");
+        assert_eq!(state.rank_bytes(16, DType::BF16, 4), 4 * 77_824);
+        assert_eq!((latent.blocks_needed(16), state.blocks_needed(16)), (None, Some(1)));
+    }
+
+    #[test]
+    fn what_is_no_group_is_refused() {
+        for text in [
+            "half layers=1 heads=1 head_dim=1",
+            "window layers=1 heads=1 head_dim=1",
+            "full layers=1 heads=1",
+            "full layers=1 layers=2 heads=1 head_dim=1",
+            "full layers=1 heads=1 head_dim=1 bytes=3",
+            "state layers=1",
+            "state layers=1 bytes=1 heads=1",
+            "state layers=1 bytes=1 dtype=bf16",
+            "full layers=-1 heads=1 head_dim=1",
+            "full layers=1 heads=1 head_dim=1,,",
+        ] {
+            assert_eq!(CacheGroups::read(Raw::Bare(text)), None, "{text}");
+        }
+    }
+}
