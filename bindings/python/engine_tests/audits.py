@@ -37,13 +37,20 @@ def judge(suite: Any) -> None:
             max_num_batched_tokens=tokens,
         )
         first, third, alarm = (found.get(name, {}) for name in ("first", "third", "alarm"))
-        # 13 whole blocks of 32 tokens; what follows a wrong block is compared too.
+        # 13 whole blocks of 32 tokens. What follows a wrong block is compared in the same step; in
+        # later ones it is not found, since the block before it is quarantined by then.
         whole = {"audited_requests": prompts, "audited_blocks": 13 * prompts}
+        least = 13 * (prompts - wrong) + wrong
         clean = {"differing_blocks": 0, "loaded_blocks": 0, "errors": 0}
         for what, holds in {
             "bits of stored blocks were flipped": found.get("flipped") == wrong,
             "it finds each of them, and nothing else": first
-            == whole | clean | {"differing_blocks": wrong},
+            == whole
+            | clean
+            | {"differing_blocks": wrong, "audited_blocks": first.get("audited_blocks")},
+            "what is not behind one of them is compared": least
+            <= first.get("audited_blocks", 0)
+            <= 13 * prompts,
             "both copies of each are quarantined": found.get("quarantined") == [wrong, wrong],
             "an alarm names the history of the block": "g1_g2 slot" in alarm
             and "g2_g3 slot" in alarm,
