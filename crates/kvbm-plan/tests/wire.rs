@@ -116,7 +116,8 @@ fn every_failure() -> Message {
         epoch: Epoch(3),
         rank: Rank(1),
         path: Path::G3_G1,
-        blocks: FailureKind::ALL.map(failed).into(),
+        // Older readers know no `Differs`: it answers plans that compare, which are newer.
+        blocks: FailureKind::ALL[..14].iter().copied().map(failed).collect(),
         bytes: 0,
         queued_us: 12,
         busy_us: 345,
