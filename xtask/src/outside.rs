@@ -14,6 +14,7 @@ const USES: &[(&str, &str)] = &[
     ("kvbm-events", "kvbm_events::PublisherConfig::default().validate().is_ok()"),
     ("kvbm-kernels", "kvbm_kernels::BlockShape::new(2, 2, 4, 16, 8, 2).unwrap().row_bytes() == 16"),
     ("kvbm-layout", "kvbm_layout::DType::BF16.width() == 2"),
+    ("kvbm-libclang", "{ use kvbm_libclang as _; true }"),
     ("kvbm-link", "kvbm_link::Lane::Urgent != kvbm_link::Lane::Bulk"),
     ("kvbm-model", "kvbm_model::ModelShape::from_hf(\"{}\").is_err()"),
     ("kvbm-nixl", "kvbm_nixl::NixlOptions::new(\"outside\").validate().is_ok()"),
