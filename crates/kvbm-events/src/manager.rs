@@ -329,6 +329,7 @@ impl EventManager {
     }
 
     /// Gives each source what wakes the thread that pumps.
+    #[cfg_attr(kvbm_sim, allow(dead_code, reason = "a simulation has no threads"))]
     pub(crate) fn attach(&mut self, waker: &PublisherWaker) {
         for stream in &mut self.streams {
             stream.wakes = stream.source.attach(waker.clone());

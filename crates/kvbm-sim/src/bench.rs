@@ -98,6 +98,8 @@ pub(crate) struct Bench<G> {
     pub(crate) follower: Follower,
     /// Blocks that a flush has made durable and that have not left G3 since.
     pub(crate) durable: BTreeMap<BlockId, BlockIdentity>,
+    /// The step of that flush.
+    pub(crate) flushed: u64,
 }
 
 fn model() -> ModelConfig {
@@ -147,7 +149,10 @@ impl Follower {
     fn new<G>(manager: &KvBlockManager<G>) -> Self {
         let subscriber = manager.events().subscribe();
         let subscriber = subscriber.unwrap_or_else(|error| panic!("no subscriber: {error}"));
-        Self { subscriber, blocks: BTreeSet::new(), covered: 0 }
+        // It sees every event from now on, and none from before.
+        let snapshot = manager.events().snapshot();
+        let blocks = snapshot.blocks.iter().map(|block| (block.location.tier, block.identity.hash)).collect();
+        Self { subscriber, blocks, covered: snapshot.next_sequence }
     }
 }
 
@@ -184,6 +189,7 @@ impl<G: 'static> Bench<G> {
             chains,
             follower,
             durable,
+            flushed: 0,
         }
     }
 
@@ -281,6 +287,7 @@ impl<G: 'static> Bench<G> {
         }
         let is_certain = |slot: &BlockId| self.world.with(|state| state.is_certain(*slot));
         self.durable = before.into_iter().filter(|(slot, _)| is_certain(slot)).collect();
+        self.flushed = self.world.with(|state| state.step);
         self.keep_durable();
         (self.setup.restarts && self.random.once_in(8)).then_some(End::Crash)
     }

@@ -69,7 +69,10 @@ impl<G: 'static> Bench<G> {
             return;
         }
         let there: BTreeMap<_, _> = self.manager().simulate_snapshot(Tier::G3).into_iter().collect();
-        self.durable.retain(|slot, identity| there.get(slot) == Some(identity));
+        let (world, flushed) = (&self.world, self.flushed);
+        // A slot may have had another block meanwhile, and this one again.
+        let is_rewritten = |slot| world.with(|state| state.is_written_since(slot, flushed));
+        self.durable.retain(|slot, identity| there.get(slot) == Some(identity) && !is_rewritten(*slot));
     }
 
     /// Durable is durable: what a flush confirmed and nobody removed is found by the next leader.

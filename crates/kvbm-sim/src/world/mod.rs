@@ -159,6 +159,12 @@ impl State {
         self.ranks.iter().all(|rank| !rank.disk.is_doubtful(slot))
     }
 
+    /// Whether some disk was sent a block for a slot after a step.
+    pub(crate) fn is_written_since(&self, slot: BlockId, step: u64) -> bool {
+        let is_later = |record: &Record| record.asked > step;
+        self.ranks.iter().any(|rank| rank.disk.get(slot).is_some_and(is_later))
+    }
+
     /// Whether no bits have flipped in a slot on any disk.
     pub(crate) fn is_sound(&self, slot: BlockId) -> bool {
         !self.has_lied && self.ranks.iter().all(|rank| !rank.disk.is_rotten(slot))
