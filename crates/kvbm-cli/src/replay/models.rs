@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn known_models_keep_their_groups_in_small_blocks() {
-        for (name, groups) in [("gemma-3", 7), ("jamba", 8), ("deepseek-v3", 0), ("gpt-oss", 2)] {
+        for (name, groups) in [("gemma-3", 5), ("jamba", 8), ("deepseek-v3", 0), ("gpt-oss", 2)] {
             let small = model(name, 16, None, 64 << 10).unwrap();
             assert!(small.groups.as_slice().len() <= groups, "{name}: {}", small.groups);
             assert!(longest(&small) <= 64 << 10, "{name}: {}", longest(&small));

@@ -145,7 +145,7 @@ mod tests {
             ("qwen3-8b.json", 1, 0),
             ("deepseek-v3.json", 1, 0),
             ("gpt-oss-20b.json", 2, 0),
-            ("gemma-3-27b.json", 7, 12),
+            ("gemma-3-27b.json", 5, 5),
             ("jamba-v0.1.json", 8, 10),
         ] {
             let model = read(file);
