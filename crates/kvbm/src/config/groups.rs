@@ -214,7 +214,6 @@ impl ModelConfig {
 
     /// Whether blocks have heads that another number of ranks can divide anew: those of one group
     /// that keeps tokens.
-    #[cfg(feature = "worker")]
     pub(crate) fn has_heads(&self) -> bool {
         !self.is_opaque() && self.groups.as_slice().len() <= 1
     }
