@@ -65,7 +65,7 @@ const STEPS: &[Step] = &[
         "loom, shuttle, and millions of operations against a naive model",
         models::check,
     ),
-    step("sim", When::All, "two minutes of new seeds of the simulator, and every planted bug", sim::check),
+    step("sim", When::All, "the first seeds of the simulator, and every planted bug", sim::check),
     step("gpu-bundle", When::All, "the programs for a GPU, run on the test driver", |w| {
         gpu::bundle(w, gpu::Mode::Rehearse).into()
     }),

@@ -27,8 +27,6 @@ pub enum Planted {
     DropRemoveEvent,
     /// Events that found no room in the ring are not counted.
     HideGap,
-    /// Late transfers are not given up.
-    IgnoreDeadline,
     /// A flush counts although some rank failed it.
     FlushWithoutRank,
     /// A removal from a volume is over although copies may still land there.
@@ -37,7 +35,7 @@ pub enum Planted {
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 11] = [
         Self::SkipRankReport,
         Self::CountReportTwice,
         Self::TrustStaleEpoch,
@@ -47,7 +45,6 @@ impl Planted {
         Self::IgnoreRestart,
         Self::DropRemoveEvent,
         Self::HideGap,
-        Self::IgnoreDeadline,
         Self::FlushWithoutRank,
         Self::EndPurgeEarly,
     ];

@@ -3,7 +3,6 @@
 use super::transfer::{Parts, Transfer, expired};
 use super::{Destination, Purpose, Transfers};
 use kvbm_plan::Tier;
-use kvbm_plan::simulation::{Planted, planted};
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,9 +35,6 @@ impl Transfers {
 
     /// Gives up on what is past its deadline.
     pub(crate) fn expire(&self, now: Instant) {
-        if planted(Planted::IgnoreDeadline) {
-            return;
-        }
         self.alarms.take_due(now).into_iter().for_each(Waker::wake);
         for transfer in self.select(|transfer| transfer.deadline <= now) {
             let late = expired("transfer", transfer.limit);
