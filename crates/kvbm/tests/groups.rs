@@ -159,7 +159,7 @@ fn what_was_flushed_survives_an_end_without_shutdown_and_forget_takes_it() {
 
 #[test]
 fn damage_to_a_block_of_one_group_is_a_miss_for_all() {
-    for slot in 0..2 + BLOCKS + 1 {
+    for slot in 0..=2 + BLOCKS {
         let disk = tempfile::tempdir().unwrap();
         flushed(disk.path(), 1);
         let file = slot_file(disk.path());
