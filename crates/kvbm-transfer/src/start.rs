@@ -242,8 +242,10 @@ impl Parts {
         let config = &self.config;
         let blocks = |bound: Option<&BoundLayout>| bound.map_or(0, BoundLayout::num_blocks);
         let g3 = config.g3.as_ref().map_or(0, |tier| tier.engine.info().num_slots);
+        // Movers copy blocks of the one cache group.
+        let movers = config.movers.as_ref().map(|tier| tier.blocks);
         let group = |[g1, g2]: [Option<&BoundLayout>; 2]| GroupLimits {
-            slots: [blocks(g1), blocks(g2), g3, 0],
+            slots: [movers.unwrap_or_else(|| blocks(g1)), blocks(g2), g3, 0],
             layers: g1.or(g2).map_or(0, |bound| bound.layout().config().num_layers),
         };
         let bounds = config.paths.in_order();
