@@ -4,7 +4,7 @@
 //! that ARCHITECTURE.md calls invariants.
 //! **Must never know:** the inside of any crate that it tests. Nothing uses it: it is a test.
 //!
-//! [`SeedRun`] drives a real manager over a simulated clock, links, disks, a blob store and ranks
+//! `SeedRun` drives a real manager over a simulated clock, links, disks, a blob store and ranks
 //! that crash, stall, repeat themselves and lie. After each step it compares what the manager says
 //! with what the world knows. docs/simulation.md says how a seed is replayed.
 //!
