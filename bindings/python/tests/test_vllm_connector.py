@@ -348,7 +348,9 @@ def test_steps_that_compute_prompts_are_measured(
 
 
 def test_a_request_that_waits_has_its_blocks_brought_up(vllm: Any, tmp_path: Path) -> None:
-    extra = {"disk": str(tmp_path), "disk_capacity": "64", "prefetch": True, "load_timeout": 5}
+    # A small disk has a small budget of writes.
+    disk = {"disk": str(tmp_path), "disk_capacity": "64", "disk.drive_writes_per_day": 0}
+    extra = disk | {"prefetch": True, "load_timeout": 5}
     engine = Engine(vllm, extra=extra)
     try:
         engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
