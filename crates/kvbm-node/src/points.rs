@@ -105,7 +105,9 @@ mod tests {
     }
 
     fn complete(completers: Vec<Completer>) {
-        completers.into_iter().for_each(|completer| completer.complete(Ok(())));
+        for completer in completers {
+            completer.complete(Ok(()));
+        }
     }
 
     #[test]
