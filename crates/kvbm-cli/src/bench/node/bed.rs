@@ -164,6 +164,16 @@ impl There {
         Ok(self.node.abandon(request).map(drop)?)
     }
 
+    /// A prompt that nobody computed before, in the half `half` of G1: `compute` takes its place.
+    pub(super) fn prompt(&self, tokens: &TokenSequence, half: usize, compute: impl FnOnce()) -> Result<()> {
+        let ids = &self.ids[half];
+        ensure!(self.found("prompt", tokens)? == 0, "the prompt is known");
+        self.node.before_reuse(ids, Instant::now() + PATIENCE)?;
+        compute();
+        self.node.offload(ids, tokens, 0)?;
+        Ok(())
+    }
+
     /// Saves a chain: until all of it is found.
     pub(super) fn save(&self, tokens: &TokenSequence) -> Result<Duration> {
         let begun = Instant::now();
@@ -185,7 +195,8 @@ impl There {
         ensure!(found == self.ids[1].len(), "{found} blocks are there");
         self.node.commit("load", &self.ids[1])?;
         let (load, time) = wait(begun, "a load", || Ok(self.node.finished().pop()))?;
-        ensure!(load.arrived == load.wanted, "{} of {} blocks arrived", load.arrived, load.wanted);
+        let (arrived, wanted) = (load.arrived, load.wanted);
+        ensure!(arrived == wanted, "{arrived} of {wanted} blocks arrived: {:?}", load.failures);
         Ok(time)
     }
 }
@@ -210,6 +221,16 @@ impl Here {
             LookUp::Ready { blocks, .. } => Ok(blocks),
             LookUp::Pending => Ok(0),
         }
+    }
+
+    /// As [`There::prompt`].
+    pub(super) fn prompt(&self, tokens: &TokenSequence, half: usize, compute: impl FnOnce()) -> Result<()> {
+        let ids = &self.ids[half];
+        ensure!(self.found("prompt", tokens)? == 0, "the prompt is known");
+        self.manager.before_reuse(ids, Instant::now() + PATIENCE)?;
+        compute();
+        self.manager.offload(ids, tokens, 0, None)?;
+        Ok(())
     }
 
     pub(super) fn save(&self, tokens: &TokenSequence) -> Result<Duration> {

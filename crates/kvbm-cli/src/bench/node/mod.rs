@@ -26,6 +26,12 @@ const MATCHED: u32 = 1000;
 const LOOK_UPS: u32 = 2000;
 /// Engines on one daemon.
 const ENGINES: u16 = 8;
+/// Host memory has room for so many times what is loaded at once: tickets pin a quarter at most.
+const PINNED_SHARE: u32 = 4;
+/// Prompts of a measurement in which nothing is reused.
+const NEW_PROMPTS: u32 = 8;
+/// Time in which the device computes one block of a prompt: 16 tokens at 64,000 tokens a second.
+const COMPUTE: Duration = Duration::from_micros(250);
 
 /// Options of `kvbm bench node`.
 #[derive(Clone, Debug, Args)]
@@ -50,9 +56,11 @@ pub struct NodeArgs {
 /// One figure. What does not apply to it is left out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct NodeRow {
-    /// `match_rpc`, `g1_g2_shared`, `g2_g1_shared`, `attach_s` or `engines_8`.
+    /// `match_rpc`, `g1_g2_shared`, `g2_g1_shared`, `attach_s`, `zero_reuse_in_process`,
+    /// `zero_reuse` or `engines_8`.
     pub name: &'static str,
-    /// Speed through the daemon over speed inside the process.
+    /// Speed through the daemon over speed inside the process. Of prompts that reuse nothing: speed
+    /// with a cache over speed without.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio: Option<f64>,
     /// Speed through the daemon, in GB/s; of `attach_s`, seconds.
@@ -73,10 +81,12 @@ pub fn run(args: &NodeArgs) -> Result<Rows> {
         "--block {}: give a multiple of 64 KiB",
         args.block
     );
-    let progress = Progress::new("measurements", u64::from(args.rounds) + 2);
+    let progress = Progress::new("measurements", u64::from(args.rounds) + 3);
     let mut rows = vec![match_rpc(args)?];
     progress.advance(1);
     rows.extend(copies(args, &progress)?);
+    rows.extend(zero_reuse(args)?);
+    progress.advance(1);
     rows.push(engines(args)?);
     progress.advance(1);
     progress.finish();
@@ -150,9 +160,42 @@ fn copies(args: &NodeArgs, progress: &Progress) -> Result<[NodeRow; 3]> {
     ])
 }
 
+/// Prompts that nobody has computed before: without a cache, with one in this process, and through
+/// a daemon, by turns. A device computes meanwhile, so the engine's thread waits for it.
+fn zero_reuse(args: &NodeArgs) -> Result<[NodeRow; 2]> {
+    let bed = Bed::new(args.block.get(), args.blocks, 4)?;
+    let daemon = Daemon::start(&bed)?;
+    let (here, there) = (Here::start(&bed)?, There::attach(&bed, &daemon, "prompts")?);
+    let compute = || std::thread::sleep(COMPUTE * args.blocks);
+    let mut samples: [Vec<f64>; 3] = Default::default();
+    let mut next = 0;
+    for round in 0..=args.rounds {
+        for (kind, times) in samples.iter_mut().enumerate() {
+            let begun = Instant::now();
+            for _ in 0..NEW_PROMPTS {
+                next += 1;
+                let (tokens, half) = (bed.sequence(next), next as usize % 2);
+                match kind {
+                    0 => compute(),
+                    1 => here.prompt(&tokens, half, compute)?,
+                    _ => there.prompt(&tokens, half, compute)?,
+                }
+            }
+            // The first round touches the memory.
+            if round > 0 {
+                times.push(begun.elapsed().as_secs_f64());
+            }
+        }
+    }
+    let [without, here, there] = samples.map(median);
+    let row = |name, time: f64| NodeRow { name, ratio: Some(without / time), ..NodeRow::default() };
+    Ok([row("zero_reuse_in_process", here), row("zero_reuse", there)])
+}
+
 /// Engines that all load at a time.
 fn engines(args: &NodeArgs) -> Result<NodeRow> {
-    let bed = Bed::new(args.block.get(), args.blocks.div_ceil(ENGINES.into()).max(8), ENGINES.into())?;
+    let blocks = args.blocks.div_ceil(ENGINES.into()).max(8);
+    let bed = Bed::new(args.block.get(), blocks, u32::from(ENGINES) * PINNED_SHARE)?;
     let daemon = Daemon::start(&bed)?;
     let engines = (0..ENGINES).map(|at| There::attach(&bed, &daemon, &format!("engine {at}")));
     let engines = engines.collect::<Result<Vec<_>>>()?;
