@@ -88,7 +88,8 @@ impl KvBlockManager {
         let model = layout.model()?;
         let elsewhere = shadow || !workers.is_empty();
         let bound = if elsewhere { None } else { Some(layout.bind(py)?) };
-        let (settings, namespace) = (config.settings.clone(), namespace.inner.clone());
+        let settings = config.settings.clone();
+        let namespace = namespace.with_settings(&settings.namespace)?;
         let block_bytes = layout.block_bytes();
         let num_blocks = layout.num_blocks();
         let open = detached(py, move || {

@@ -1,7 +1,8 @@
 //! `Namespace`, `TokenSequence` and `ExternalSequence`.
 
-use crate::errors::{Error, Result};
+use crate::errors::{Error, Kind, Result};
 use crate::integers::u32s;
+use kvbm::config::NamespaceConfig;
 use kvbm::tokens::{self, ChainRoot, ExtraKey, HashAlgorithm};
 use kvbm::{BlockChain, SequenceHash};
 use pyo3::prelude::*;
@@ -13,6 +14,40 @@ use pyo3::types::{PyBytes, PyBytesMethods};
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Namespace {
     pub(crate) inner: kvbm::Namespace,
+}
+
+impl Namespace {
+    /// This namespace with what an operator may add to it: a version of the weights, a tenant's
+    /// salt, the secret of the deployment. The engine decides the rest.
+    ///
+    /// # Errors
+    /// Another setting of `[namespace]` that is not the default.
+    pub(crate) fn with_settings(&self, settings: &NamespaceConfig) -> Result<kvbm::Namespace> {
+        let rest = NamespaceConfig {
+            // The engine's model counts, whatever name a file has for it.
+            model: String::new(),
+            weights: String::new(),
+            tenant_salt: None,
+            deployment_secret: None,
+            ..settings.clone()
+        };
+        if rest != NamespaceConfig::default() {
+            let text = "namespace: the engine says what its blocks are; only weights, tenant_salt and \
+                        deployment_secret can be set beside it: leave the others out";
+            return Err(Error::new(Kind::Config, text));
+        }
+        let mut namespace = self.inner.clone();
+        if !settings.weights.is_empty() {
+            namespace = namespace.weights(settings.weights.as_str());
+        }
+        if let Some(salt) = &settings.tenant_salt {
+            namespace = namespace.tenant_salt(salt.expose());
+        }
+        if let Some(secret) = &settings.deployment_secret {
+            namespace = namespace.deployment_secret(secret.expose());
+        }
+        Ok(namespace)
+    }
 }
 
 #[pymethods]

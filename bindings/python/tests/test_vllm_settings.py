@@ -51,8 +51,17 @@ def test_short_names_are_settings() -> None:
 
 
 def test_each_data_parallel_rank_has_its_own_directory() -> None:
-    options = Options.read({"host": "1GiB", "disk": "/cache", "disk_capacity": "1GiB"}, (3, 8))
-    assert 'dir = "/cache/dp3"' in options.config.to_toml()
+    for data_parallel, directory in (
+        ((0, 1), "/cache"),
+        ((0, 8), "/cache/dp0"),
+        ((3, 8), "/cache/dp3"),
+        # Dense models: vLLM leaves each rank its index and says that there is one rank.
+        ((3, 1), "/cache/dp3"),
+    ):
+        options = Options.read(
+            {"host": "1GiB", "disk": "/cache", "disk_capacity": "1GiB"}, data_parallel
+        )
+        assert f'dir = "{directory}"' in options.config.to_toml()
 
 
 @pytest.mark.parametrize(
@@ -69,6 +78,7 @@ def test_each_data_parallel_rank_has_its_own_directory() -> None:
         ({"host": "1GiB", "min_blocks": 0}, "'min_blocks' is 0"),
         ({"host": "1GiB", "shadow": "yes"}, "'shadow' is 'yes'"),
         ({"host": "much"}, "much"),
+        ({"host": "1GiB", "model.num_layers": 3}, "'model.num_layers': vLLM says"),
         ({"host": "1GiB", "host.capcity": 1}, "host.capacity"),
     ],
 )

@@ -85,15 +85,15 @@ fn binding(version: &str) -> Finding {
     }
 }
 
-/// Blocks are found again after a restart whatever the seed is: the connector hashes tokens itself
-/// where vLLM's hashes change.
+/// Blocks are found again after a restart whatever the seed of this environment is. vLLM's sha256
+/// hashes, its default, do not depend on the seed. Its others do where the seed is not set: the
+/// connector hashes tokens itself then.
 fn hash_seed() -> Finding {
-    match std::env::var("PYTHONHASHSEED") {
-        Ok(seed) if seed != "random" => {
-            Finding::ok("PYTHONHASHSEED", format!("{seed}: vLLM's hashes are used"))
-        }
-        _ => Finding::ok("PYTHONHASHSEED", "not set: the connector hashes tokens itself"),
-    }
+    let state = match std::env::var_os("PYTHONHASHSEED") {
+        Some(seed) => format!("{}: vLLM's hashes are used", seed.to_string_lossy()),
+        None => "not set: vLLM's sha256 hashes are used; of other algorithms the connector hashes itself".into(),
+    };
+    Finding::ok("PYTHONHASHSEED", state)
 }
 
 /// The versions of these distributions, an empty text for one that is not installed.

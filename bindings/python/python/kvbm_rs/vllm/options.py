@@ -9,7 +9,7 @@ from .. import Config
 from ..errors import ConfigInvalid
 from ..recording import RECORD_LIMIT
 
-__all__ = ["Options"]
+__all__ = ["Options", "own_folder"]
 
 #: Options that are settings of kvbm under a short name.
 _SHORT = {
@@ -97,10 +97,12 @@ class Options:
             if name in _SHORT or "." in name:
                 key = _SHORT.get(name, name)
                 has_disk |= key == "disk.dir"
-                if key == "disk.dir" and data_parallel[1] > 1:
-                    # A directory has one writer, and each data parallel rank is an engine of its
-                    # own.
-                    value = f"{value}/dp{data_parallel[0]}"
+                if key == "disk.dir" and (folder := own_folder(data_parallel)) is not None:
+                    value = f"{value}/{folder}"
+                if key.startswith("model."):
+                    raise ConfigInvalid(
+                        f"option {name!r}: vLLM says what the model's blocks are; leave it out"
+                    )
                 config.set(key, _text(value))
             elif name in _OWN:
                 own[name] = value
@@ -199,6 +201,15 @@ class Options:
             raise ConfigInvalid(
                 "options 'audit' and 'shadow': shadow mode stores nothing that could be compared; leave one out"
             )
+
+
+def own_folder(data_parallel: tuple[int, int]) -> str | None:
+    """The folder of a data parallel rank below the operator's: a directory has one writer, and each
+    rank is an engine of its own. Of a dense model vLLM tells its ranks that they are one of one, and
+    leaves them their index.
+    """
+    rank, ranks = data_parallel
+    return f"dp{rank}" if rank > 0 or ranks > 1 else None
 
 
 def _is_number(value: Any) -> bool:

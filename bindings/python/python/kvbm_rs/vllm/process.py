@@ -149,7 +149,12 @@ class EngineProcess:
         """This worker has passed the point `number` of the engine's work, or has when its stream
         has.
         """
-        self.worker.signal(number, compat.recorded_event() if self._is_on_device else None)
+        if not self.options.shadow:
+            self.worker.signal(number, compat.recorded_event() if self._is_on_device else None)
+
+    def fence_at(self, number: int) -> Fence | None:
+        """The point `number` of the work of engines whose workers are in other processes."""
+        return None if self.options.shadow else self.manager.fence(number)
 
     def serve(self, rank: int, backends: list[str]) -> None:
         """Serves the registered tensors to the manager, which is in the scheduler's process."""
@@ -164,7 +169,8 @@ class EngineProcess:
                 rank=rank,
                 ranks=ranks,
             )
-        else:
+        elif not self.options.shadow:
+            # Shadow mode moves nothing, so it needs no memory and nobody who copies.
             socket = sockets.private_path(self._key)
             self._worker = Worker(
                 self.options.config,

@@ -21,6 +21,7 @@ from ..recording import RECORD_LIMIT
 from ..settings import read_settings
 from . import _vllm_compat as compat
 from .identity import weights_version
+from .options import own_folder
 
 __all__ = ["KvbmTier"]
 
@@ -174,13 +175,11 @@ class KvbmTier(SecondaryTierManager):  # type: ignore[misc]
 
 
 def _open(view: compat.TierView, memory: memoryview, options: dict[str, Any]) -> PageStore:
-    rank, ranks = view.data_parallel
     config, own = read_settings(
         {name: value for name, value in options.items() if value is not None},
         where=_WHERE,
         own=("weights", "log_level", "record", "record_limit"),
-        # A directory has one writer, and each data parallel rank is an engine of its own.
-        folder=f"dp{rank}" if ranks > 1 else None,
+        folder=own_folder(view.data_parallel),
         defaults=_DEFAULTS,
     )
     if not options.keys() & {"config", "disk", "disk.dir", "volume", "volume.uri"}:
