@@ -102,7 +102,7 @@ pub use lease::{Lease, UnixMillis};
 #[cfg(feature = "nixl")]
 pub use nixl::NixlAgent;
 pub use node::{
-    Arrived, Export, LocalRank, NodeCounts, NodeOptions, PeerPlans, Publication, RefusedRead, RemoteBlocks,
+    Arrived, BlockSource, Export, HeldBlock, LocalRank, NodeCounts, NodeOptions, PeerPlans, Publication, RefusedRead, RemoteBlocks,
     RemoteError, RemoteNode,
 };
 pub use registry::{BlockSetRegistry, Imported, MAX_PEERS, RegistryError};
