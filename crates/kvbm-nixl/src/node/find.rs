@@ -54,7 +54,9 @@ impl RemoteNode {
             }
         }
         let mut waiting = self.shared.waiting.lock();
-        asked.keys().for_each(|request| drop(waiting.remove(request)));
+        for request in asked.keys() {
+            waiting.remove(request);
+        }
         drop(waiting);
         found
     }

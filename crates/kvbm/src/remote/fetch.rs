@@ -34,6 +34,7 @@ struct State {
 pub(crate) struct Fetching(Arc<Fetch>);
 
 impl Fetching {
+    #[cfg(feature = "worker")]
     pub(crate) fn new(then: Then) -> Self {
         let state = Mutex::new(State { then: Some(then), ..State::default() });
         Self(Arc::new(Fetch { over: Signal::default(), state }))
@@ -62,6 +63,7 @@ impl Drop for Fetching {
 
 impl Fetch {
     /// The blocks are on G2, or `failure` says why not all of them: starts what follows.
+    #[cfg(feature = "worker")]
     pub(crate) fn finish(&self, failure: Option<Failure>) {
         let then = {
             let mut state = self.state.lock();

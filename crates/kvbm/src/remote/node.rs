@@ -184,7 +184,9 @@ impl Shared {
             return (false, None);
         }
         let began = clock::now();
-        peers.iter().for_each(|peer| self.table.asked(*peer, began));
+        for peer in &peers {
+            self.table.asked(*peer, began);
+        }
         let answers = self.host.find(&peers, hashes, deadline_after(began, self.times.lookup));
         let now = clock::now();
         // The others were not waited for, where one has all.

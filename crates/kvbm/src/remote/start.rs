@@ -178,6 +178,9 @@ impl PinnedBlocks for Pinning {
 
     fn pin(&self, hashes: &[SequenceHash]) -> Pins {
         let pinned = self.0.pool::<G2>().match_sequence_hashes(FIRST_GROUP, hashes);
+        // That a peer reads it is no use of the copy here: the peer has a younger one from now on.
+        // Of copies on several nodes, the one that was used last is the youngest.
+        let pinned = pinned.erase().into_transfer();
         let slots = pinned.block_ids().iter().copied();
         let blocks: Vec<(BlockId, BlockIdentity)> = slots.zip(pinned.identities()).collect();
         Pins { blocks, guard: Arc::new(pinned) }

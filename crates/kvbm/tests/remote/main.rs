@@ -13,7 +13,7 @@ mod world;
 use crate::support::store::{onboard, put};
 use crate::support::{model, namespace, serve, soon, tokens};
 use crate::world::{World, eventually, meet};
-use kvbm::config::Blocks;
+use kvbm::config::{Blocks, Config};
 use kvbm::plan::NodeId;
 use kvbm::{BuildError, KvBlockManager, Owned, Tier};
 use std::time::Duration;
@@ -93,7 +93,7 @@ fn a_block_that_is_read_is_not_evicted_and_a_dead_reader_loses_its_lease() {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     let world = World::new();
-    let lease = |config: &mut kvbm::config::Config| {
+    let lease = |config: &mut Config| {
         config.remote.lease = Duration::from_millis(500);
         config.remote.read_deadline = Duration::from_secs(20);
     };
@@ -170,7 +170,7 @@ fn nodes_that_come_and_go_are_noticed() {
 #[test]
 fn what_cannot_be_is_said() {
     let folder = tempfile::tempdir().unwrap();
-    let build = |configure: &dyn Fn(&mut kvbm::config::Config)| {
+    let build = |configure: &dyn Fn(&mut Config)| {
         KvBlockManager::<Owned>::builder()
             .model(model())
             .namespace(namespace())
@@ -181,19 +181,20 @@ fn what_cannot_be_is_said() {
                 configure(config);
             })
     };
-    let refused = |configure: &dyn Fn(&mut kvbm::config::Config)| {
+    let refused = |configure: &dyn Fn(&mut Config)| {
         build(configure).build().map(drop).unwrap_err().to_string()
     };
-    for (expected, configure) in [
-        ("remote.node", &(|config: &mut kvbm::config::Config| config.remote.node = 0) as &dyn Fn(&mut _)),
-        ("remote.directory", &|config| config.remote.directory = None),
-        ("remote.lease", &|config| config.remote.lease = Duration::ZERO),
-        ("remote.read_deadline", &|config| config.remote.read_deadline = Duration::ZERO),
-        ("remote.per_peer", &|config| config.remote.per_peer = 9),
-        ("remote.library", &|config| config.remote.library = Some("libnixl_capi.so".into())),
-        ("host.capacity", &|config| config.host.capacity = Blocks(0).into()),
-    ] {
-        let error = refused(configure);
+    let rules: [(&str, fn(&mut Config)); 7] = [
+        ("remote.node", |config| config.remote.node = 0),
+        ("remote.directory", |config| config.remote.directory = None),
+        ("remote.lease", |config| config.remote.lease = Duration::ZERO),
+        ("remote.read_deadline", |config| config.remote.read_deadline = Duration::ZERO),
+        ("remote.per_peer", |config| config.remote.per_peer = 9),
+        ("remote.library", |config| config.remote.library = Some("libnixl_capi.so".into())),
+        ("host.capacity", |config| config.host.capacity = Blocks(0).into()),
+    ];
+    for (expected, configure) in rules {
+        let error = refused(&configure);
         assert!(error.contains(expected), "{error}");
     }
     if !cfg!(feature = "nixl") {
@@ -203,7 +204,7 @@ fn what_cannot_be_is_said() {
     let error = build(&|_| {}).build_metadata_only().map(drop).unwrap_err();
     assert!(matches!(error, BuildError::Config(_)) && error.to_string().contains("remote.enabled"), "{error}");
     // The agent of one process needs nothing else.
-    let in_process = |config: &mut kvbm::config::Config| {
+    let in_process = |config: &mut Config| {
         config.remote.agent = kvbm::config::RemoteAgentKind::InProcess;
     };
     let manager = build(&in_process).build().unwrap();

@@ -16,9 +16,9 @@ use std::time::Instant;
 
 /// An agent that says and hears nothing when it is told to, as a stopped process does: its memory
 /// can still be read.
-pub struct Agent {
-    pub inner: InProcessAgent,
-    pub is_mute: AtomicBool,
+pub(crate) struct Agent {
+    pub(crate) inner: InProcessAgent,
+    pub(crate) is_mute: AtomicBool,
 }
 
 impl std::fmt::Debug for Agent {
@@ -64,30 +64,30 @@ impl RemoteAgent for Agent {
 }
 
 /// A manager and its agent.
-pub struct Node {
-    pub manager: KvBlockManager<Owned>,
-    pub agent: Arc<Agent>,
+pub(crate) struct Node {
+    pub(crate) manager: KvBlockManager<Owned>,
+    pub(crate) agent: Arc<Agent>,
 }
 
 /// Nodes that find each other in one folder.
-pub struct World {
-    pub network: InProcessNetwork,
-    pub folder: tempfile::TempDir,
+pub(crate) struct World {
+    pub(crate) network: InProcessNetwork,
+    pub(crate) folder: tempfile::TempDir,
 }
 
 impl World {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let folder = tempfile::Builder::new().prefix("kvbm-peers").tempdir().unwrap();
         Self { network: InProcessNetwork::new(), folder }
     }
 
-    pub fn agent(&self, name: &str) -> Arc<Agent> {
+    pub(crate) fn agent(&self, name: &str) -> Arc<Agent> {
         let inner = self.network.agent(name).unwrap();
         Arc::new(Agent { inner, is_mute: AtomicBool::new(false) })
     }
 
     /// A node with so many blocks of G1 and G2.
-    pub fn node(&self, id: u32, [g1, g2]: [u32; 2], configure: impl FnOnce(&mut Config)) -> Node {
+    pub(crate) fn node(&self, id: u32, [g1, g2]: [u32; 2], configure: impl FnOnce(&mut Config)) -> Node {
         let agent = self.agent(&format!("node-{id}"));
         let builder = KvBlockManager::<Owned>::builder().model(model()).namespace(namespace());
         let given = Arc::clone(&agent) as Arc<dyn RemoteAgent>;
@@ -104,7 +104,7 @@ impl World {
 }
 
 /// Takes part in remote memory as node `id`. A slow machine still answers a look-up in time.
-pub fn enable(config: &mut Config, id: u32, folder: &Path) {
+pub(crate) fn enable(config: &mut Config, id: u32, folder: &Path) {
     config.remote.enabled = true;
     config.remote.node = id;
     config.remote.directory = Some(folder.to_owned());
@@ -113,14 +113,14 @@ pub fn enable(config: &mut Config, id: u32, folder: &Path) {
 }
 
 /// Waits until each manager knows so many peers, and they know it.
-pub fn meet<G>(managers: &[&KvBlockManager<G>]) {
+pub(crate) fn meet<G>(managers: &[&KvBlockManager<G>]) {
     let others = managers.len() - 1;
     eventually("the nodes find each other", || {
         managers.iter().all(|manager| manager.peers().len() == others)
     });
 }
 
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let until = soon();
     while !holds() {
         assert!(Instant::now() < until, "{what}");
