@@ -101,7 +101,8 @@ fn first_line(config: &Config, server: &NodeServer) -> String {
     let disk = config.disk.dir.as_ref().filter(|_| g3 > 0);
     let disk = disk.map_or(String::new(), |dir| format!(", G3 {g3} blocks in {}", dir.display()));
     let remote = config.remote.directory.as_ref().filter(|_| config.remote.enabled);
-    let remote = remote.map_or(String::new(), |dir| format!(", node {} in {}", config.remote.node, dir.display()));
+    let remote =
+        remote.map_or(String::new(), |dir| format!(", node {} in {}", config.remote.node, dir.display()));
     format!(
         "kvbm serve: {} on {ranks} ranks at {}: G2 {g2} blocks{disk}{remote}; process {}",
         config.namespace.model,

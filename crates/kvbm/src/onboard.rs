@@ -31,7 +31,13 @@ pub(crate) struct PrefixTransfer {
 impl PrefixTransfer {
     pub(crate) fn new(leader: &Arc<Leader>, prefix: Prefix) -> Self {
         let identities = prefix.identities();
-        Self { leader: Arc::clone(leader), prefix: Arc::new(prefix), identities, handles: Vec::new(), fetch: None }
+        Self {
+            leader: Arc::clone(leader),
+            prefix: Arc::new(prefix),
+            identities,
+            handles: Vec::new(),
+            fetch: None,
+        }
     }
 
     pub(crate) fn len(&self) -> usize {

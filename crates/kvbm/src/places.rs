@@ -60,12 +60,7 @@ pub(crate) fn look_up_with_peers(
 
 /// Where the blocks of `chain` in `group` are, up to the first that is nowhere. Asks no volume,
 /// pins nothing and counts as no use.
-fn look_up(
-    registry: &Registry,
-    volumes: &Volumes,
-    group: GroupId,
-    chain: BlockChain<'_>,
-) -> Vec<Places> {
+fn look_up(registry: &Registry, volumes: &Volumes, group: GroupId, chain: BlockChain<'_>) -> Vec<Places> {
     let (hashes, namespace) = (chain.hashes(), NamespaceId::from(chain.namespace()));
     let on_tiers = registry.peek_prefix(group, hashes);
     let mut places: Vec<_> = on_tiers.into_iter().map(Places::from).collect();

@@ -4,15 +4,14 @@ use std::any::Any;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use kvbm_layout::{
-    AxisOrder, BlockLayout, DType, FullyContiguous, LayerSeparate, LayoutConfig, OuterPlacement, slice_for_rank,
-};
-use kvbm_nixl::{
-    Export, InProcessNetwork, LocalRank, NodeOptions, Publication, RemoteAgent, RemoteNode,
-};
-use kvbm::plan::{Epoch, GroupId, HeadRange, NamespaceTag, NodeId, Rank, RankSlice, Replication};
 use kvbm::SequenceHash;
+use kvbm::plan::{Epoch, GroupId, HeadRange, NamespaceTag, NodeId, Rank, RankSlice, Replication};
 use kvbm::storage::{BoundLayout, SystemAllocator};
+use kvbm_layout::{
+    AxisOrder, BlockLayout, DType, FullyContiguous, LayerSeparate, LayoutConfig, OuterPlacement,
+    slice_for_rank,
+};
+use kvbm_nixl::{Export, InProcessNetwork, LocalRank, NodeOptions, Publication, RemoteAgent, RemoteNode};
 
 use super::AgentName;
 

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use kvbm::plan::NodeId;
 use kvbm_nixl::{
     FileDirectory, InProcessNetwork, PeerPlans, RemoteAgent, RemoteError, RemoteNode, RemoteRequest,
     TransferDirection,
 };
-use kvbm::plan::NodeId;
 use serde::Serialize;
 use serde_json::json;
 
@@ -46,7 +46,8 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         AgentName::Nixl => Owner::process(&node, args.blocks)?,
         AgentName::InProcess => Owner::here(&node, &network, args.blocks)?,
     };
-    let rows = CASES.iter().map(|case| measure(case, args, &agent, &node, &owner)).collect::<Result<Vec<_>>>()?;
+    let rows =
+        CASES.iter().map(|case| measure(case, args, &agent, &node, &owner)).collect::<Result<Vec<_>>>()?;
     drop(owner);
     let mut text = format!("{} blocks of 1 MiB, {:?}, {} rounds\n", args.blocks, agent_name, args.rounds);
     for row in &rows {

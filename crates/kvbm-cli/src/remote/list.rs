@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::{Result, ensure};
+use kvbm_layout::BlockLayout;
 use kvbm_nixl::{BlockSet, FileDirectory, NodeAnnouncement};
 use serde_json::{Value, json};
 
@@ -36,7 +37,10 @@ pub(super) fn run(args: &ListArgs) -> Result<()> {
     }
     let failed = broken.len();
     deliver(args.json.as_ref(), &text, &json!({ "nodes": nodes, "broken": broken }))?;
-    ensure!(failed == 0, "{failed} announcements cannot be read; their nodes run another version, or remove them");
+    ensure!(
+        failed == 0,
+        "{failed} announcements cannot be read; their nodes run another version, or remove them"
+    );
     Ok(())
 }
 

@@ -58,7 +58,8 @@ fn tokens(args: &PullArgs) -> Result<Vec<u32>> {
     let text = std::fs::read_to_string(&args.tokens).with_context(|| format!("cannot read {path}"))?;
     let words = text.split(|c: char| c.is_whitespace() || c == ',').filter(|word| !word.is_empty());
     let number = |word: &str| {
-        word.parse().with_context(|| format!("{path}: {word:?} is no token id; give whole numbers below 2^32"))
+        word.parse()
+            .with_context(|| format!("{path}: {word:?} is no token id; give whole numbers below 2^32"))
     };
     words.map(number).collect()
 }

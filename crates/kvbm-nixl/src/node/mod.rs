@@ -259,7 +259,8 @@ impl RemoteNode {
         }
         let id = BlockSetId(self.shared.next.fetch_add(1, Ordering::Relaxed));
         let published = Mutex::default();
-        let offered = Offered { id, namespace, group, ranks, published, source, _registrations: registrations };
+        let offered =
+            Offered { id, namespace, group, ranks, published, source, _registrations: registrations };
         let offered = Arc::new(offered);
         self.shared.offered.write().insert(id, Arc::clone(&offered));
         self.shared.sequence.fetch_add(1, Ordering::AcqRel);

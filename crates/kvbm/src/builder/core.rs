@@ -260,7 +260,8 @@ impl Core {
     /// Opens for business with workers elsewhere.
     pub(super) fn finish_remote<G>(self, g1: G) -> Result<KvBlockManager<G>, BuildError> {
         if self.config.remote.enabled {
-            let rule = "must be false here: peers read and fill G2 of workers in the leader's process".to_owned();
+            let rule =
+                "must be false here: peers read and fill G2 of workers in the leader's process".to_owned();
             let (key, value) = ("remote.enabled", "true".to_owned());
             return Err(ConfigError::Rule { key, value, rule }.into());
         }

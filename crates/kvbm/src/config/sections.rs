@@ -10,7 +10,8 @@ use kvbm_pool::RegistryConfig;
 use super::Config;
 use super::choices::{
     Admission, Algorithm, BandwidthModel, ChainRootKind, CopyWay, DeviceKind, DeviceOrder, DiskEngine,
-    DiskMode, EvictionPolicy, HostOrder, LayoutKind, RemoteAgentKind, VerifyHost, VolumeLookup, VolumeOffload, WhenFull,
+    DiskMode, EvictionPolicy, HostOrder, LayoutKind, RemoteAgentKind, VerifyHost, VolumeLookup,
+    VolumeOffload, WhenFull,
 };
 use super::groups::CacheGroups;
 use super::schema::{List, Section, section, section_keys};

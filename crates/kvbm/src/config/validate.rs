@@ -99,7 +99,11 @@ impl Config {
         }
         let folder = remote.directory.as_ref().map_or("none".to_owned(), |path| path.display().to_string());
         if remote.directory.is_none() {
-            return broken("remote.directory", &folder, "must name the folder in which nodes find each other");
+            return broken(
+                "remote.directory",
+                &folder,
+                "must name the folder in which nodes find each other",
+            );
         }
         if let Some(library) = remote.library.as_ref().filter(|path| !path.is_absolute()) {
             return broken("remote.library", &library.display(), "must be an absolute path");
@@ -125,7 +129,11 @@ impl Config {
             positive(key, value)?;
         }
         if !(Duration::from_millis(100)..=Duration::from_secs(600)).contains(&remote.lease) {
-            return broken("remote.lease", &format!("{:?}", remote.lease), "must be from 100 ms to 10 minutes");
+            return broken(
+                "remote.lease",
+                &format!("{:?}", remote.lease),
+                "must be from 100 ms to 10 minutes",
+            );
         }
         if remote.per_peer > remote.threads {
             let rule = format!("must be at most remote.threads ({})", remote.threads);

@@ -149,7 +149,8 @@ impl EngineOnboarding {
         let transfer = PrefixTransfer::new(leader, prefix);
         let (over, is_audit) = (Arc::new(Signal::default()), compare.is_some());
         let (ids, blocks) = (ids.to_vec(), Arc::clone(blocks));
-        let mut onboarding = Self { transfer, blocks, ids, holds: Vec::new(), over, cancelled: false, is_audit };
+        let mut onboarding =
+            Self { transfer, blocks, ids, holds: Vec::new(), over, cancelled: false, is_audit };
         let Self { transfer, ids, blocks, over, holds, .. } = &mut onboarding;
         if ids.is_empty() {
             over.set();

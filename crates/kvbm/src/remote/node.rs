@@ -9,7 +9,8 @@ use crate::config::FIRST_GROUP;
 use crate::metrics::Metrics;
 use crate::volume::Probe;
 use kvbm_plan::{
-    BlockId, BlockIdentity, Failure, FailureKind, NamespaceId, NodeId, SequenceHash, Tier, clock, deadline_after,
+    BlockId, BlockIdentity, Failure, FailureKind, NamespaceId, NodeId, SequenceHash, Tier, clock,
+    deadline_after,
 };
 use kvbm_pool::{AnyArrivals, Arrival, Prefix, Registry, Withheld};
 use kvbm_tokens::BlockChain;
@@ -197,7 +198,8 @@ impl Shared {
                 self.table.answered(*node, found.is_none().then_some(&late), began, now);
             }
         }
-        let found = answers.into_iter().filter_map(|(node, found)| Some((node, found.filter(|found| *found > 0)?)));
+        let found =
+            answers.into_iter().filter_map(|(node, found)| Some((node, found.filter(|found| *found > 0)?)));
         // Of those with as much, the one that is least busy.
         let best = found.max_by_key(|(node, found)| (*found, usize::MAX - self.queue.reading(*node)));
         (true, best)

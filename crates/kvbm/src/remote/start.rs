@@ -13,7 +13,9 @@ use kvbm_nixl::{
     AgentError, DirectoryError, FileDirectory, InProcessNetwork, NixlOptions, NodeOptions, RemoteAgent,
     RemoteError, RemoteNode,
 };
-use kvbm_plan::{BlockId, BlockIdentity, Epoch, HeadRange, NamespaceTag, NodeId, Rank, RankSlice, Replication};
+use kvbm_plan::{
+    BlockId, BlockIdentity, Epoch, HeadRange, NamespaceTag, NodeId, Rank, RankSlice, Replication,
+};
 use kvbm_plan::{SequenceHash, Tier};
 use kvbm_pool::{G2, Registry};
 use kvbm_transfer::{PinnedBlocks, Pins, RemoteHost};

@@ -42,9 +42,7 @@ fn what_a_peer_has_is_found_read_and_kept() {
     let prefix = b.manager.match_prefix(&tokens(&b.manager, 1, 10));
     assert_eq!((prefix.node(), prefix.count(Tier::G1)), (None, 10));
     assert!(b.manager.look_up(&sequence).iter().all(|place| place.contains(Tier::G2)));
-    eventually("no lease is left", || {
-        a.manager.metrics().remote.leases_held.get() == 0
-    });
+    eventually("no lease is left", || a.manager.metrics().remote.leases_held.get() == 0);
     assert_eq!(a.manager.metrics().remote.leases_granted.get(), 1);
     let text = b.manager.metrics().encode();
     assert!(text.contains("kvbm_remote_hit_blocks_total{peer=\"1\"} 10"), "{text}");
@@ -167,6 +165,9 @@ fn nodes_that_come_and_go_are_noticed() {
     assert_eq!(onboard(&a.manager, &tokens(&a.manager, 2, 4)), 4);
 }
 
+/// Changes a configuration.
+type Change = fn(&mut Config);
+
 #[test]
 fn what_cannot_be_is_said() {
     let folder = tempfile::tempdir().unwrap();
@@ -181,10 +182,9 @@ fn what_cannot_be_is_said() {
                 configure(config);
             })
     };
-    let refused = |configure: &dyn Fn(&mut Config)| {
-        build(configure).build().map(drop).unwrap_err().to_string()
-    };
-    let rules: [(&str, fn(&mut Config)); 7] = [
+    let refused =
+        |configure: &dyn Fn(&mut Config)| build(configure).build().map(drop).unwrap_err().to_string();
+    let rules: [(&str, Change); 7] = [
         ("remote.node", |config| config.remote.node = 0),
         ("remote.directory", |config| config.remote.directory = None),
         ("remote.lease", |config| config.remote.lease = Duration::ZERO),
@@ -202,7 +202,10 @@ fn what_cannot_be_is_said() {
         assert!(error.starts_with("remote.agent: ") && error.contains("nixl"), "{error}");
     }
     let error = build(&|_| {}).build_metadata_only().map(drop).unwrap_err();
-    assert!(matches!(error, BuildError::Config(_)) && error.to_string().contains("remote.enabled"), "{error}");
+    assert!(
+        matches!(error, BuildError::Config(_)) && error.to_string().contains("remote.enabled"),
+        "{error}"
+    );
     // The agent of one process needs nothing else.
     let in_process = |config: &mut Config| {
         config.remote.agent = kvbm::config::RemoteAgentKind::InProcess;
