@@ -61,8 +61,8 @@
 //! `worker` (default): the workers of this process. Without it the crate is the leader alone, for a
 //! scheduler whose workers are elsewhere: no device, no disk, no NIXL in its dependencies, and
 //! managers come from `build_with_workers` and `build_metadata_only`. `nats`: events over NATS,
-//! core and `JetStream`. `zmq`: events over `ZeroMQ`. `nixl`: memory of other nodes over NIXL. What is left out and asked for is an error of
-//! `build` that names the feature.
+//! core and `JetStream`. `zmq`: events over `ZeroMQ`. `nixl`: memory of other nodes over NIXL.
+//! What is left out and asked for is an error of `build` that names the feature.
 //!
 //! # Modules
 //! A module uses only modules in rows below its own, and only those in its third column.

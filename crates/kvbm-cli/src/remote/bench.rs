@@ -1,4 +1,5 @@
-//! `kvbm remote bench`: verified reads from a peer, beside the same ranges moved by the agent alone.
+//! `kvbm remote bench`: verified reads from a peer, beside the same ranges moved by the agent
+//! alone.
 
 use std::any::Any;
 use std::fmt::Write;

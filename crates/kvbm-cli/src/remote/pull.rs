@@ -87,7 +87,7 @@ fn join(args: &PullArgs, tokens: usize) -> Result<KvBlockManager<Owned>> {
 
 /// What peers have of the prompt, as soon as one has anything.
 fn find(manager: &KvBlockManager<Owned>, sequence: &TokenSequence, seconds: u32) -> Result<Prefix> {
-    let until = Instant::now() + Duration::from_secs(seconds.into());
+    let until = kvbm::plan::deadline_after(Instant::now(), Duration::from_secs(seconds.into()));
     loop {
         let prefix = manager.match_prefix(sequence);
         if !prefix.is_empty() {

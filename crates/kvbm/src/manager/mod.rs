@@ -240,8 +240,8 @@ impl<G> KvBlockManager<G> {
     /// `volume.lookup = "known"` never asks.
     ///
     /// With `remote.enabled`, peers are asked first, for `remote.lookup_deadline` at most. What one
-    /// has in its memory is listed as [`Tier::G4`] too, with the peer in [`Prefix::node`]; it is not
-    /// pinned there before an onboard reads it.
+    /// has in its memory is listed as [`Tier::G4`] too, with the peer in [`Prefix::node`]; it is
+    /// not pinned there before an onboard reads it.
     ///
     /// Of a model with several cache groups, this is the first group's part of what every group can
     /// serve: [`match_groups`](Self::match_groups) has all parts.
