@@ -363,7 +363,7 @@ fn complete(given: Namespace, config: &Config) -> Result<Namespace, ConfigError>
         let rule = "was given to the builder: say all of it there, or leave it out and set [namespace] alone";
         return Err(ConfigError::Rule { key: "namespace", value: model, rule: rule.to_owned() });
     }
-    Ok(given.page_size(config.model.page_size).dtype(config.model.content()))
+    Ok(config.model.namespace(given))
 }
 
 fn registry(

@@ -29,7 +29,7 @@ use kvbm_pool::{
     AllocError, BlockBatch, BlockMetadata, Cached, Complete, Duplicates, G1, Lost, Partial, PinError, Pinned,
     Prefix, RegisterError, RejectedBatch, Reset, SequenceError as CommitError, TierMask, TtlError,
 };
-use kvbm_tokens::{BlockChain, BlockHasher, ExternalSequence, Namespace, Token, TokenSequence};
+use kvbm_tokens::{BlockChain, BlockHasher, ExternalSequence, Namespace, NamespaceTag, Token, TokenSequence};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -430,7 +430,12 @@ impl<G> KvBlockManager<G> {
     /// As [`forget`](Self::forget), without waiting for a disk, as
     /// [`clear_in_background`](Self::clear_in_background).
     pub fn forget_in_background(&self, namespace: &Namespace) -> u64 {
-        self.leader.forget(NamespaceId::from(namespace.tag()), Commit::Background)
+        self.forget_tag_in_background(namespace.tag())
+    }
+
+    /// The same for a namespace whose tag alone is known.
+    pub fn forget_tag_in_background(&self, tag: NamespaceTag) -> u64 {
+        self.leader.forget(NamespaceId::from(tag), Commit::Background)
     }
 
     /// Makes everything that is on G3 durable, and what was on its way there when this was called.
