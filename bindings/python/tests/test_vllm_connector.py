@@ -241,10 +241,10 @@ class Engine:
             for position in range(
                 request.num_computed_tokens, request.num_computed_tokens + tokens
             ):
+                # Behind the known tokens are drafts.
+                known = request.all_token_ids[position : position + 1] or [-999]
                 for layer, kv in enumerate(self.kv):
-                    kv[ids[position // SIZE], :, position % SIZE] = (
-                        request.all_token_ids[position] + layer
-                    )
+                    kv[ids[position // SIZE], :, position % SIZE] = known[0] + layer
             request.num_computed_tokens += tokens
         if self.worker._is_async:
             self.worker.start_load_kv(None)
@@ -462,13 +462,22 @@ def test_chunks_and_decoded_blocks_are_saved_when_they_are_final(engine: Engine)
     drafted = Request("b", list(range(300, 306)))
     engine.match(drafted)
     engine.step({"b": (drafted, [10, 11], 6)})
-    drafted.num_computed_tokens = 6
-    known = drafted.all_token_ids
-    drafted.all_token_ids = [*known, 1, 2]
-    # Two drafted tokens would fill the block; they are not known yet.
-    drafted.all_token_ids = known
+    saved = engine.totals["saved_blocks"]
+    assert saved == 6
+    # A known token and a drafted one fill the block. The draft is rejected: another token takes its
+    # place in the next step.
+    drafted.all_token_ids = [*drafted.all_token_ids, 306]
+    engine.step({"b": (drafted, [10, 11], 2)})
     assert engine.manager.wait_offloads(10)
-    assert engine.totals["saved_blocks"] == 6
+    assert engine.totals["saved_blocks"] == saved, "a block with a drafted token is not final"
+    drafted.num_computed_tokens, drafted.all_token_ids = 7, [*drafted.all_token_ids, 307]
+    engine.step({"b": (drafted, [10, 11], 1)})
+    assert engine.manager.wait_offloads(10)
+    assert engine.totals["saved_blocks"] == saved + 1
+    again, ids = Request("c", [*drafted.all_token_ids, 1]), [20, 21, 22]
+    assert engine.match(again) == (8, True)
+    engine.allocated(again, ids, 8)
+    assert engine.until_received("c") == set() and engine.holds(again, ids, 0, 8)
 
 
 def test_an_exception_never_leaves_a_callback(
@@ -517,6 +526,63 @@ def test_synchronous_loads_end_before_the_step(vllm: Any) -> None:
     assert engine.step({"b": (again, ids, 1)}) == (set(), set())
     assert engine.holds(again, ids, 0, 17)
     engine.close()
+
+
+def test_nothing_is_stored_of_a_step_whose_synchronous_load_failed(vllm: Any) -> None:
+    """The step runs before vLLM learns of the failure, over blocks that hold anything."""
+    engine = Engine(vllm, extra={"load": "sync"})
+    engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
+    again, ids = Request("b", PROMPT), [11, 12, 13, 14, 15]
+    other, others = Request("x", list(range(700, 709))), [21, 22, 23]
+    assert engine.match(again) == (16, False) and engine.match(other) == (0, False)
+    engine.manager.abandon("b")
+    engine.manager.forget(engine.manager.namespace)
+    engine.allocated(again, ids, 16)
+    again.num_computed_tokens = 16
+    _, bad = engine.step({"b": (again, ids, 1), "x": (other, others, 9)})
+    assert bad == {11, 12, 13, 14}
+    assert engine.manager.wait_offloads(10)
+    assert engine.match(Request("c", PROMPT)) == (0, False), "wrong bytes were stored"
+    again.num_computed_tokens = other.num_computed_tokens = 0
+    engine.step({"b": (again, ids, 17), "x": (other, others, 9)})
+    assert engine.manager.wait_offloads(10)
+    for request, tokens in ((Request("d", PROMPT), 16), (Request("y", other.all_token_ids), 8)):
+        assert engine.match(request) == (tokens, False), "stored once it is computed"
+        engine.allocated(request, [31, 32, 33, 34, 35], tokens)
+        request.num_computed_tokens = tokens
+        assert engine.step({request.request_id: (request, [31, 32, 33, 34, 35], 1)})[1] == set()
+        assert engine.holds(request, [31, 32, 33, 34, 35], 0, tokens)
+    engine.close()
+
+
+def test_a_load_of_which_nothing_arrived_is_not_promised_again(engine: Engine) -> None:
+    engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
+    again = Request("b", PROMPT)
+    assert engine.match(again) == (16, True)
+    engine.scheduler._process.gave_up.add("b")
+    assert engine.match(again) == (0, False)
+    assert engine.manager.open_tickets == (0, 0)
+    assert engine.match(Request("c", PROMPT)) == (16, True)
+
+
+def test_overwritten_blocks_are_named_whatever_fails(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("broken")
+
+    released: list[int] = []
+    release = type(engine.manager).released
+    monkeypatch.setattr(
+        type(engine.manager),
+        "released",
+        lambda manager, ids: released.extend(ids) or release(manager, ids),
+    )
+    monkeypatch.setattr(engine.scheduler._process, "step_begins", broken)
+    request = Request("a", PROMPT)
+    engine.match(request)
+    engine.step({"a": (request, [1, 2, 3, 4, 5], 17)})
+    assert released == [1, 2, 3, 4, 5]
 
 
 def test_shadow_mode_moves_nothing(vllm: Any) -> None:

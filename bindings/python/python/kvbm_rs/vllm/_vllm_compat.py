@@ -496,6 +496,12 @@ class ConfigView:
         return self.executor != "uni"
 
     @property
+    def schedules_ahead(self) -> bool:
+        """Whether a step is planned before the results of the one before are known."""
+        scheduler = getattr(self._config, "scheduler_config", None)
+        return bool(getattr(scheduler, "async_scheduling", False))
+
+    @property
     def nodes(self) -> int:
         return int(self._config.parallel_config.nnodes)
 

@@ -147,6 +147,8 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         # Of the worker; of the scheduler where workers are in other processes.
         self._loading: dict[str, _Loading] = {}
         self._bad: set[int] = set()
+        #: Blocks that did not arrive and that a copy of this rank may still write.
+        self._late_bad: set[int] = set()
         self._ended: set[str] = set()
         self._failed: set[str] = set()
         self._had_tokens = True
@@ -294,12 +296,13 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_guarded(lambda: None)
     def _plan(self, plan: StepPlan, step: compat.StepView) -> None:
-        plan.has_tokens = step.total > 0
-        self._process.step_begins(step.total)
+        # First of all: no error below may hide that blocks are overwritten.
         for new, computed in step.new_blocks():
             for group in new:
                 # 0 is vLLM's null block.
                 plan.reused += [block for block in group[computed // self._block_size :] if block]
+        plan.has_tokens = step.total > 0
+        self._process.step_begins(step.total)
         for request_id, tokens in step.scheduled.items():
             tracked = self._requests.get(request_id)
             if tracked is None:
@@ -382,7 +385,7 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_guarded(lambda: None)
     def _start_saves(self, saves: list[Save], number: int) -> None:
-        after = self._process.manager.fence(number)
+        after = self._process.fence_at(number)
         for save in saves:
             self._save(save, after)
 
@@ -413,9 +416,7 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_guarded(lambda: False)
     def reset_cache(self) -> bool | None:
-        manager = self._process.manager
-        # The scheduler's thread waits for no disk.
-        removed = manager.forget(manager.namespace, wait=False)
+        removed = self._process.forget_all()
         logger.info("kvbm: the cache was reset: %d blocks removed", removed)
         for tracked in self._requests.values():
             tracked.offered = 0
@@ -461,7 +462,7 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             if plan.loads:
                 # What is submitted before it may still use the blocks.
                 process = self._process
-                after = process.fence() if number is None else process.manager.fence(number)
+                after = process.fence() if number is None else process.fence_at(number)
         except Exception as error:
             self._process.failed("start_loads", error)
             for request_id, ids in plan.loads:
@@ -502,16 +503,30 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._process.gave_up.add(request_id)
         self._process.manager.abandon(request_id)
 
-    @_guarded(lambda: None)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         # Loads began in `handle_preemptions`, before the forward pass. A synchronous one ends
         # before it, too.
         if not self._is_async:
+            self._wait_for_loads()
+            self._ended.clear()
+
+    def _wait_for_loads(self) -> None:
+        """Waits for the synchronous loads of the step. Each that did not arrive is reported, also
+        where kvbm cannot say how it ended.
+        """
+        began = time.perf_counter_ns()
+        try:
             while self._loading:
                 self._collect()
                 if self._loading:
                     self._process.manager.wait_finished(0.01)
-            self._ended.clear()
+        except Exception as error:
+            self._process.failed("start_load_kv", error)
+            loading, self._loading = self._loading, {}
+            for request_id, load in loading.items():
+                self._not_loaded(request_id, load.ids)
+        finally:
+            self._process.spent(began)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads are whole when their request runs."""
@@ -526,6 +541,13 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         plan: StepPlan = self._get_connector_metadata()
         if self._has_remote_workers and plan.waits[1]:
             self._process.signal(2 * plan.number + 1)
+        if (self._bad or self._failed) and not self._is_async:
+            # The step computed on blocks that did not arrive, and requests may share those. vLLM
+            # computes all of it again. Nothing of this step is stored before.
+            for save in plan.saves:
+                if save.is_repeated:
+                    save.request.offered = min(save.request.offered, save.first)
+            return
         if plan.saves:
             after = self._process.fence()
             for save in plan.saves:
@@ -575,11 +597,15 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         if self._has_remote_workers:
             plan: StepPlan = self._get_connector_metadata()
-            self._bad, self._failed = plan.bad, set(plan.failed)
-            if plan.bad:
-                # Where a node daemon went, only this process knows whether a copy still writes them.
-                self._process.worker.wait_idle(list(plan.bad), _REUSE_WAIT)
-            return None, plan.ended or None
+            self._late_bad |= plan.bad
+            self._ended |= plan.ended
+            self._failed |= plan.failed
+            if self._late_bad and self._still_written(self._late_bad):
+                # Reported with a later step: vLLM would compute under a copy.
+                return None, None
+            self._bad, self._late_bad = self._late_bad, set()
+            ended, self._ended = self._ended, set()
+            return None, ended or None
         if self._has_open:
             self._collect()
             if self._loading and not self._ended and not self._had_tokens:
@@ -594,6 +620,17 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         _, received = self.get_finished(finished_req_ids)
         failed, self._failed = self._failed, set()
         return _vllm_groups.transfer_results(received, failed)
+
+    def _still_written(self, ids: set[int]) -> bool:
+        """Whether a copy of this rank may write to these blocks. Where a node daemon went, only this
+        process knows.
+        """
+        try:
+            return bool(self._process.worker.wait_idle(sorted(ids), _REUSE_WAIT))
+        except Exception as error:
+            # A worker that was closed writes nothing.
+            self._process.failed("wait_idle", error)
+            return False
 
     def _wait_idle(self) -> None:
         """While no request can run, the end of a load is waited for here, without the GIL."""
@@ -624,6 +661,9 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                     done.wanted,
                     why,
                 )
+                if done.arrived == 0:
+                    # Promised again, it might be late again: the request is computed.
+                    self._process.gave_up.add(done.request)
                 self._report(done.request, loading.ids, done.arrived)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
@@ -671,6 +711,11 @@ def _check(vllm_config: Any, kv_cache_config: Any) -> CacheGroups | None:
     if view.role != "kv_both":
         raise ConfigInvalid(
             f'kv_role is {view.role!r}: kvbm is a cache that is read and written; set "kv_role": "kv_both"'
+        )
+    if view.extra.get("load") == "sync" and view.schedules_ahead:
+        raise ConfigInvalid(
+            "option 'load' is 'sync' and vLLM schedules ahead of the results: it would plan a step before it knows that a "
+            "load failed; leave the option out, or start vLLM with --no-async-scheduling"
         )
     if view.has_remote_workers:
         _check_ranks(view)

@@ -325,6 +325,20 @@ class EngineProcess:
             )
         return namespace
 
+    def forget_all(self) -> int:
+        """Removes what this engine may find, with and without adapters. Waits for no disk: the
+        scheduler's thread calls it. Blocks that were removed at once.
+        """
+        manager = self.manager
+        namespaces = [manager.namespace, *self._namespaces.values()]
+        removed = sum(manager.forget(namespace, wait=False) for namespace in namespaces)
+        if not isinstance(manager, NodeEngine):
+            # Host memory and disk are this engine's own. They may have blocks of adapters that this
+            # process has not seen.
+            sizes = zip(("g2", "g3"), manager.capacity[1:3])
+            removed += sum(manager.clear(tier, wait=False) for tier, blocks in sizes if blocks)
+        return removed
+
     def close(self) -> None:
         """Ends the manager, once."""
         with _LOCK:
