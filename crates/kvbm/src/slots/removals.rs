@@ -35,7 +35,10 @@ pub(super) struct PendingRemovals {
     /// Slots that were noted since it began to say that: of these it may have said before what is
     /// in them. `None` where no worker says that.
     noted_since: Option<BTreeSet<BlockId>>,
-    /// Whether a worker has started again and has not said yet what it found in all these slots.
+    /// Whether a worker has said what it found in all slots, and has not started yet: it says that
+    /// first.
+    has_reported: bool,
+    /// Whether a worker has started again without saying what it found.
     awaits_report: bool,
     /// The flush that a new worker was asked for behind all of it, by its token, and how far it had
     /// been sent then.
@@ -120,7 +123,7 @@ impl PendingRemovals {
         self.removals.iter_mut().for_each(|(_, sent)| *sent = None);
         self.slots.values_mut().for_each(|sent| *sent = None);
         self.catching_up = None;
-        self.awaits_report = !self.slots.is_empty();
+        self.awaits_report = !std::mem::take(&mut self.has_reported) && !self.slots.is_empty();
         self.unsent()
     }
 
@@ -145,7 +148,7 @@ impl PendingRemovals {
     /// there, need not be released there any more, unless they were noted meanwhile. Blocks of the
     /// registry in whose place it found another one.
     pub(super) fn found_all(&mut self, registered: &HashMap<BlockId, BlockIdentity>) -> Vec<BlockIdentity> {
-        self.awaits_report = false;
+        (self.has_reported, self.awaits_report) = (true, false);
         let (found, since) = (std::mem::take(&mut self.found), self.noted_since.take().unwrap_or_default());
         let is_other = |slot: &BlockId| {
             found.get(slot).is_some_and(|found| registered.get(slot).is_none_or(|block| block != found))
@@ -410,6 +413,23 @@ mod tests {
         assert_eq!(pending.unsent().removals, [Removal::Unused], "one was not");
         pending.note_slots(&many);
         assert_eq!(pending.removals, [(Removal::Unused, None)], "and is not because others were");
+    }
+
+    #[test]
+    fn a_worker_that_started_again_and_said_what_it_found_is_awaited_no_more() {
+        let mut pending = PendingRemovals::default();
+        pending.unsend_all();
+        assert!(!pending.awaits_report, "nothing was removed");
+        pending.note_slots(&[BlockId(1)]);
+        pending.unsend_all();
+        assert!(pending.awaits_report, "this worker has not said what it found");
+        pending.found(&[]);
+        pending.note_slots(&[BlockId(1)]);
+        pending.found_all(&HashMap::new());
+        pending.unsend_all();
+        assert!(!pending.awaits_report, "it said that before it started");
+        pending.unsend_all();
+        assert!(pending.awaits_report, "the next one has not");
     }
 
     #[test]
