@@ -1,6 +1,7 @@
 //! What every manager has: bookkeeping, leader, threads.
 
 use super::BuildError;
+use crate::admin::{Admin, AdminCalls};
 use crate::admission::{AdmissionPolicy, AdmitAll, CostAdmission};
 use crate::config::{
     Admission, Capacity, Config, ConfigError, EdgeConfig, EvictionPolicy, FIRST_GROUP, NamespaceConfig,
@@ -219,16 +220,17 @@ impl Core {
     /// Opens for business with workers of this process.
     #[cfg(feature = "worker")]
     pub(super) fn finish<G>(self, workers: Workers, g1: G) -> Result<KvBlockManager<G>, BuildError> {
-        let events = self.start()?;
+        let (events, admin) = (self.start()?, self.administer()?);
         let Self { config, namespace, hasher, leader, .. } = self;
-        Ok(KvBlockManager { leader, namespace, hasher, config, events, g1, workers })
+        Ok(KvBlockManager { admin, leader, namespace, hasher, config, events, g1, workers })
     }
 
     /// Opens for business with workers elsewhere.
     pub(super) fn finish_remote<G>(self, g1: G) -> Result<KvBlockManager<G>, BuildError> {
-        let events = self.start()?;
+        let (events, admin) = (self.start()?, self.administer()?);
         let Self { config, namespace, hasher, leader, .. } = self;
         Ok(KvBlockManager {
+            admin,
             leader,
             namespace,
             hasher,
@@ -260,6 +262,13 @@ impl Core {
         let set = self.leader.events.set(Arc::downgrade(&events));
         debug_assert!(set.is_ok(), "events are started once");
         Ok(events)
+    }
+
+    /// Listens where the manager is administered.
+    fn administer(&self) -> Result<Admin, BuildError> {
+        let Self { config, namespace, leader, .. } = self;
+        let calls = AdminCalls::new(Arc::downgrade(leader), namespace.clone(), &config.namespace.model);
+        Ok(Admin::start(&config.admin, calls)?)
     }
 
     /// What the events of volumes are made of. They do not keep the leader alive.
