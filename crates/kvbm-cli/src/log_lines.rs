@@ -1,8 +1,8 @@
 //! The log of a command that runs for long: lines on standard error.
 
 use std::fmt::{Debug, Write};
-use tracing::field::{Field, Visit};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};

@@ -148,10 +148,16 @@ fn an_operator_sees_and_steers_a_running_daemon() {
     );
     let file = daemon.folder.path().join("tokens");
     std::fs::write(&file, format!("[{}]\n", vec!["7"; 32].join(", "))).unwrap();
-    assert_eq!(daemon.json(&["look-up", "--tokens-file", file.to_str().unwrap(), "--tenant", "acme"])["asked"], 2);
+    assert_eq!(
+        daemon.json(&["look-up", "--tokens-file", file.to_str().unwrap(), "--tenant", "acme"])["asked"],
+        2
+    );
     let hash = "00112233445566778899aabbccddeeff";
     assert_eq!(daemon.json(&["look-up", "--hashes", hash])["found"], 0);
-    assert_eq!(daemon.json(&["pin", "--engine-hashes", "6162", "--seconds", "5", "--tiers", "g2,g3"])["pinned"], 0);
+    assert_eq!(
+        daemon.json(&["pin", "--engine-hashes", "6162", "--seconds", "5", "--tiers", "g2,g3"])["pinned"],
+        0
+    );
     assert_eq!(daemon.ctl(&["unpin", "--hashes", hash]), "0 pins ended\n");
     assert!(daemon.ctl(&["ttl", "1000"]).contains("1,000 iterations"));
     assert!(daemon.ctl(&["ttl", "off", "--tenant", "acme"]).contains("until their slots"));
@@ -188,25 +194,31 @@ fn what_goes_wrong_names_the_way_out() {
     failed(&daemon.kvbm(&["ctl", "ttl", "soon"]), 2, "or off");
     failed(&daemon.kvbm(&["ctl", "flush", "--timeout", "-5"]), 2, "--timeout");
     failed(&daemon.kvbm(&["ctl", "status", "--http", "http://127.0.0.1:1"]), 2, "one of them");
-    let kvbm = |words: &[&str]| {
-        Command::new(KVBM).args(words).env_remove("KVBM_ADMIN_SOCKET").output().unwrap()
-    };
+    let kvbm =
+        |words: &[&str]| Command::new(KVBM).args(words).env_remove("KVBM_ADMIN_SOCKET").output().unwrap();
     failed(&kvbm(&["ctl", "status"]), 2, "KVBM_ADMIN_SOCKET");
     failed(&kvbm(&["top", "--once", "--socket", "/no/such.sock"]), 1, "is the manager running");
-    let named = Command::new(KVBM).args(["ctl", "log"]).env("KVBM_ADMIN_SOCKET", daemon.socket()).output().unwrap();
+    let named =
+        Command::new(KVBM).args(["ctl", "log"]).env("KVBM_ADMIN_SOCKET", daemon.socket()).output().unwrap();
     assert_eq!(text(&named.stdout), "the log shows info and above\n");
 
     // Over HTTP.
     let url = format!("http://127.0.0.1:{}", daemon.port);
     let token = daemon.folder.path().join("token");
-    let over = |file: &Path| kvbm(&["ctl", "status", "--json", "--http", &url, "--token-file", file.to_str().unwrap()]);
+    let over = |file: &Path| {
+        kvbm(&["ctl", "status", "--json", "--http", &url, "--token-file", file.to_str().unwrap()])
+    };
     let status: Value = serde_json::from_slice(&over(&token).stdout).unwrap();
     assert_eq!(status["pid"], daemon.child.id());
     let wrong = daemon.folder.path().join("wrong");
     std::fs::write(&wrong, "0123456789abcdef0123456789abcdeX").unwrap();
     failed(&over(&wrong), 1, "status 401");
     failed(&kvbm(&["ctl", "status", "--http", &url]), 2, "--token-file");
-    failed(&kvbm(&["ctl", "status", "--http", "https://a:1", "--token-file", token.to_str().unwrap()]), 2, "no TLS");
+    failed(
+        &kvbm(&["ctl", "status", "--http", "https://a:1", "--token-file", token.to_str().unwrap()]),
+        2,
+        "no TLS",
+    );
 }
 
 /// The kernel says whose process calls, whatever the modes of socket and folder have become.
@@ -240,7 +252,8 @@ fn a_process_of_another_user_is_refused() {
 #[test]
 fn two_hundred_silent_clients_do_not_keep_an_operator_out_for_long() {
     let daemon = Ended(Some(Daemon::start()));
-    let over_tcp: Vec<_> = (0..200).map(|_| TcpStream::connect(("127.0.0.1", daemon.port)).unwrap()).collect();
+    let over_tcp: Vec<_> =
+        (0..200).map(|_| TcpStream::connect(("127.0.0.1", daemon.port)).unwrap()).collect();
     // The socket has places of its own.
     assert!(daemon.ctl(&["status"]).contains("test"));
     let mut silent: Vec<_> = (0..200).map(|_| UnixStream::connect(daemon.socket()).unwrap()).collect();

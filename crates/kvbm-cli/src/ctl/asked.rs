@@ -83,9 +83,9 @@ pub(super) fn call(call: &CtlCall) -> Result<Asked> {
         CtlCall::Ttl { namespace, iterations } => {
             let mut fields = namespace.fields();
             if iterations != "off" {
-                let number: u64 = iterations
-                    .parse()
-                    .map_err(|_| WrongUsage(format!("'{iterations}': give a whole number of iterations, or off")))?;
+                let number: u64 = iterations.parse().map_err(|_| {
+                    WrongUsage(format!("'{iterations}': give a whole number of iterations, or off"))
+                })?;
                 put(&mut fields, "iterations", Some(number));
             }
             post("/v1/ttl", fields)
@@ -159,7 +159,11 @@ impl ChainArgs {
         }
         put(&mut fields, "tokens", Some(tokens).filter(|tokens| !tokens.is_empty()));
         put(&mut fields, "hashes", Some(self.hashes.clone()).filter(|hashes| !hashes.is_empty()));
-        put(&mut fields, "engine_hashes", Some(self.engine_hashes.clone()).filter(|hashes| !hashes.is_empty()));
+        put(
+            &mut fields,
+            "engine_hashes",
+            Some(self.engine_hashes.clone()).filter(|hashes| !hashes.is_empty()),
+        );
         put(&mut fields, "salt", self.salt.as_deref());
         Ok(fields)
     }

@@ -38,21 +38,35 @@ impl Client {
     pub(super) fn new(args: &ConnectArgs) -> Result<Self> {
         let wrong = |why: &str| Err(WrongUsage(why.to_owned()).into());
         let to = match (&args.socket, &args.http, &args.token_file) {
-            (Some(_), Some(_), _) => return wrong("--socket and --http: a manager is called over one of them"),
+            (Some(_), Some(_), _) => {
+                return wrong("--socket and --http: a manager is called over one of them");
+            }
             (_, None, Some(_)) => return wrong("--token-file goes with --http"),
-            (None, Some(_), None) => return wrong("--http needs --token-file with what admin.token_file has"),
+            (None, Some(_), None) => {
+                return wrong("--http needs --token-file with what admin.token_file has");
+            }
             (None, Some(url), Some(file)) => Target::Tcp(host_of(url)?, token_of(file)?),
             (Some(path), None, None) => Target::Unix(path.clone()),
             (None, None, None) => match std::env::var_os(VARIABLE) {
                 Some(path) => Target::Unix(path.into()),
-                None => return wrong("whom to ask? Name admin.socket of the manager with --socket PATH or in KVBM_ADMIN_SOCKET, or use --http URL --token-file FILE"),
+                None => {
+                    return wrong(
+                        "whom to ask? Name admin.socket of the manager with --socket PATH or in KVBM_ADMIN_SOCKET, or use --http URL --token-file FILE",
+                    );
+                }
             },
         };
         Ok(Self { to })
     }
 
     /// Makes a call; its answer, or what the manager refuses it with.
-    pub(super) fn call(&self, method: &str, path: &str, body: Option<&Value>, time: Duration) -> Result<Value> {
+    pub(super) fn call(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+        time: Duration,
+    ) -> Result<Value> {
         let body = body.map(Value::to_string).unwrap_or_default();
         let (status, text) = self.exchange(method, path, &body, time)?;
         let answer: Value = serde_json::from_str(&text)

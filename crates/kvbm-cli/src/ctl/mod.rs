@@ -64,7 +64,13 @@ pub enum CtlCall {
         #[arg(long, value_name = "TIER,..", value_delimiter = ',')]
         tiers: Vec<String>,
         /// How long.
-        #[arg(long, value_name = "SECONDS", conflicts_with = "iterations", required_unless_present = "iterations", allow_negative_numbers = true)]
+        #[arg(
+            long,
+            value_name = "SECONDS",
+            conflicts_with = "iterations",
+            required_unless_present = "iterations",
+            allow_negative_numbers = true
+        )]
         seconds: Option<f64>,
         /// How long, in iterations of the engine from now on.
         #[arg(long, value_name = "N")]

@@ -96,7 +96,8 @@ fn status(answer: &Value) -> String {
         number(answer, "iteration"),
         text(&answer["log_level"])
     );
-    let mut table = Table::new(["tier", "capacity", "used", "cached", "in use", "pinned", "hit blocks", "evicted"]);
+    let mut table =
+        Table::new(["tier", "capacity", "used", "cached", "in use", "pinned", "hit blocks", "evicted"]);
     for tier in tiers(answer) {
         table.row([
             text(&tier["tier"]),
@@ -112,7 +113,8 @@ fn status(answer: &Value) -> String {
     out += &table.render();
     let hits: u64 = list(&answer["tiers"]).iter().map(|tier| whole(tier, "hit_blocks")).sum();
     let asked = whole(answer, "lookup_blocks");
-    let _ = writeln!(out, "\n{} of {} blocks found ({})", count(hits), count(asked), percent(share(hits, asked)));
+    let _ =
+        writeln!(out, "\n{} of {} blocks found ({})", count(hits), count(asked), percent(share(hits, asked)));
     out += &paths(answer);
     out += &troubles(answer);
     let engines = list(&answer["engines"]);
@@ -135,7 +137,9 @@ fn status(answer: &Value) -> String {
 }
 
 fn paths(answer: &Value) -> String {
-    let used = |path: &&Value| ["blocks", "queued_blocks", "running_blocks"].iter().any(|name| whole(path, name) > 0);
+    let used = |path: &&Value| {
+        ["blocks", "queued_blocks", "running_blocks"].iter().any(|name| whole(path, name) > 0)
+    };
     let used: Vec<_> = list(&answer["paths"]).iter().filter(used).collect();
     if used.is_empty() {
         return String::new();
@@ -168,15 +172,25 @@ pub(super) fn troubles(status: &Value) -> String {
         let (reads, writes) = (text(&directory["reads"]), text(&directory["writes"]));
         if reads != "closed" || writes != "closed" {
             let why = text(&directory["failure"]);
-            let _ = writeln!(out, "! directory {at} of the disk: breaker of reads {reads}, of writes {writes}: {why}");
+            let _ = writeln!(
+                out,
+                "! directory {at} of the disk: breaker of reads {reads}, of writes {writes}: {why}"
+            );
         }
     }
     for volume in list(&status["volumes"]).iter().filter(|volume| volume["state"].as_str() != Some("up")) {
-        let why = volume["failure"].as_str().or(volume["refusal"].as_str()).unwrap_or("a rank cannot open it");
-        let _ = writeln!(out, "! volume {} is {}: {}", whole(volume, "id"), text(&volume["state"]), plain(why));
+        let why =
+            volume["failure"].as_str().or(volume["refusal"].as_str()).unwrap_or("a rank cannot open it");
+        let _ =
+            writeln!(out, "! volume {} is {}: {}", whole(volume, "id"), text(&volume["state"]), plain(why));
     }
     for tier in list(&status["tiers"]).iter().filter(|tier| whole(tier, "corrupt_blocks") > 0) {
-        let _ = writeln!(out, "! {}: {} blocks were damaged", text(&tier["tier"]), number(tier, "corrupt_blocks"));
+        let _ = writeln!(
+            out,
+            "! {}: {} blocks were damaged",
+            text(&tier["tier"]),
+            number(tier, "corrupt_blocks")
+        );
     }
     if out.is_empty() { out } else { format!("\n{out}") }
 }
@@ -185,7 +199,11 @@ fn look_up(answer: &Value) -> String {
     let (asked, found) = (whole(answer, "asked"), whole(answer, "found"));
     let on = |tier: &str| format!("{tier} {}", number(&answer["by_tier"], tier));
     let tiers = ["g1", "g2", "g3", "g4"].map(on).join(", ");
-    format!("{} of {} blocks are there (a block may be on several tiers): {tiers}\n", count(found), count(asked))
+    format!(
+        "{} of {} blocks are there (a block may be on several tiers): {tiers}\n",
+        count(found),
+        count(asked)
+    )
 }
 
 fn quotas(answer: &Value) -> String {
@@ -293,7 +311,8 @@ mod tests {
             "tiers": [{ "tier": "g3", "corrupt_blocks": 2 }],
         });
         let text = troubles(&status);
-        for line in ["! rank 1 is lost", "of writes open: io", "! volume 7 is down: a rank", "! g3: 2 blocks"] {
+        for line in ["! rank 1 is lost", "of writes open: io", "! volume 7 is down: a rank", "! g3: 2 blocks"]
+        {
             assert!(text.contains(line), "{text}");
         }
         assert_eq!(troubles(&json!({})), "");

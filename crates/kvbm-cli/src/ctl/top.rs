@@ -80,7 +80,11 @@ pub fn run(args: &TopArgs) -> Result<()> {
             }
             Err(error) => {
                 before.at = at;
-                text = format!("{}\n\nno answer, trying again: {}\n", shown::heading(&before.status), crate::explain(&error));
+                text = format!(
+                    "{}\n\nno answer, trying again: {}\n",
+                    shown::heading(&before.status),
+                    crate::explain(&error)
+                );
             }
         }
     }

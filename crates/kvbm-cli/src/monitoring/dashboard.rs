@@ -82,7 +82,10 @@ const ROWS: &[(&str, &[Panel])] = &[
                 title: "Bytes",
                 unit: "Bps",
                 help: "Bytes that arrived a second, by path.",
-                series: &[("sum by (path) (rate(kvbm_transfer_bytes_total{SELECT}[WINDOW])) > 0", "{{path}}")],
+                series: &[(
+                    "sum by (path) (rate(kvbm_transfer_bytes_total{SELECT}[WINDOW])) > 0",
+                    "{{path}}",
+                )],
             },
             Panel {
                 title: "Speed while busy",
@@ -158,7 +161,10 @@ const ROWS: &[(&str, &[Panel])] = &[
                 unit: "short",
                 help: "Damaged blocks were never served. More than a few on one disk mean that it is dying.",
                 series: &[
-                    ("sum by (tier) (increase(kvbm_corrupt_blocks_total{SELECT}[WINDOW]))", "{{tier}} damaged"),
+                    (
+                        "sum by (tier) (increase(kvbm_corrupt_blocks_total{SELECT}[WINDOW]))",
+                        "{{tier}} damaged",
+                    ),
                     (
                         "sum by (rank, dir) (increase(kvbm_disk_errors_total{SELECT}[WINDOW]))",
                         "rank {{rank}} {{dir}} errors",
@@ -210,7 +216,14 @@ fn of_family(family: &MetricFamily) -> (String, String, &'static str) {
     }
 }
 
-fn panel(at: (usize, usize), id: usize, title: &str, unit: &str, help: &str, series: &[(String, String)]) -> Value {
+fn panel(
+    at: (usize, usize),
+    id: usize,
+    title: &str,
+    unit: &str,
+    help: &str,
+    series: &[(String, String)],
+) -> Value {
     let target = |(number, (expr, legend)): (u8, &(String, String))| {
         json!({
             "refId": char::from(b'A' + number).to_string(), "expr": expr, "legendFormat": legend,
@@ -251,7 +264,8 @@ pub(super) fn json() -> String {
         panels.push(row(next(), top, title, Vec::new()));
         let (places, below) = placed(top + 1, each.len());
         for (Panel { title, unit, help, series }, at) in each.iter().zip(places) {
-            let series: Vec<_> = series.iter().map(|(expr, legend)| (filled(expr), (*legend).to_owned())).collect();
+            let series: Vec<_> =
+                series.iter().map(|(expr, legend)| (filled(expr), (*legend).to_owned())).collect();
             panels.push(panel(at, next(), title, unit, help, &series));
         }
         top = below;

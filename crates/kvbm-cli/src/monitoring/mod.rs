@@ -45,7 +45,8 @@ mod tests {
             named(expr).iter().filter_map(|name| known.get(name)).flatten().map(String::as_str).collect();
         let grouped = expr.split("by (").skip(1).filter_map(|rest| rest.split(')').next());
         let selected = expr.split('{').skip(1).filter_map(|rest| rest.split('}').next());
-        let selected = selected.flat_map(|list| list.split(',')).filter_map(|pair| pair.split(['=', '!']).next());
+        let selected =
+            selected.flat_map(|list| list.split(',')).filter_map(|pair| pair.split(['=', '!']).next());
         for label in grouped.flat_map(|list| list.split(", ")).chain(selected) {
             assert!(labels.contains(label) || ADDED.contains(&label), "label {label} in {expr}");
         }

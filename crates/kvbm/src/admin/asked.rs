@@ -50,8 +50,8 @@ impl Fields {
         if body.trim_ascii().is_empty() {
             return Ok(Self(Map::new()));
         }
-        let value: Value =
-            serde_json::from_slice(body).map_err(|error| Refusal::wrong(format!("the body is no JSON: {error}")))?;
+        let value: Value = serde_json::from_slice(body)
+            .map_err(|error| Refusal::wrong(format!("the body is no JSON: {error}")))?;
         let Value::Object(fields) = value else {
             return Err(Refusal::wrong("the body is no JSON object: send {\"name\": value, ..}"));
         };
@@ -113,20 +113,27 @@ impl Fields {
         let tier = |name: &Value| {
             let tier = name.as_str().and_then(|name| name.parse::<Tier>().ok());
             tier.filter(|tier| *tier != Tier::G4).ok_or_else(|| {
-                Refusal::wrong(format!("tiers: {} is none of g1, g2 and g3, where blocks are pinned", shown(name)))
+                Refusal::wrong(format!(
+                    "tiers: {} is none of g1, g2 and g3, where blocks are pinned",
+                    shown(name)
+                ))
             })
         };
         let tiers = names.iter().map(tier).collect::<Result<TierMask, Refusal>>()?;
-        if tiers.is_empty() { Err(Refusal::wrong("tiers is empty: name some, or leave it out")) } else { Ok(tiers) }
+        if tiers.is_empty() {
+            Err(Refusal::wrong("tiers is empty: name some, or leave it out"))
+        } else {
+            Ok(tiers)
+        }
     }
 
     /// The blocks that a call is about. `namespace` is that of the tenant and adapter that it names.
     pub(super) fn chain(&self, namespace: &Namespace) -> Result<AskedChain, Refusal> {
         let hasher = namespace.hasher().map_err(Refusal::wrong)?;
-        let given: Vec<_> = CHAIN[..3].iter().filter(|name| self.get(name).is_some()).collect();
+        let given: Vec<_> = CHAIN[..3].iter().copied().filter(|name| self.get(name).is_some()).collect();
         let salt = self.text("salt")?.unwrap_or_default();
         match given.as_slice() {
-            [&"tokens"] => {
+            ["tokens"] => {
                 let token = |value: &Value| {
                     let token = value.as_u64().and_then(|token| u32::try_from(token).ok());
                     token.ok_or_else(|| {
@@ -145,14 +152,14 @@ impl Fields {
             _ if !salt.is_empty() => {
                 Err(Refusal::wrong("salt goes with tokens: hashes have it in them already"))
             }
-            [&"hashes"] => {
+            ["hashes"] => {
                 let hash = |value: &Value| match value.as_str().unwrap_or_default().parse::<SequenceHash>() {
                     Ok(hash) => Ok(hash),
                     Err(error) => Err(Refusal::wrong(format!("hashes: {error}"))),
                 };
                 Ok(AskedChain::Hashes(hasher, self.list("hashes", hash)?))
             }
-            [&"engine_hashes"] => {
+            ["engine_hashes"] => {
                 let hashes = self.list("engine_hashes", engine_hash)?;
                 Ok(AskedChain::Engine(ExternalSequence::from_hashes(hasher, hashes)))
             }

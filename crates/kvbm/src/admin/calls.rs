@@ -199,7 +199,10 @@ impl AdminCalls {
         let names_part = fields.text("tenant")?.is_some() || fields.text("adapter")?.is_some();
         match fields.text("model")? {
             Some(model) if model != self.model => {
-                let why = format!("model = '{model}': this manager's is '{}', and nothing was forgotten", self.model);
+                let why = format!(
+                    "model = '{model}': this manager's is '{}', and nothing was forgotten",
+                    self.model
+                );
                 return Err(Refusal::wrong(why));
             }
             None if !names_part => {

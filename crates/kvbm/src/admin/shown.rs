@@ -16,9 +16,10 @@ use serde_json::{Map, Value, json};
 /// All of a manager, without what only the process knows.
 pub(super) fn status(leader: &Leader) -> Map<String, Value> {
     let status = leader.status();
-    let ranks = status.ranks.iter().map(|rank| {
-        json!({ "rank": rank.rank.0, "lost": rank.is_lost, "unanswered_plans": rank.plans })
-    });
+    let ranks = status
+        .ranks
+        .iter()
+        .map(|rank| json!({ "rank": rank.rank.0, "lost": rank.is_lost, "unanswered_plans": rank.plans }));
     let paths = status.paths.iter().map(|on| {
         let summary = leader.metrics.path(on.path).summary();
         json!({
@@ -69,9 +70,7 @@ fn tier(leader: &Leader, status: &TierStatus) -> Value {
 
 /// Engines in other processes.
 pub(super) fn engines(host: &dyn AdminHost) -> Vec<Value> {
-    let engine = |engine: AdminEngine| {
-        json!({ "name": engine.name, "blocks": engine.blocks, "pids": engine.pids, "ready": engine.ready })
-    };
+    let engine = |engine: AdminEngine| json!({ "name": engine.name, "blocks": engine.blocks, "pids": engine.pids, "ready": engine.ready });
     host.engines().into_iter().map(engine).collect()
 }
 

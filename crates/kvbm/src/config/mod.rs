@@ -67,8 +67,8 @@ pub(crate) const FIRST_GROUP: kvbm_plan::GroupId = kvbm_plan::GroupId(0);
 
 pub use sections::{
     AdminConfig, DeviceConfig, DiskConfig, EdgeConfig, EventsConfig, HostConfig, ModelConfig,
-    NamespaceConfig, NodeConfig, OffloadConfig, ParallelismConfig, PolicyConfig, TenantsConfig, TransferConfig, VolumeConfig,
-    VolumesConfig,
+    NamespaceConfig, NodeConfig, OffloadConfig, ParallelismConfig, PolicyConfig, TenantsConfig,
+    TransferConfig, VolumeConfig, VolumesConfig,
 };
 pub use several::{Paths, TenantShares, TensorBytes};
 pub use units::{Blocks, Bytes, Capacity, ParseBytesError, ParseCapacityError};

@@ -113,12 +113,7 @@ impl HttpServer {
     ///
     /// # Errors
     /// The socket cannot be bound, another process listens there, or the system refuses a thread.
-    pub fn unix(
-        path: &Path,
-        name: &str,
-        limits: HttpLimits,
-        service: impl HttpService,
-    ) -> io::Result<Self> {
+    pub fn unix(path: &Path, name: &str, limits: HttpLimits, service: impl HttpService) -> io::Result<Self> {
         let socket = SocketFile::bind(path)?;
         let mut server = Self::start(Listener::Unix(socket), name, limits, Box::new(service))?;
         server.path = Some(path.to_owned());
@@ -188,16 +183,16 @@ impl Listener {
     fn accept(&self) -> io::Result<Option<DeadlineStream>> {
         let accepted = match self {
             Self::Tcp(listener) => listener.accept().map(|(stream, _)| Some(DeadlineStream::from(stream))),
-            Self::Unix(socket) => socket.listener().accept().map(|(stream, _)| {
-                match kvbm_link::expect_same_user(&stream) {
+            Self::Unix(socket) => {
+                socket.listener().accept().map(|(stream, _)| match kvbm_link::expect_same_user(&stream) {
                     Ok(()) => Some(DeadlineStream::from(stream)),
                     Err(error) => {
                         tracing::warn!(target: "kvbm", "a client was not served: {error}");
                         refuse(&DeadlineStream::from(stream), &HttpResponse::error(403, &error.to_string()));
                         None
                     }
-                }
-            }),
+                })
+            }
         };
         match accepted {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),

@@ -76,7 +76,8 @@ fn a_client_that_waits_for_leave_gets_it() {
 /// Mutation that makes it fail: the deadline counts for each read or write.
 #[test]
 fn a_slow_client_holds_no_thread_longer_than_its_time() {
-    let limits = HttpLimits { client_time: Duration::from_millis(500), connections: 1, ..HttpLimits::default() };
+    let limits =
+        HttpLimits { client_time: Duration::from_millis(500), connections: 1, ..HttpLimits::default() };
     let (_server, addr) = server(limits);
     let (mut slow, began) = (connect(addr), Instant::now());
     // Each byte comes well within the time; all of them would take minutes.
@@ -90,10 +91,13 @@ fn a_slow_client_holds_no_thread_longer_than_its_time() {
 /// Mutation that makes it fail: the deadline counts for each write.
 #[test]
 fn a_client_that_reads_slowly_is_left() {
-    let limits = HttpLimits { client_time: Duration::from_millis(500), connections: 1, ..HttpLimits::default() };
+    let limits =
+        HttpLimits { client_time: Duration::from_millis(500), connections: 1, ..HttpLimits::default() };
     let large = "x".repeat(64 << 20);
-    let server =
-        HttpServer::tcp(ANY_PORT, "test", limits, move |_: &HttpRequest| HttpResponse::text(200, large.as_str())).unwrap();
+    let server = HttpServer::tcp(ANY_PORT, "test", limits, move |_: &HttpRequest| {
+        HttpResponse::text(200, large.as_str())
+    })
+    .unwrap();
     let mut slow = connect(server.addr().unwrap());
     slow.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     let (began, mut part, mut got) = (Instant::now(), vec![0; 64 << 10], 0);

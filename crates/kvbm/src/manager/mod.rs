@@ -419,8 +419,7 @@ impl<G> KvBlockManager<G> {
     /// told when its worker starts again under this manager; where that is the only rank and the
     /// manager ends first, repeat this under the next one.
     pub fn forget(&self, namespace: &Namespace) -> u64 {
-        let (blocks, _, on_volumes) =
-            self.leader.forget(NamespaceId::from(namespace.tag()), Commit::Await);
+        let (blocks, _, on_volumes) = self.leader.forget(NamespaceId::from(namespace.tag()), Commit::Await);
         blocks + on_volumes
     }
 

@@ -8,12 +8,8 @@ use super::Metrics;
 use crate::http::{HttpLimits, HttpRequest, HttpResponse, HttpServer};
 
 /// Nobody has more to say than a request line.
-const LIMITS: HttpLimits = HttpLimits {
-    client_time: Duration::from_secs(2),
-    head_bytes: 8 << 10,
-    body_bytes: 0,
-    connections: 16,
-};
+const LIMITS: HttpLimits =
+    HttpLimits { client_time: Duration::from_secs(2), head_bytes: 8 << 10, body_bytes: 0, connections: 16 };
 
 /// The endpoint could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -50,9 +46,10 @@ impl MetricsServer {
         if !public && !addr.ip().is_loopback() {
             return Err(ServeError::NotLoopback { addr });
         }
-        let server =
-            HttpServer::tcp(addr, "kvbm-metrics", LIMITS, move |request: &HttpRequest| respond(request, &metrics))
-                .map_err(|source| ServeError::Bind { addr, source })?;
+        let server = HttpServer::tcp(addr, "kvbm-metrics", LIMITS, move |request: &HttpRequest| {
+            respond(request, &metrics)
+        })
+        .map_err(|source| ServeError::Bind { addr, source })?;
         Ok(Self { addr: server.addr().unwrap_or(addr), _server: server })
     }
 

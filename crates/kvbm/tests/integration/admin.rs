@@ -131,7 +131,10 @@ fn an_operator_sees_where_blocks_are_and_what_the_manager_does() {
     assert!(text.contains("kvbm_lookup_blocks_total 6\n") && text.ends_with("# EOF\n"), "{text}");
 }
 
-fn fill_external(manager: &KvBlockManager<Owned>, sequence: &kvbm::ExternalSequence) -> kvbm::Cached<kvbm::G1> {
+fn fill_external(
+    manager: &KvBlockManager<Owned>,
+    sequence: &kvbm::ExternalSequence,
+) -> kvbm::Cached<kvbm::G1> {
     let fresh = manager.allocate(sequence.num_blocks()).unwrap();
     let (done, _) = manager.commit(fresh, sequence, 0).unwrap();
     manager.register(done).unwrap()
@@ -204,7 +207,12 @@ fn an_operator_steers_tiers_tenants_and_the_end() {
     let quotas = socket.done("/v1/quotas", &json!({ "tenant": "beta", "share": 0.4 }));
     assert_eq!(quotas["tenants"][2]["share"], 0.4);
     assert_eq!(socket.get("/v1/quotas"), quotas);
-    socket.refused("/v1/quotas", &json!({ "tenant": "nobody", "share": 0.1 }), 400, "there is no tenant 'nobody'");
+    socket.refused(
+        "/v1/quotas",
+        &json!({ "tenant": "nobody", "share": 0.1 }),
+        400,
+        "there is no tenant 'nobody'",
+    );
     socket.refused("/v1/quotas", &json!({ "tenant": "beta", "share": 0.6 }), 400, "more than 1");
     socket.refused("/v1/quotas", &json!({ "tenant": "beta" }), 400, "give tenant and share");
 
@@ -278,10 +286,8 @@ fn calls_that_make_no_sense_are_told_what_would() {
     let deep = "[".repeat(1 << 20);
     let (status, _) = exchange(socket.stream(), request("POST", "/v1/look-up", "", &deep).as_bytes());
     assert_eq!(status, 400);
-    let (status, answer) = exchange(
-        socket.stream(),
-        b"POST /v1/look-up HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n",
-    );
+    let (status, answer) =
+        exchange(socket.stream(), b"POST /v1/look-up HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n");
     assert!(status == 413 && answer["error"].as_str().unwrap().contains("99999999"), "{answer}");
     let long = format!("GET /v1/status HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(20 << 10));
     assert_eq!(exchange(socket.stream(), long.as_bytes()).0, 431);

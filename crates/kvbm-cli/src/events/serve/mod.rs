@@ -90,8 +90,9 @@ pub(super) fn run(args: &ServeIndexArgs) -> Result<()> {
         let api::Response { status, body } = api::answer(served.as_ref(), request);
         HttpResponse::json(status, &body)
     };
-    let server = HttpServer::tcp(args.listen, "index", LIMITS, answer)
-        .with_context(|| format!("cannot listen on {}: choose a free port, or port 0 for any", args.listen))?;
+    let server = HttpServer::tcp(args.listen, "index", LIMITS, answer).with_context(|| {
+        format!("cannot listen on {}: choose a free port, or port 0 for any", args.listen)
+    })?;
     note(&format!("index of {url}: http://{}", server.addr().unwrap_or(args.listen)));
     while !interrupt::asked() {
         index.follow(follow::TICK)?;
