@@ -216,7 +216,7 @@ mod tests {
         let text = frame(&seen(300, 30 << 20), &seen(100, 10 << 20), Duration::from_secs(2));
         assert!(text.contains("[##########          ]"), "{text}");
         assert!(text.contains("look-ups: 200 blocks/s, 50.0 % found"), "{text}");
-        assert!(text.contains("10 MiB/s") && !text.contains("g1  "), "{text}");
+        assert!(text.contains("10 MiB/s") && !text.contains("\n  g1 "), "{text}");
         let first = frame(&seen(300, 30 << 20), &Value::Null, Duration::from_secs(10));
         assert!(first.contains("look-ups: 60 blocks/s"), "{first}");
     }
