@@ -68,8 +68,8 @@ pub(super) struct Asked {
 
 /// The call that a command line means.
 pub(super) fn call(call: &CtlCall) -> Result<Asked> {
-    let get = |path| Ok(Asked { method: "GET", path, body: None, time: SHORT });
-    match call {
+    let get = |path| Asked { method: "GET", path, body: None, time: SHORT };
+    Ok(match call {
         CtlCall::Status => get("/v1/status"),
         CtlCall::Volumes => get("/v1/volumes"),
         CtlCall::LookUp(chain) => post("/v1/look-up", chain.fields()?),
@@ -94,22 +94,22 @@ pub(super) fn call(call: &CtlCall) -> Result<Asked> {
             post("/v1/quotas", object(&json!({ "tenant": tenant, "share": share })))
         }
         CtlCall::Quotas { .. } => get("/v1/quotas"),
-        CtlCall::Clear { tier } => waits("/v1/clear", object(&json!({ "tier": tier })), 60.0),
+        CtlCall::Clear { tier } => waits("/v1/clear", object(&json!({ "tier": tier })), 60.0)?,
         CtlCall::Forget { namespace, model, timeout } => {
             let mut fields = namespace.fields();
             put(&mut fields, "model", model.as_deref());
             put(&mut fields, "timeout_s", Some(*timeout));
-            waits("/v1/forget", fields, *timeout)
+            waits("/v1/forget", fields, *timeout)?
         }
-        CtlCall::Flush { timeout } => waits("/v1/flush", object(&json!({ "timeout_s": timeout })), *timeout),
-        CtlCall::Drain { timeout } => waits("/v1/drain", object(&json!({ "timeout_s": timeout })), *timeout),
+        CtlCall::Flush { timeout } => waits("/v1/flush", object(&json!({ "timeout_s": timeout })), *timeout)?,
+        CtlCall::Drain { timeout } => waits("/v1/drain", object(&json!({ "timeout_s": timeout })), *timeout)?,
         CtlCall::Log { level: Some(level) } => post("/v1/log", object(&json!({ "level": level }))),
         CtlCall::Log { level: None } => get("/v1/log"),
-    }
+    })
 }
 
-fn post(path: &'static str, fields: Map<String, Value>) -> Result<Asked> {
-    Ok(Asked { method: "POST", path, body: Some(Value::Object(fields)), time: SHORT })
+fn post(path: &'static str, fields: Map<String, Value>) -> Asked {
+    Asked { method: "POST", path, body: Some(Value::Object(fields)), time: SHORT }
 }
 
 /// A call that waits for disks and volumes.
@@ -117,7 +117,7 @@ fn waits(path: &'static str, fields: Map<String, Value>, seconds: f64) -> Result
     let time = Duration::try_from_secs_f64(seconds)
         .map_err(|_| WrongUsage(format!("--timeout {seconds}: give seconds above 0")))?;
     // What is removed waits for the disks as long once more at most.
-    Ok(Asked { time: time.saturating_mul(2).saturating_add(SHORT), ..post(path, fields)? })
+    Ok(Asked { time: time.saturating_mul(2).saturating_add(SHORT), ..post(path, fields) })
 }
 
 fn object(value: &Value) -> Map<String, Value> {

@@ -92,14 +92,12 @@ impl Client {
         let written = stream.write_all(request.as_bytes());
         let mut answer = Vec::new();
         let read = (&mut stream).take(MAX_ANSWER).read_to_end(&mut answer);
-        match parse(&answer) {
-            Some(found) => Ok(found),
-            None => {
-                let why = written.and(read.map(drop)).err();
-                let why = why.map_or_else(|| "it closed the line".to_owned(), |error| said(&error, time));
-                bail!("{self} does not answer {method} {path}: {why}")
-            }
+        if let Some(found) = parse(&answer) {
+            return Ok(found);
         }
+        let why = written.and(read.map(drop)).err();
+        let why = why.map_or_else(|| "it closed the line".to_owned(), |error| said(&error, time));
+        bail!("{self} does not answer {method} {path}: {why}")
     }
 
     fn connect(&self) -> Result<DeadlineStream> {

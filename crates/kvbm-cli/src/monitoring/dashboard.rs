@@ -246,7 +246,7 @@ fn placed(top: usize, count: usize) -> (impl Iterator<Item = (usize, usize)>, us
     (places, top + count.div_ceil(columns) * HEIGHT)
 }
 
-fn row(id: usize, top: usize, title: &str, closed: Vec<Value>) -> Value {
+fn row(id: usize, top: usize, title: &str, closed: &[Value]) -> Value {
     json!({
         "id": id, "type": "row", "title": title, "collapsed": !closed.is_empty(), "panels": closed,
         "gridPos": { "x": 0, "y": top, "w": COLUMNS, "h": 1 },
@@ -261,7 +261,7 @@ pub(super) fn json() -> String {
         id
     };
     for (title, each) in ROWS {
-        panels.push(row(next(), top, title, Vec::new()));
+        panels.push(row(next(), top, title, &[]));
         let (places, below) = placed(top + 1, each.len());
         for (Panel { title, unit, help, series }, at) in each.iter().zip(places) {
             let series: Vec<_> =
@@ -277,8 +277,8 @@ pub(super) fn json() -> String {
         let (expr, legend, unit) = of_family(family);
         panel(at, next(), &family.name, unit, &family.help, &[(filled(&expr), legend)])
     });
-    let all = all.collect();
-    panels.push(row(number, top, "Every metric", all));
+    let all: Vec<_> = all.collect();
+    panels.push(row(number, top, "Every metric", &all));
     let dashboard = json!({
         "title": "kvbm", "uid": "kvbm", "tags": ["kvbm"], "schemaVersion": 39, "editable": true,
         "refresh": "10s", "time": { "from": "now-1h", "to": "now" },

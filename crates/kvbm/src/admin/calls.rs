@@ -115,7 +115,11 @@ impl AdminCalls {
         }
         Ok(namespace)
     }
+}
 
+/// The calls, all of the type [`Call`].
+#[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "they stand in one table")]
+impl AdminCalls {
     fn status(&self, leader: &Leader, _body: &[u8]) -> Result<Value, Refusal> {
         let mut fields = shown::status(leader);
         let of_process = [

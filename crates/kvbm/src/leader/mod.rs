@@ -155,10 +155,13 @@ impl Leader {
 
     /// Gives up on what is past its deadline.
     pub(crate) fn expire(&self, now: Instant) {
-        let tasks: [&dyn Fn(); 4] =
-            [&|| self.volumes.tend(now), &|| self.watch_ranks(now), &|| self.transfers.expire(now), &|| {
-                self.end_timed_pins(now)
-            }];
+        let end_pins = || self.end_timed_pins(now);
+        let tasks: [&dyn Fn(); 4] = [
+            &|| self.volumes.tend(now),
+            &|| self.watch_ranks(now),
+            &|| self.transfers.expire(now),
+            &end_pins,
+        ];
         for task in tasks {
             // Links and policies are foreign code. Whatever they do, deadlines are kept: others
             // wait for them.

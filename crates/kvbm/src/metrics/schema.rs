@@ -44,7 +44,7 @@ impl MetricFamily {
         let mut help = String::new();
         for line in text.lines() {
             if let Some(rest) = line.strip_prefix("# HELP ") {
-                help = rest.split_once(' ').map_or("", |(_, help)| help).to_owned();
+                rest.split_once(' ').map_or("", |(_, help)| help).clone_into(&mut help);
             } else if let Some(rest) = line.strip_prefix("# TYPE ") {
                 let Some((name, kind)) = rest.split_once(' ') else { continue };
                 let kind = match kind {
