@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import audits
+import daemon
 import faults
 import model
 
@@ -633,6 +634,7 @@ def main() -> int:
         "restart": suite.restart,
         "failures": suite.failures,
         "audit": lambda: audits.judge(suite),
+        "daemon": lambda: daemon.judge(suite),
         "tier": suite.tier,
         "latency": suite.latency,
         "throughput": suite.throughput,

@@ -125,6 +125,17 @@ impl From<BuildError> for Error {
     }
 }
 
+impl From<kvbm_node::NodeError> for Error {
+    fn from(error: kvbm_node::NodeError) -> Self {
+        let kind = match error {
+            kvbm_node::NodeError::NoScheduler => Kind::Argument,
+            kvbm_node::NodeError::System(_) => Kind::Build,
+            _ => Kind::Other,
+        };
+        Self::of(kind, &error)
+    }
+}
+
 macro_rules! of_kind {
     ($($type:ty => $kind:ident),* $(,)?) => {
         $(impl From<$type> for Error {
@@ -146,6 +157,7 @@ of_kind! {
     kvbm::FenceError => Argument,
     kvbm::FlushError => Other,
     kvbm::WorkerError => Build,
+    kvbm_node::DaemonError => Build,
     kvbm::tokens::SequenceError => Argument,
     kvbm::layout::LayoutError => Argument,
     kvbm::layout::ConfigError => Argument,

@@ -133,6 +133,15 @@ impl Layout {
         self.tensors.iter().map(|tensor| tensor.block_bytes).collect()
     }
 
+    /// What a node daemon has to be told of these blocks: the section `[model]` of its
+    /// configuration.
+    #[getter]
+    fn daemon_model(&self) -> Result<String> {
+        let model = self.model()?;
+        let (tokens, tensors) = (model.page_size, &model.opaque_tensors);
+        Ok(format!("[model]\npage_size = {tokens}\nopaque_tensors = \"{tensors}\"\n"))
+    }
+
     /// Tensors.
     #[getter]
     fn num_tensors(&self) -> usize {
@@ -153,6 +162,11 @@ impl Layout {
 }
 
 impl Layout {
+    /// Whether its tensors lie in memory of this process.
+    pub(crate) fn has_memory(&self) -> bool {
+        self.tensors.iter().any(|tensor| tensor.memory.is_some())
+    }
+
     fn place(&self) -> Option<Place> {
         self.tensors.first().and_then(|tensor| tensor.memory.as_ref()).map(|memory| memory.place)
     }

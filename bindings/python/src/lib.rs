@@ -15,9 +15,14 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
+//! | `node_server` | `NodeServer`: the daemon that keeps a cache for engines | `config`, `status`, `integers`, `guard`, `errors` |
+//! | `node_mover` | `NodeMover`: copies for a rank of such an engine | `node_engine`, `layout`, `cuda`, `integers`, `guard`, `errors` |
+//! | `node_engine` | `NodeEngine`: the scheduler of such an engine | `fence`, `loads`, `sequence`, `layout`, `cuda`, `integers`, `guard`, `errors` |
 //! | `worker` | `Worker`: a rank for another process | `layout`, `cuda`, `config`, `integers`, `guard`, `errors` |
-//! | `manager` | `KvBlockManager` | `loads`, `events`, `sequence`, `layout`, `cuda`, `config`, `logs`, `integers`, `guard`, `errors` |
+//! | `manager` | `KvBlockManager` | `status`, `fence`, `loads`, `events`, `sequence`, `layout`, `cuda`, `config`, `logs`, `integers`, `guard`, `errors` |
 //! | `kernels` | conversions between the forms of a block | `tensor`, `guard`, `errors` |
+//! | `status` | how a manager stands | - |
+//! | `fence` | `Fence`: a point of the engine's work | `errors` |
 //! | `loads` | look-ups, loads and offloads as Python sees them | `errors` |
 //! | `events` | `Events` and `KvIndex` | `sequence`, `guard`, `errors` |
 //! | `sequence` | `Namespace`, `TokenSequence`, `ExternalSequence` | `integers`, `errors` |
@@ -36,6 +41,7 @@ mod cuda;
 mod dlpack;
 mod errors;
 mod events;
+mod fence;
 mod guard;
 mod integers;
 mod kernels;
@@ -43,7 +49,11 @@ mod layout;
 mod loads;
 mod logs;
 mod manager;
+mod node_engine;
+mod node_mover;
+mod node_server;
 mod sequence;
+mod status;
 mod tensor;
 mod worker;
 
@@ -64,7 +74,10 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<loads::FinishedLoad>()?;
     module.add_class::<loads::OffloadStarted>()?;
     module.add_class::<manager::KvBlockManager>()?;
-    module.add_class::<manager::Fence>()?;
+    module.add_class::<fence::Fence>()?;
+    module.add_class::<node_engine::NodeEngine>()?;
+    module.add_class::<node_mover::NodeMover>()?;
+    module.add_class::<node_server::NodeServer>()?;
     module.add_class::<worker::Worker>()?;
     module.add_class::<events::Events>()?;
     module.add_class::<events::Event>()?;

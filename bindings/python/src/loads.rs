@@ -63,6 +63,13 @@ impl From<kvbm::FinishedLoad> for FinishedLoad {
     }
 }
 
+impl From<kvbm_node::NodeLoad> for FinishedLoad {
+    fn from(load: kvbm_node::NodeLoad) -> Self {
+        let kvbm_node::NodeLoad { request, arrived, wanted, failures } = load;
+        Self { request, arrived, wanted, failed: wanted - arrived.min(wanted), differing: 0, failures }
+    }
+}
+
 /// What an offload began with.
 #[pyclass(module = "kvbm_rs", frozen, get_all)]
 #[derive(Clone)]
@@ -79,6 +86,13 @@ impl From<kvbm::OffloadStarted> for OffloadStarted {
     fn from(begun: kvbm::OffloadStarted) -> Self {
         let refused = begun.refused.iter().map(|block| (block.block.0, block.reason.to_string()));
         Self { started: begun.started, present: begun.present, refused: refused.collect() }
+    }
+}
+
+impl From<kvbm_node::NodeOffload> for OffloadStarted {
+    fn from(begun: kvbm_node::NodeOffload) -> Self {
+        let kvbm_node::NodeOffload { started, present, refused } = begun;
+        Self { started, present, refused: refused.into_iter().map(|(id, why)| (id.0, why)).collect() }
     }
 }
 

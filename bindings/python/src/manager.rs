@@ -6,11 +6,13 @@ use crate::config::Config;
 use crate::cuda::EngineEvents;
 use crate::errors::{Error, Kind, Result};
 use crate::events::Events;
+use crate::fence::Fence;
 use crate::guard::{Process, caught, detached, drop_detached};
 use crate::integers::{block_ids, seconds};
 use crate::layout::{EngineMemory, Layout};
 use crate::loads::{FinishedLoad, LookUp, OffloadStarted};
 use crate::sequence::{AnySequence, Namespace};
+use crate::status::status_of;
 use kvbm::config::Config as Settings;
 use kvbm::{Comparison, Elements, Engine, KvBlockManager as Manager, LoadOptions, Tier};
 use parking_lot::RwLock;
@@ -31,10 +33,6 @@ pub(crate) struct KvBlockManager {
     block_bytes: usize,
     open: RwLock<Option<Arc<Open>>>,
 }
-
-/// A point of the engine's work, named by `KvBlockManager.fence`.
-#[pyclass(module = "kvbm_rs", frozen)]
-pub(crate) struct Fence(kvbm::Fence);
 
 /// A manager that was not closed yet.
 struct Open {
@@ -183,7 +181,7 @@ impl KvBlockManager {
     /// Names a point of the engine's work that every worker has passed when it was told so
     /// (`Worker.signal(number)`). For workers in other processes. Numbers grow from call to call.
     fn fence(&self, py: Python<'_>, number: u64) -> PyResult<Fence> {
-        self.call(py, |open| Ok(Fence(open.manager.fence_at(number)?)))
+        self.call(py, |open| Ok(Fence::from(open.manager.fence_at(number)?)))
     }
 
     /// Names a point of the engine's work on a CUDA device of this process: what the engine had
@@ -198,7 +196,7 @@ impl KvBlockManager {
             return Err(Error::argument(text).into());
         };
         let event = events.follow(event)?;
-        self.call(py, move |open| Ok(Fence(open.manager.fence(&[event])?)))
+        self.call(py, move |open| Ok(Fence::from(open.manager.fence(&[event])?)))
     }
 
     /// Starts the load of the first `len(ids)` promised blocks into the engine's blocks `ids`, when
@@ -213,7 +211,7 @@ impl KvBlockManager {
         after: Option<&Fence>,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        let (ids, after) = (block_ids(ids)?, after.map(|fence| fence.0));
+        let (ids, after) = (block_ids(ids)?, Fence::of_manager(after)?);
         let timeout = timeout.map(seconds).transpose()?;
         let mut options = LoadOptions::default();
         if let Some(fence) = after {
@@ -242,7 +240,7 @@ impl KvBlockManager {
         elements: &str,
         tolerance: f64,
     ) -> PyResult<()> {
-        let (ids, after) = (block_ids(ids)?, after.map(|fence| fence.0));
+        let (ids, after) = (block_ids(ids)?, Fence::of_manager(after)?);
         let comparison = comparison(elements, tolerance)?;
         self.call(py, |open| Ok(open.manager.tickets().audit(request, &ids, after, comparison)?))
     }
@@ -293,7 +291,7 @@ impl KvBlockManager {
         first: usize,
         after: Option<&Fence>,
     ) -> PyResult<OffloadStarted> {
-        let (ids, after) = (block_ids(ids)?, after.map(|fence| fence.0));
+        let (ids, after) = (block_ids(ids)?, Fence::of_manager(after)?);
         let chain = sequence.chain();
         self.call(py, |open| {
             let begun = open.manager.offload(&ids, chain, first, after)?;
@@ -419,27 +417,7 @@ impl KvBlockManager {
 
     /// Tiers and their blocks, the volumes' ids, and whether the disk is down.
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let status = self.call(py, |open| Ok(open.manager.status()))?;
-        let tiers = PyDict::new(py);
-        for tier in &status.tiers {
-            let of_tier = PyDict::new(py);
-            of_tier.set_item("capacity", tier.capacity)?;
-            of_tier.set_item("free", tier.free)?;
-            of_tier.set_item("arriving", tier.arriving)?;
-            of_tier.set_item("active", tier.active)?;
-            of_tier.set_item("inactive", tier.inactive)?;
-            of_tier.set_item("quarantined", tier.quarantined)?;
-            of_tier.set_item("transfer_pins", tier.transfer_pins)?;
-            tiers.set_item(tier.tier.as_str(), of_tier)?;
-        }
-        let out = PyDict::new(py);
-        out.set_item("tiers", tiers)?;
-        let volumes: Vec<_> = status.volumes.iter().map(|volume| volume.descriptor.id.0).collect();
-        out.set_item("volumes", volumes)?;
-        out.set_item("disk_down", status.disk_down)?;
-        out.set_item("disk_failure", status.disk_failure.map(|failure| failure.to_string()))?;
-        out.set_item("shut_down", status.shut_down)?;
-        Ok(out)
+        status_of(py, &self.call(py, |open| Ok(open.manager.status()))?)
     }
 
     /// Saves what time allows and stops the threads. What could not be saved, as text; `None` where

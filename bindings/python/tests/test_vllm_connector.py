@@ -145,9 +145,9 @@ class Engine:
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
         } | changes.pop("transfer", {})
-        extra = {"host": "64", "host.pinned": False, "policy.admission": "all"} | changes.pop(
-            "extra", {}
-        )
+        extra = changes.pop("extra", {})
+        if "daemon" not in extra:
+            extra = {"host": "64", "host.pinned": False, "policy.admission": "all"} | extra
         ranks, executor = changes.pop("ranks", 1), changes.pop("executor", "uni")
         parallel = {
             "world_size": ranks,
@@ -197,7 +197,8 @@ class Engine:
         if executor == "mp":
             self.scheduler.set_xfer_handshake_metadata(handshakes)
         self.is_remote = executor == "mp"
-        self.manager = self.scheduler._process.manager
+        #: A manager, or a `NodeEngine`.
+        self.manager: Any = self.scheduler._process.manager
 
     @property
     def totals(self) -> dict[str, float]:

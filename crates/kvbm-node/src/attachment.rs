@@ -54,6 +54,10 @@ struct State {
     /// Loads under way, and their blocks.
     loads: HashMap<String, usize>,
     finished: Vec<NodeLoad>,
+    /// The latest point of the engine's work that this process has passed.
+    passed: u64,
+    /// The daemon did not answer in time, and has said nothing since.
+    is_mute: bool,
     reason: String,
     ending: bool,
 }
@@ -164,6 +168,11 @@ impl Shared {
             let pid = all.lines.first().map_or(0, DaemonLine::pid);
             state.phase = Phase::Attached { pid, scheduler };
             state.movers.clone_from(&all.movers);
+            state.is_mute = false;
+            // A daemon that is new knows of no point.
+            if state.passed > 0 {
+                all.movers.iter().for_each(|mover| mover.passed(state.passed));
+            }
         }
         // Misses until the memory is mapped: locking its pages takes time.
         for (mover, memory, files, welcome) in unmapped {
@@ -300,6 +309,7 @@ impl Shared {
 
     /// Takes what the daemon tells the scheduler.
     fn told(&self, number: u64, bytes: &[u8]) {
+        self.state.lock().is_mute = false;
         match decode::<Told>(bytes) {
             Ok(Told::Answer { id, answer }) => {
                 let reply = self.state.lock().replies.remove(&id);
@@ -382,8 +392,14 @@ impl Shared {
         }
     }
 
+    /// Asks the daemon. One that did not answer the last time is not waited for again before it
+    /// says something.
     pub(crate) fn call(&self, ask: Ask) -> Result<Answer, NodeError> {
-        self.call_within(ask, self.terms.call_time)
+        let time = self.terms.call_time;
+        if self.state.lock().is_mute {
+            return Err(NodeError::Late(time));
+        }
+        self.call_within(ask, time)
     }
 
     fn call_within(&self, ask: Ask, time: Duration) -> Result<Answer, NodeError> {
@@ -409,7 +425,9 @@ impl Shared {
             Ok(reply) => reply.map_err(NodeError::Refused),
             Err(RecvTimeoutError::Disconnected) => Err(self.detached("the line ended")),
             Err(RecvTimeoutError::Timeout) => {
-                self.state.lock().replies.remove(&id);
+                let mut state = self.state.lock();
+                state.replies.remove(&id);
+                state.is_mute |= time >= self.terms.call_time;
                 Err(NodeError::Late(time))
             }
         }
@@ -424,8 +442,16 @@ impl Shared {
         }
     }
 
-    pub(crate) fn commit(&self, request: &str, ids: &[BlockId]) -> Result<(), NodeError> {
-        let ask = Ask::Commit { request: request.to_owned(), ids: numbers(ids) };
+    pub(crate) fn commit(
+        &self,
+        request: &str,
+        ids: &[BlockId],
+        after: Option<u64>,
+        time: Option<Duration>,
+    ) -> Result<(), NodeError> {
+        let wait_ms = time.map_or(0, |time| u32::try_from(time.as_millis()).unwrap_or(u32::MAX).max(1));
+        let after = after.unwrap_or(0);
+        let ask = Ask::Commit { request: request.to_owned(), ids: numbers(ids), after, wait_ms };
         ask.check().map_err(NodeError::Refused)?;
         let mut state = self.state.lock();
         let line = self.line(&state)?;
@@ -437,6 +463,37 @@ impl Shared {
         sent.map_err(|error| self.detached(&error.to_string()))?;
         state.loads.insert(request.to_owned(), ids.len());
         Ok(())
+    }
+
+    /// The engine has passed this point of its work, and all before it.
+    pub(crate) fn passed(&self, number: u64) {
+        let mut state = self.state.lock();
+        state.passed = state.passed.max(number);
+        state.movers.iter().for_each(|mover| mover.passed(number));
+    }
+
+    /// The engine's blocks change from now on, whatever the daemon knows of it. One that does not
+    /// say that it has heard may keep what a copy reads of them: so no copy of this process may
+    /// outlast this.
+    pub(crate) fn released(&self, ids: &[BlockId]) -> Result<Vec<BlockId>, NodeError> {
+        let asked = Ask::Released { ids: numbers(ids) };
+        match self.call_within(asked, self.terms.call_time) {
+            Ok(Answer::Blocks(busy)) => return Ok(busy.into_iter().map(BlockId).collect()),
+            Err(error @ (NodeError::Refused(_) | NodeError::NoScheduler)) => return Err(error),
+            Ok(_) | Err(_) => {}
+        }
+        let mut state = self.state.lock();
+        if matches!(state.phase, Phase::Attached { .. }) && state.ready {
+            state.number += 1;
+            state.reason = "the daemon did not hear in time of blocks that are reused".into();
+            state.begin_closing();
+            self.changed.notify_all();
+        }
+        while matches!(state.phase, Phase::Closing) && !state.movers.is_empty() {
+            // Copies in memory, which end by themselves.
+            self.changed.wait(&mut state);
+        }
+        Ok(Vec::new())
     }
 
     pub(crate) fn finished(&self) -> Vec<NodeLoad> {

@@ -4,7 +4,8 @@ use crate::lives::Life;
 use crate::node::Node;
 use crate::protocol::{Answer, Ask, Call, Load, Told, decode, encode};
 use kvbm::plan::deadline_after;
-use kvbm::{BlockId, LookUp};
+use kvbm::tokens::NamespaceTag;
+use kvbm::{BlockId, Fence, LoadOptions, LookUp, OffloadStarted};
 use kvbm_link::{AttachedSender, AttachedSession};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,8 +41,8 @@ impl SchedulerSession {
                     LookUp::Pending => Answer::Pending,
                 }
             }
-            Ask::Commit { request, ids } => {
-                if let Err(why) = self.commit(&request, &ids) {
+            Ask::Commit { request, ids, after, wait_ms } => {
+                if let Err(why) = self.commit(&request, &ids, after, wait_ms) {
                     let load = Load { request, arrived: 0, wanted: ids.len() as u32, failures: vec![why] };
                     self.out.answer(&encode(&Told::Finished(load)));
                 }
@@ -50,20 +51,13 @@ impl SchedulerSession {
             Ask::Abandon { request } => {
                 Answer::Known(manager.tickets().abandon(&self.life.request(&request)))
             }
-            Ask::Offload { ids, run, first } => {
+            Ask::Offload { ids, run, first, after } => {
                 if !self.life.can_copy() {
                     return Err("movers of some ranks are not ready: offer the blocks again later".into());
                 }
-                let (ids, hashes) = (self.shared(&ids)?, run.hashes());
-                let started = manager.offload(&ids, run.chain(&hashes), first as usize, None);
-                let started = started.map_err(|error| error.to_string())?;
-                let own = |block: BlockId| block.0.saturating_sub(self.life.range.first);
-                let refused = started.refused.iter().map(|it| (own(it.block), it.reason.to_string()));
-                Answer::Started {
-                    started: started.started as u32,
-                    present: started.present as u32,
-                    refused: refused.collect(),
-                }
+                let (ids, hashes, after) = (self.shared(&ids)?, run.hashes(), self.fence(after)?);
+                let started = manager.offload(&ids, run.chain(&hashes), first as usize, after);
+                self.started(&started.map_err(|error| error.to_string())?)
             }
             Ask::Released { ids } => {
                 let busy = manager.released(&self.shared(&ids)?).map_err(|error| error.to_string())?;
@@ -74,6 +68,22 @@ impl SchedulerSession {
                 let busy =
                     manager.before_reuse(&self.shared(&ids)?, deadline_after(Instant::now(), wait)).err();
                 Answer::Blocks(busy.map_or_else(Vec::new, |busy| self.life.range.own(&busy.blocks)))
+            }
+            Ask::Busy { ids } => {
+                let busy = manager.busy(&self.shared(&ids)?).map_err(|error| error.to_string())?;
+                Answer::Blocks(self.life.range.own(&busy))
+            }
+            Ask::Prefetch { run } => {
+                let hashes = run.hashes();
+                Answer::Count(manager.prefetch(run.chain(&hashes)).started as u64)
+            }
+            Ask::Forget { namespace } => {
+                Answer::Count(manager.forget_tag_in_background(NamespaceTag::from_bytes(namespace)))
+            }
+            Ask::Settled => Answer::Known(manager.wait_offloads(Instant::now())),
+            Ask::Prefilled { tokens, micros } => {
+                manager.prefilled(tokens, Duration::from_micros(micros));
+                return Ok(None);
             }
             Ask::Step => {
                 manager.step();
@@ -94,9 +104,35 @@ impl SchedulerSession {
             .map_err(|id| format!("block {id} does not exist: the engine has {blocks}"))
     }
 
-    fn commit(&self, request: &str, ids: &[u32]) -> Result<(), String> {
+    fn started(&self, begun: &OffloadStarted) -> Answer {
+        let own = |block: BlockId| block.0.saturating_sub(self.life.range.first);
+        let refused = begun.refused.iter().map(|it| (own(it.block), it.reason.to_string()));
+        Answer::Started {
+            started: begun.started as u32,
+            present: begun.present as u32,
+            refused: refused.collect(),
+        }
+    }
+
+    /// What the manager calls a point of the engine's work.
+    fn fence(&self, number: u64) -> Result<Option<Fence>, String> {
+        let register = |events: &[kvbm::device::Event]| {
+            self.node.manager.fence(events).map_err(|error| error.to_string())
+        };
+        self.life.fence(number, register)
+    }
+
+    fn commit(&self, request: &str, ids: &[u32], after: u64, wait_ms: u32) -> Result<(), String> {
         let (request, ids) = (self.life.request(request), self.shared(ids)?);
-        self.node.manager.tickets().commit(&request, &ids, None).map_err(|error| error.to_string())
+        let mut options = LoadOptions::default();
+        if let Some(fence) = self.fence(after)? {
+            options = options.after(fence);
+        }
+        if wait_ms > 0 {
+            options = options.until(deadline_after(Instant::now(), Duration::from_millis(wait_ms.into())));
+        }
+        let tickets = self.node.manager.tickets();
+        tickets.commit_with(&request, &ids, options).map_err(|error| error.to_string())
     }
 }
 

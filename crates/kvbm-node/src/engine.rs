@@ -5,12 +5,17 @@ use crate::error::{NodeError, NotFree};
 use crate::mover::MoverMemory;
 use crate::protocol::{Answer, Ask, Run};
 use crate::terms::{EngineTerms, NodeLoad, NodeOffload, NodeStatus, numbers};
+use kvbm::device::Event;
 use kvbm::plan::deadline_after;
+use kvbm::tokens::NamespaceTag;
 use kvbm::{BlockChain, BlockId, LookUp};
 use rustix::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// How often a daemon is asked whether it has settled.
+const SETTLE_TICK: Duration = Duration::from_millis(2);
 
 /// A process of an engine that keeps its cache in a node daemon.
 ///
@@ -79,10 +84,38 @@ impl NodeEngine {
     /// # Errors
     /// [`NodeError::Detached`]: nothing was started, and nothing comes from `finished`.
     pub fn commit(&self, request: &str, ids: &[BlockId]) -> Result<(), NodeError> {
+        self.commit_with(request, ids, None, None)
+    }
+
+    /// Like [`commit`](Self::commit). The copies wait until the engine has passed point `after` of
+    /// its work on every rank ([`signal`](Self::signal)). After `time` the load is over, with what
+    /// has arrived.
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit).
+    pub fn commit_with(
+        &self,
+        request: &str,
+        ids: &[BlockId],
+        after: Option<u64>,
+        time: Option<Duration>,
+    ) -> Result<(), NodeError> {
         if ids.is_empty() {
             return self.abandon(request).map(|_known| ());
         }
-        self.shared.commit(request, ids)
+        self.shared.commit(request, ids, after, time)
+    }
+
+    /// The engine passes point `number` of its work on the ranks of this process when `event` is
+    /// complete, and all points before it. Numbers grow, over all processes of the engine alike.
+    pub fn signal(&self, number: u64, event: &Event) {
+        let shared = Arc::downgrade(&self.shared);
+        event.on_complete(move |result| match (result, shared.upgrade()) {
+            (Ok(()), Some(shared)) => shared.passed(number),
+            (Ok(()), None) => {}
+            // What waits for it ends at its deadline, as a miss.
+            (Err(error), _) => tracing::warn!(target: "kvbm", number, %error, "the engine's work failed"),
+        });
     }
 
     /// Drops the request's ticket, or gives up its load, which still comes from
@@ -123,7 +156,23 @@ impl NodeEngine {
         chain: impl Into<BlockChain<'a>>,
         first: usize,
     ) -> Result<NodeOffload, NodeError> {
-        let ask = Ask::Offload { ids: numbers(ids), run: Run::of(chain.into()), first: first as u32 };
+        self.offload_after(ids, chain, first, None)
+    }
+
+    /// Like [`offload`](Self::offload): the blocks hold their bytes when the engine has passed
+    /// point `after` of its work on every rank ([`signal`](Self::signal)).
+    ///
+    /// # Errors
+    /// As [`offload`](Self::offload).
+    pub fn offload_after<'a>(
+        &self,
+        ids: &[BlockId],
+        chain: impl Into<BlockChain<'a>>,
+        first: usize,
+        after: Option<u64>,
+    ) -> Result<NodeOffload, NodeError> {
+        let (run, after) = (Run::of(chain.into()), after.unwrap_or(0));
+        let ask = Ask::Offload { ids: numbers(ids), run, first: first as u32, after };
         match self.shared.call(ask) {
             Ok(Answer::Started { started, present, refused }) => Ok(NodeOffload {
                 started: started as usize,
@@ -135,17 +184,75 @@ impl NodeEngine {
         }
     }
 
-    /// The engine has no more use for the content of these blocks. Those that a copy still touches,
-    /// as far as is known: all of them, where the daemon does not answer in time.
+    /// The engine has no more use for the content of these blocks, and may overwrite them: what a
+    /// copy reads of them from now on is not kept. Those that a copy still touches. Where the
+    /// daemon does not answer in time, this process detaches, and the call returns when its movers
+    /// have ended. Movers of other processes then ask [`wait_idle`](Self::wait_idle).
     ///
     /// # Errors
     /// [`NodeError::Refused`]: a block that does not exist. [`NodeError::NoScheduler`].
     pub fn released(&self, ids: &[BlockId]) -> Result<Vec<BlockId>, NodeError> {
-        match self.shared.call(Ask::Released { ids: numbers(ids) }) {
+        self.shared.released(ids)
+    }
+
+    /// Those of `ids` that a copy touches, as far as the daemon says; none without a daemon.
+    ///
+    /// # Errors
+    /// [`NodeError::Refused`]: a block that does not exist. [`NodeError::NoScheduler`].
+    pub fn busy(&self, ids: &[BlockId]) -> Result<Vec<BlockId>, NodeError> {
+        match self.shared.call(Ask::Busy { ids: numbers(ids) }) {
             Ok(Answer::Blocks(busy)) => Ok(busy.into_iter().map(BlockId).collect()),
-            Ok(_) | Err(NodeError::Detached { .. } | NodeError::Late(_)) => Ok(ids.to_vec()),
+            Ok(_) | Err(NodeError::Detached { .. } | NodeError::Late(_)) => Ok(Vec::new()),
             Err(error) => Err(error),
         }
+    }
+
+    /// A request for `chain` will come: has what only the disk has of it copied to host memory. How
+    /// many blocks are; 0 without a daemon.
+    ///
+    /// # Errors
+    /// [`NodeError::Refused`], [`NodeError::NoScheduler`].
+    pub fn prefetch<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Result<u64, NodeError> {
+        match self.shared.call(Ask::Prefetch { run: Run::of(chain.into()) }) {
+            Ok(Answer::Count(started)) => Ok(started),
+            Ok(_) | Err(NodeError::Detached { .. } | NodeError::Late(_)) => Ok(0),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes the blocks of a namespace from all tiers, for all engines. How many went; disks make
+    /// it durable later.
+    ///
+    /// # Errors
+    /// [`NodeError`]: it is not known whether anything was removed.
+    pub fn forget(&self, namespace: NamespaceTag) -> Result<u64, NodeError> {
+        match self.shared.call(Ask::Forget { namespace: *namespace.as_bytes() })? {
+            Answer::Count(removed) => Ok(removed),
+            other => Err(NodeError::Refused(format!("{other:?} answers no question of ours"))),
+        }
+    }
+
+    /// Waits until no block of any engine is on its way down; `time` at most. Whether that was
+    /// reached.
+    ///
+    /// # Errors
+    /// [`NodeError`]: the daemon does not say.
+    pub fn wait_offloads(&self, time: Duration) -> Result<bool, NodeError> {
+        let until = deadline_after(Instant::now(), time);
+        loop {
+            let settled = self.shared.call(Ask::Settled)? == Answer::Known(true);
+            if settled || Instant::now() >= until {
+                return Ok(settled);
+            }
+            std::thread::sleep(SETTLE_TICK);
+        }
+    }
+
+    /// The engine computed so many tokens of prompts in this time. Nobody waits for the daemon to
+    /// hear of it.
+    pub fn prefilled(&self, tokens: u64, elapsed: Duration) {
+        let micros = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
+        self.shared.tell(Ask::Prefilled { tokens, micros });
     }
 
     /// Makes sure that these blocks can be overwritten: copies under way are discarded, and the

@@ -31,8 +31,9 @@
 //! | `server` | the daemon: one manager, many engines | `calls`, `node`, `lives`, `movers`, `shape`, `protocol`, `error` |
 //! | `calls` | a scheduler's calls, carried out | `node`, `lives`, `protocol` |
 //! | `node` | what all sessions share | `lives`, `movers`, `protocol` |
-//! | `lives` | engines that are attached, and their blocks | `movers`, `protocol` |
-//! | `movers` | the movers of one rank, as the daemon's worker sees them | - |
+//! | `lives` | engines that are attached, and their blocks | `movers`, `points`, `protocol` |
+//! | `points` | points of an engine's work that copies wait for | - |
+//! | `movers` | the movers of one rank, as the daemon's worker sees them | `protocol` |
 //! | `engine` | the engine's side: its calls | `attachment`, `mover`, `terms`, `protocol`, `error` |
 //! | `attachment` | attaching, and attaching again | `mover`, `terms`, `shape`, `protocol`, `error` |
 //! | `mover` | copies in the engine's process | `protocol` |
@@ -50,6 +51,7 @@ mod lives;
 mod mover;
 mod movers;
 mod node;
+mod points;
 mod protocol;
 mod server;
 mod shape;

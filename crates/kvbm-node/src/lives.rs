@@ -2,7 +2,10 @@
 //! first one that goes: its blocks of G1 are lost then, and nothing else.
 
 use crate::movers::{MoverSession, Range};
+use crate::points::Points;
 use crate::protocol::{Role, Terms, Told, encode};
+use kvbm::Fence;
+use kvbm::device::Event;
 use kvbm_link::{AttachedSender, Lane};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -32,6 +35,7 @@ pub(crate) struct Life {
     pub(crate) engine: String,
     pub(crate) range: Range,
     members: Mutex<Members>,
+    points: Mutex<Points>,
 }
 
 struct Members {
@@ -85,8 +89,13 @@ impl Lives {
             sessions: 0,
             ended: false,
         };
-        let life = Life { number: table.next, engine: engine.clone(), range, members: Mutex::new(empty) };
-        let life = Arc::new(life);
+        let life = Arc::new(Life {
+            number: table.next,
+            engine: engine.clone(),
+            range,
+            members: Mutex::new(empty),
+            points: Mutex::new(Points::new(self.ranks)),
+        });
         table.by_engine.insert(engine.clone(), Arc::clone(&life));
         Ok(life)
     }
@@ -206,6 +215,24 @@ impl Life {
         !members.ended && members.ready.iter().all(|ready| *ready)
     }
 
+    /// What the manager calls a point of the engine's work; none where nothing has to wait.
+    pub(crate) fn fence(
+        &self,
+        number: u64,
+        register: impl FnOnce(&[Event]) -> Result<Fence, String>,
+    ) -> Result<Option<Fence>, String> {
+        self.points.lock().fence(number, register)
+    }
+
+    /// The engine has passed a point of its work on this rank.
+    pub(crate) fn passed(&self, rank: u16, number: u64) {
+        let passed = self.points.lock().passed(rank, number);
+        // Without the lock: copies start on this thread.
+        for point in passed {
+            point.complete(Ok(()));
+        }
+    }
+
     /// Tells the scheduler something; whether it was taken.
     pub(crate) fn tell(&self, told: &Told) -> bool {
         let scheduler = self.members.lock().scheduler.clone();
@@ -234,6 +261,8 @@ impl Life {
         let others = (!std::mem::replace(&mut members.ended, true))
             .then(|| (members.scheduler.take(), std::mem::take(&mut members.movers)));
         drop(members);
+        let waiting = self.points.lock().give_up();
+        drop(waiting);
         if let Some((scheduler, movers)) = others {
             scheduler.iter().for_each(AttachedSender::close);
             movers.iter().flatten().for_each(|mover| mover.close());

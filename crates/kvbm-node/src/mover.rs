@@ -1,13 +1,13 @@
 //! A mover: copies between the engine's blocks and the daemon's host memory, in the engine's
 //! process.
 
-use crate::protocol::{Memory, Welcome};
+use crate::protocol::{Bytes, Memory, Moved, Welcome, encode};
 use kvbm::device::Device;
 use kvbm::layout::{BlockLayout, LayoutDescriptor};
 use kvbm::plan::{BlockOutcome, Command, Epoch, Failure, FailureKind, Message, TransferReport, wire};
 use kvbm::storage::{BoundLayout, RegionBinding, SharedStorage};
 use kvbm::{BlockId, Rank};
-use kvbm_link::AttachedSender;
+use kvbm_link::{AttachedSender, Lane};
 use kvbm_transfer::{PathConfig, PathConfigs, TransferManager, VerifyHost, WorkerConfig};
 use parking_lot::Mutex;
 use rustix::fd::OwnedFd;
@@ -64,7 +64,7 @@ impl Mover {
         let path = PathConfig { queue_plans: QUEUE_PLANS, queue_blocks: QUEUE_BLOCKS, ..PathConfig::MEMORY };
         config.paths = PathConfigs { g1_g2: path, g2_g1: path, ..PathConfigs::default() };
         let out = self.out.clone();
-        let sink = Arc::new(move |bytes: Vec<u8>| out.answer(&bytes));
+        let sink = Arc::new(move |bytes: Vec<u8>| say(&out, bytes));
         let mut manager = self.manager.lock();
         *manager = Some(Arc::new(TransferManager::start(config, sink).map_err(|error| error.to_string())?));
         Ok(())
@@ -98,8 +98,14 @@ impl Mover {
             busy_us: 0,
         });
         if let Ok(bytes) = wire::encode_message(&message) {
-            self.out.answer(&bytes);
+            say(&self.out, bytes);
         }
+    }
+
+    /// The engine has passed this point of its work on this rank.
+    pub(crate) fn passed(&self, number: u64) {
+        // A line that has ended needs no point; one that is full hears of a later one.
+        let _ = self.out.send(Lane::Bulk, &encode(&Moved::Passed(number)));
     }
 
     /// Waits until no copy that the mover has accepted touches these blocks. What still does at
@@ -116,6 +122,11 @@ impl Mover {
             tracing::warn!(target: "kvbm", rank = %self.rank, %error, "a mover that is detached waits for its copies");
         }
     }
+}
+
+/// Sends a message of `kvbm-plan`.
+fn say(out: &AttachedSender, message: Vec<u8>) {
+    out.answer(&encode(&Moved::Message(Bytes(message))));
 }
 
 /// The daemon's memory in this process: slots of G2 and of staging rings.

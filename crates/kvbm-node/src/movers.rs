@@ -1,6 +1,7 @@
 //! The movers of one rank, as the daemon's worker sees them: it hands them copies, and hears what
 //! came of them.
 
+use crate::protocol::{Moved, decode};
 use kvbm::plan::{BlockOutcome, Command, Failure, FailureKind, Message, Tier, TransferPlan, wire};
 use kvbm::{BlockId, MoveDone, Movers};
 use kvbm_link::{AttachedSender, Lane, ProcessState};
@@ -35,6 +36,17 @@ impl Range {
     pub(crate) fn own(self, ids: &[BlockId]) -> Vec<u32> {
         ids.iter().map(|id| id.0.saturating_sub(self.first)).collect()
     }
+}
+
+/// What a mover said that is no report of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Said {
+    /// Nothing else.
+    Nothing,
+    /// It can copy from now on.
+    Ready,
+    /// The engine has passed this point of its work.
+    Passed(u64),
 }
 
 /// All movers of a rank, by the first block of their engine.
@@ -136,17 +148,21 @@ impl MoverSession {
         }
     }
 
-    /// Takes what the mover says. Whether it is that it can copy from now on.
-    pub(crate) fn take(&self, bytes: &[u8]) -> Result<bool, String> {
-        match wire::decode_message(bytes).map_err(|error| error.to_string())? {
+    /// Takes what the mover says.
+    pub(crate) fn take(&self, bytes: &[u8]) -> Result<Said, String> {
+        let message = match decode::<Moved>(bytes)? {
+            Moved::Message(message) => message,
+            Moved::Passed(number) => return Ok(Said::Passed(number)),
+        };
+        match wire::decode_message(&message.0).map_err(|error| error.to_string())? {
             Message::Transfer(report) => {
                 let id = report.plan_id.0;
                 let done = self.pending.lock().copies.remove(&id);
                 let done = done.ok_or_else(|| format!("a report of copy {id} that nobody awaits"))?;
                 done(report.blocks);
-                Ok(false)
+                Ok(Said::Nothing)
             }
-            Message::Ready { .. } => Ok(true),
+            Message::Ready { .. } => Ok(Said::Ready),
             other => Err(format!("a mover does not say {other:?}")),
         }
     }

@@ -1,6 +1,6 @@
 //! What a daemon and an engine's processes say to each other, in MessagePack.
 //!
-//! A mover's line carries commands and messages of `kvbm-plan` once it is attached; a scheduler's
+//! A mover's line carries commands of `kvbm-plan` and [`Moved`] once it is attached; a scheduler's
 //! line carries [`Call`] and [`Told`].
 
 use kvbm::tokens::NamespaceTag;
@@ -75,16 +75,28 @@ pub(crate) struct Call {
 pub(crate) enum Ask {
     /// Answered with [`Answer::Ready`] or [`Answer::Pending`].
     LookUp { request: String, run: Run, first: u32 },
-    /// Never answered: [`Told::Finished`] follows, also where nothing was started.
-    Commit { request: String, ids: Vec<u32> },
+    /// Never answered: [`Told::Finished`] follows, also where nothing was started. `after`: the
+    /// point of the engine's work that copies wait for ([`Moved::Passed`]); 0: none. `wait_ms`: the
+    /// load ends then, with what has arrived; 0: as the daemon is configured.
+    Commit { request: String, ids: Vec<u32>, after: u64, wait_ms: u32 },
     /// Answered with [`Answer::Known`].
     Abandon { request: String },
-    /// Answered with [`Answer::Started`].
-    Offload { ids: Vec<u32>, run: Run, first: u32 },
+    /// Answered with [`Answer::Started`]. `after`: as above.
+    Offload { ids: Vec<u32>, run: Run, first: u32, after: u64 },
     /// Answered with [`Answer::Blocks`]: those that a copy still touches.
     Released { ids: Vec<u32> },
     /// The same, after `wait_ms` at most.
     BeforeReuse { ids: Vec<u32>, wait_ms: u32 },
+    /// Answered with [`Answer::Blocks`]: those that a copy touches.
+    Busy { ids: Vec<u32> },
+    /// Answered with [`Answer::Count`]: blocks that are being brought up.
+    Prefetch { run: Run },
+    /// Answered with [`Answer::Count`]: blocks that were removed.
+    Forget { namespace: [u8; HASH] },
+    /// Answered with [`Answer::Known`]: no block is on its way down.
+    Settled,
+    /// Never answered: the engine computed so many tokens of prompts in this time.
+    Prefilled { tokens: u64, micros: u64 },
     /// Never answered.
     Step,
     /// Answered with [`Answer::Counts`].
@@ -110,7 +122,17 @@ pub(crate) enum Answer {
     Known(bool),
     Started { started: u32, present: u32, refused: Vec<(u32, String)> },
     Blocks(Vec<u32>),
+    Count(u64),
     Counts { tickets: u32, loads: u32 },
+}
+
+/// What a mover tells the daemon.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Moved {
+    /// A message of `kvbm-plan`.
+    Message(Bytes),
+    /// The engine has passed this point of its work on the mover's rank, and all before it.
+    Passed(u64),
 }
 
 /// A load that is over.
@@ -190,11 +212,12 @@ impl Ask {
         };
         match self {
             Self::LookUp { request, run, .. } => name(request).and_then(|()| run.check()),
-            Self::Commit { request, ids } => name(request).and_then(|()| count(ids)),
+            Self::Commit { request, ids, .. } => name(request).and_then(|()| count(ids)),
             Self::Abandon { request } => name(request),
             Self::Offload { ids, run, .. } => count(ids).and_then(|()| run.check()),
-            Self::Released { ids } | Self::BeforeReuse { ids, .. } => count(ids),
-            Self::Step | Self::Count => Ok(()),
+            Self::Prefetch { run } => run.check(),
+            Self::Released { ids } | Self::BeforeReuse { ids, .. } | Self::Busy { ids } => count(ids),
+            Self::Forget { .. } | Self::Settled | Self::Prefilled { .. } | Self::Step | Self::Count => Ok(()),
         }
     }
 }

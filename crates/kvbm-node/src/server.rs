@@ -3,7 +3,7 @@
 use crate::calls::SchedulerSession;
 use crate::error::DaemonError;
 use crate::lives::{Life, Lives};
-use crate::movers::{MoverSession, RankMovers};
+use crate::movers::{MoverSession, RankMovers, Said};
 use crate::node::Node;
 use crate::protocol::{Bytes, MAX_NAME, Memory, Role, Terms, Welcome, decode, encode};
 use crate::shape::{difference, shape_of};
@@ -227,8 +227,10 @@ struct MoverLine {
 
 impl AttachedSession for MoverLine {
     fn take(&mut self, bytes: &[u8]) -> Result<(), String> {
-        if self.session.take(bytes)? {
-            self.life.mover_ready(self.rank);
+        match self.session.take(bytes)? {
+            Said::Nothing => {}
+            Said::Ready => self.life.mover_ready(self.rank),
+            Said::Passed(number) => self.life.passed(self.rank, number),
         }
         Ok(())
     }

@@ -1,22 +1,37 @@
 //! What a mover and the daemon must agree on of a block's shape.
 
-use kvbm::layout::LayoutConfig;
+use kvbm::config::ModelConfig;
+use kvbm::layout::{LayoutConfig, OpaqueLayout};
+
+/// Longest list of tensors that is spelled out: terms are bounded.
+const MAX_LIST: usize = 200;
 
 /// The shape of a block on one rank, with names for people.
 pub(crate) fn shape_of(layout: &LayoutConfig) -> Vec<(String, String)> {
-    let opaque: u64 = layout.planes.iter().map(|plane| u64::from(plane.bytes_per_layer)).sum();
     [
+        ("tensors without axes (model.opaque_tensors)", opaque_tensors(layout)),
         ("layers", layout.num_layers.to_string()),
         ("tensors of a layer", layout.outer_dim.to_string()),
         ("tokens of a block", layout.page_size.to_string()),
         ("elements of a token", layout.inner_dim.to_string()),
         ("KV heads of the rank", layout.num_heads.to_string()),
         ("dtype", layout.dtype.name().to_owned()),
-        ("opaque tensors", layout.planes.len().to_string()),
-        ("opaque bytes of a layer", opaque.to_string()),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .to_vec()
+}
+
+/// Bytes of a layer in each tensor, as the configuration spells them.
+fn opaque_tensors(layout: &LayoutConfig) -> String {
+    let bytes: Vec<u32> = layout.planes.iter().map(|plane| plane.bytes_per_layer).collect();
+    if bytes.is_empty() {
+        return "none".to_owned();
+    }
+    let list = ModelConfig::opaque(layout.page_size, bytes.iter().copied()).opaque_tensors.to_string();
+    match list.len() {
+        0..=MAX_LIST => list,
+        _ => format!("{} of them, fingerprint {:016x}", bytes.len(), OpaqueLayout::fingerprint(&bytes)),
+    }
 }
 
 /// The first difference, in words.
@@ -46,5 +61,11 @@ mod tests {
         let words = difference(&shape(4), &shape(2)).unwrap();
         assert!(words.contains("elements of a token: the engine has 256, the daemon has 128"), "{words}");
         assert!(difference(&[], &shape(2)).unwrap().contains("no such value"));
+        let opaque = |bytes: &[u32]| shape_of(&OpaqueLayout::config_of(1, bytes, 1).unwrap());
+        let words = difference(&opaque(&[512, 512, 64]), &opaque(&[512, 64, 512])).unwrap();
+        assert!(words.contains("the engine has 2x512,64, the daemon has 512,64,512"), "{words}");
+        assert!(difference(&opaque(&[512]), &shape(2)).unwrap().contains("the daemon has none"));
+        let many: Vec<u32> = (1..200).collect();
+        assert!(difference(&opaque(&many), &opaque(&[1])).unwrap().contains("199 of them, fingerprint"));
     }
 }

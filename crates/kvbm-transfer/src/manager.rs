@@ -4,6 +4,7 @@ use crate::error::{BlocksBusy, ShutdownError, SubmitError};
 use crate::finished::FinishedPlan;
 use crate::flush::Flusher;
 use crate::handle::TransferHandle;
+use crate::host::HostTier;
 use crate::hub::Hub;
 use crate::report_slot::ReportSlot;
 use crate::schedule::Reply;
@@ -65,6 +66,7 @@ use std::time::{Duration, Instant};
 pub struct TransferManager {
     pub(crate) hub: Arc<Hub>,
     pub(crate) disk: Option<Arc<DiskEngine>>,
+    pub(crate) host: Option<Arc<HostTier>>,
     pub(crate) flusher: Option<Arc<Flusher>>,
     pub(crate) scrub: Option<Arc<Scrub>>,
     /// Taken away when the worker shuts down.

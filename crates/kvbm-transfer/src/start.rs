@@ -87,6 +87,7 @@ fn assemble(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartEr
     let mut manager = TransferManager {
         hub: Arc::clone(&hub),
         disk: config.g3.as_ref().map(|tier| Arc::clone(&tier.engine)),
+        host: parts.host.clone(),
         flusher: None,
         scrub: None,
         volumes: Mutex::default(),

@@ -51,6 +51,7 @@ from .errors import (
 )
 from .manager import KvBlockManager
 from .metrics import Metrics
+from .node import NodeEngine, NodeMover, NodeServer
 from .tensors import layout_of
 from .worker import Worker
 
@@ -78,6 +79,9 @@ __all__ = [
     "Metrics",
     "Namespace",
     "NoRoomError",
+    "NodeEngine",
+    "NodeMover",
+    "NodeServer",
     "OffloadStarted",
     "Tensor",
     "TokenSequence",

@@ -178,6 +178,10 @@ pub(super) fn troubles(status: &Value) -> String {
             );
         }
     }
+    for peer in list(&status["peers"]).iter().filter(|peer| peer["circuit"].as_str() != Some("closed")) {
+        let (node, why) = (whole(peer, "node"), text(&peer["failure"]));
+        let _ = writeln!(out, "! peer {node} is left alone: {why}");
+    }
     for volume in list(&status["volumes"]).iter().filter(|volume| volume["state"].as_str() != Some("up")) {
         let why =
             volume["failure"].as_str().or(volume["refusal"].as_str()).unwrap_or("a rank cannot open it");
@@ -199,8 +203,12 @@ fn look_up(answer: &Value) -> String {
     let (asked, found) = (whole(answer, "asked"), whole(answer, "found"));
     let on = |tier: &str| format!("{tier} {}", number(&answer["by_tier"], tier));
     let tiers = ["g1", "g2", "g3", "g4"].map(on).join(", ");
+    let peers = match whole(answer, "at_peers") {
+        0 => String::new(),
+        blocks => format!("; {} are at a peer alone", count(blocks)),
+    };
     format!(
-        "{} of {} blocks are there (a block may be on several tiers): {tiers}\n",
+        "{} of {} blocks are there (a block may be on several tiers): {tiers}{peers}\n",
         count(found),
         count(asked)
     )
@@ -308,11 +316,17 @@ mod tests {
             "ranks": [{ "rank": 0, "lost": false }, { "rank": 1, "lost": true }],
             "disk": { "directories": [{ "reads": "closed", "writes": "open", "failure": "io" }] },
             "volumes": [{ "id": 7, "state": "down", "failure": null, "refusal": null }],
+            "peers": [{ "node": 1, "circuit": "closed" }, { "node": 2, "circuit": "open", "failure": "gone" }],
             "tiers": [{ "tier": "g3", "corrupt_blocks": 2 }],
         });
         let text = troubles(&status);
-        for line in ["! rank 1 is lost", "of writes open: io", "! volume 7 is down: a rank", "! g3: 2 blocks"]
-        {
+        for line in [
+            "! rank 1 is lost",
+            "of writes open: io",
+            "! peer 2 is left alone: gone",
+            "! volume 7 is down: a rank",
+            "! g3: 2 blocks",
+        ] {
             assert!(text.contains(line), "{text}");
         }
         assert_eq!(troubles(&json!({})), "");

@@ -56,6 +56,14 @@ const RULES: &[Rule] = &[
         action: "`kvbm ctl volumes` has the failure.",
     },
     Rule {
+        name: "KvbmPeerDown",
+        expr: "max by (instance, peer) (kvbm_remote_down) == 1",
+        lasts: "10m",
+        severity: "warning",
+        summary: "Peer {{ $labels.peer }} is left alone because it failed",
+        action: "`kvbm ctl status` has the failure. See whether that node runs.",
+    },
+    Rule {
         name: "KvbmDamagedBlocks",
         expr: "sum by (instance, tier) (increase(kvbm_corrupt_blocks_total[1h])) > 0",
         lasts: "0m",

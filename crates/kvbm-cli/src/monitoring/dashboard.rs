@@ -146,13 +146,14 @@ const ROWS: &[(&str, &[Panel])] = &[
             Panel {
                 title: "Open breakers and lost ranks",
                 unit: "short",
-                help: "1 while a directory or a volume is left alone, or a rank is given up.",
+                help: "1 while a directory, a volume or a peer is left alone, or a rank is given up.",
                 series: &[
                     (
                         "max by (directory, operation) (kvbm_disk_directory_down{SELECT})",
                         "directory {{directory}} {{operation}}",
                     ),
                     ("max by (volume) (kvbm_volume_down{SELECT})", "volume {{volume}}"),
+                    ("max by (peer) (kvbm_remote_down{SELECT})", "peer {{peer}}"),
                     ("max by (rank) (kvbm_rank_lost{SELECT})", "rank {{rank}}"),
                 ],
             },

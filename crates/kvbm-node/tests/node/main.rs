@@ -7,6 +7,7 @@
 mod support;
 
 mod attach;
+mod calls;
 mod copies;
 mod hostile;
 mod lives;

@@ -157,7 +157,9 @@ impl AdminCalls {
         let fields = Fields::parse(body, &[CHAIN])?;
         let chain = fields.chain(&self.namespace(leader, &fields)?)?;
         let (chain, group) = (chain.chain(), leader.full_group());
-        Ok(shown::places(chain, &places::look_up(&leader.registry, &leader.volumes, group, chain)))
+        let Leader { registry, volumes, peers, .. } = leader;
+        let peers = peers.get().map(|peers| &**peers);
+        Ok(shown::places(chain, &places::look_up_with_peers(registry, volumes, peers, group, chain)))
     }
 
     fn pin(&self, leader: &Leader, body: &[u8]) -> Result<Value, Refusal> {

@@ -5,6 +5,7 @@ use crate::circuit_breaker::CircuitState;
 use crate::leader::{ForgetReceipt, Leader, ShutdownReport};
 use crate::metrics::EvictReason;
 use crate::places::Places;
+use crate::remote::PeerStatus;
 use crate::slots::DirectoryStatus;
 use crate::tenants::TenantStatus;
 use crate::volume::VolumeStatus;
@@ -43,6 +44,7 @@ pub(super) fn status(leader: &Leader) -> Map<String, Value> {
         },
         "ranks": ranks.collect::<Vec<_>>(),
         "volumes": volumes(&status.volumes),
+        "peers": leader.peers.get().map_or_else(Vec::new, |peers| peers.status().iter().map(peer).collect()),
         "tenants": tenants(&status.tenants),
     });
     match fields {
@@ -65,6 +67,13 @@ fn tier(leader: &Leader, status: &TierStatus) -> Value {
         "pinned": status.pinned, "transfer_pins": status.transfer_pins,
         "hit_blocks": metrics.hits.get(), "evicted_blocks": evicted,
         "corrupt_blocks": metrics.corrupt.get(),
+    })
+}
+
+fn peer(status: &PeerStatus) -> Value {
+    json!({
+        "node": status.node.0, "circuit": circuit(status.circuit), "failure": status.failure,
+        "reading": status.reading,
     })
 }
 
@@ -128,12 +137,13 @@ pub(super) fn places(chain: BlockChain<'_>, found: &[Places]) -> Value {
     let on = |tier: Tier| found.iter().filter(|place| place.contains(tier)).count();
     let blocks = chain.hashes().iter().zip(found).map(|(hash, place)| {
         let tiers: Vec<_> = place.tiers.iter().map(Tier::as_str).collect();
-        json!({ "hash": hash.to_string(), "tiers": tiers, "volume": place.volume.map(|id| id.0) })
+        json!({ "hash": hash.to_string(), "tiers": tiers, "volume": place.volume.map(|id| id.0), "peer": place.node.map(|node| node.0) })
     });
     let by_tier: Map<String, Value> =
         Tier::ALL.into_iter().map(|tier| (tier.as_str().to_owned(), on(tier).into())).collect();
     json!({
-        "asked": chain.len(), "found": found.len(), "by_tier": by_tier, "blocks": blocks.collect::<Vec<_>>(),
+        "asked": chain.len(), "found": found.len(), "by_tier": by_tier,
+        "at_peers": found.iter().filter(|place| place.node.is_some()).count(), "blocks": blocks.collect::<Vec<_>>(),
     })
 }
 

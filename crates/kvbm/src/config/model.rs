@@ -1,6 +1,7 @@
 //! Models with axes and models without.
 
 use super::{ModelConfig, TensorBytes};
+use kvbm_tokens::Namespace;
 
 impl ModelConfig {
     /// A model whose blocks are bytes without axes: `tensor_bytes` has, for each tensor of a rank,
@@ -13,6 +14,12 @@ impl ModelConfig {
     /// Whether blocks have no axes.
     pub fn is_opaque(&self) -> bool {
         !self.opaque_tensors.as_slice().is_empty()
+    }
+
+    /// The namespace of this model's blocks: `given`, with what the model says.
+    #[must_use]
+    pub fn namespace(&self, given: Namespace) -> Namespace {
+        given.page_size(self.page_size).dtype(self.content())
     }
 
     /// What a namespace says of the elements: their type, or, where there are no axes, the bytes of

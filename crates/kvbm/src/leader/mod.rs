@@ -32,6 +32,7 @@ use crate::metrics::Metrics;
 use crate::offload::Offload;
 use crate::ranks::Ranks;
 use crate::ranks::recovery::Recoveries;
+use crate::remote::Peers;
 pub(crate) use crate::slots::Commit;
 use crate::slots::Slots;
 use crate::tenants::Tenants;
@@ -82,6 +83,8 @@ pub(crate) struct Leader {
     pub(crate) offload: Arc<Offload>,
     pub(crate) prefetch_budget: PrefetchBudget,
     pub(crate) recoveries: Recoveries,
+    /// Where remote memory is in use.
+    pub(crate) peers: OnceLock<Arc<dyn Peers>>,
     /// For its figures; the manager owns it.
     pub(crate) events: OnceLock<Weak<EventPump>>,
     inbox: Mutex<Inbox>,
@@ -106,6 +109,7 @@ impl Leader {
         } = parts;
         let leader = Arc::new(Self {
             recoveries: Recoveries::new(ranks.len(), registry.capacity(Tier::G3)),
+            peers: OnceLock::new(),
             events: OnceLock::new(),
             inbox: Mutex::default(),
             timed_pins: TimedPins::default(),
@@ -171,8 +175,9 @@ impl Leader {
         }
     }
 
-    /// The longest prefix of `chain` that is on some tier, pinned, and whether volumes were asked,
-    /// or would be. Counts as one use of every block in it.
+    /// The longest prefix of `chain` that is on some tier or at a peer, pinned where it is on a
+    /// tier, and whether peers or volumes were asked, or would be. Counts as one use of every block
+    /// in it.
     pub(crate) fn match_prefix(&self, chain: BlockChain<'_>, probe: Probe) -> (Prefix, bool) {
         if self.groups.len() > 1 {
             // Volumes hold no blocks of such models.
@@ -184,9 +189,17 @@ impl Leader {
         // whole chain, since the eviction policy asks how far a block is from the end of its
         // request.
         self.registry.touch(FIRST_GROUP, chain.hashes());
-        // A chain that contradicts what is known is none of ours: volumes have nothing to add.
-        let asks = agrees && self.volumes.extend(&mut prefix, chain, probe);
-        (prefix, asks)
+        // A chain that contradicts what is known is none of ours: others have nothing to add.
+        if !agrees {
+            return (prefix, false);
+        }
+        // Memory of a peer is nearer than a store.
+        let asks_peers = self.peers.get().is_some_and(|peers| peers.extend(&mut prefix, chain, probe));
+        if prefix.node().is_some() {
+            return (prefix, true);
+        }
+        let asks_volumes = self.volumes.extend(&mut prefix, chain, probe);
+        (prefix, asks_peers || asks_volumes)
     }
 
     /// For each cache group its part of the longest prefix of `chain` that all of them can serve.
@@ -252,7 +265,12 @@ impl Leader {
     /// A hit counts once, on the nearest tier that held the block, after the block was verified.
     pub(crate) fn count_hits(&self, prefix: &Prefix, arrived: usize) {
         let volume = prefix.volume().and_then(|id| self.volumes.get(id));
+        let peer = prefix.node().map(|node| self.metrics.peer(node));
         for block in prefix.blocks().iter().take(arrived) {
+            if let (Tier::G4, Some(peer)) = (block.tier, &peer) {
+                peer.hits.add(1);
+                continue;
+            }
             self.metrics.tier(block.tier).hits.add(1);
             if let (Tier::G4, Some(volume)) = (block.tier, &volume) {
                 volume.counters.hits.add(1);

@@ -22,6 +22,7 @@ use crate::leader::{ClearError, Commit, FlushError, FlushReport, Leader, Shutdow
 use crate::metrics::Metrics;
 use crate::onboard::Onboarding;
 use crate::places::{self, Places};
+use crate::remote::PeerStatus;
 use crate::status::Status;
 use crate::volume::{LocalVolumes, Probe, VolumeSetError};
 #[cfg(feature = "worker")]
@@ -31,7 +32,7 @@ use kvbm_pool::{
     AllocError, BlockBatch, BlockMetadata, Cached, Complete, Duplicates, G1, Lost, Partial, PinError, Pinned,
     Prefix, RegisterError, RejectedBatch, Reset, SequenceError as CommitError, TierMask, TtlError,
 };
-use kvbm_tokens::{BlockChain, BlockHasher, ExternalSequence, Namespace, Token, TokenSequence};
+use kvbm_tokens::{BlockChain, BlockHasher, ExternalSequence, Namespace, NamespaceTag, Token, TokenSequence};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -243,6 +244,10 @@ impl<G> KvBlockManager<G> {
     /// that is not known yet volumes are asked, in a few round trips within their deadlines;
     /// `volume.lookup = "known"` never asks.
     ///
+    /// With `remote.enabled`, peers are asked first, for `remote.lookup_deadline` at most. What one
+    /// has in its memory is listed as [`Tier::G4`] too, with the peer in [`Prefix::node`]; it is
+    /// not pinned there before an onboard reads it.
+    ///
     /// Of a model with several cache groups, this is the first group's part of what every group can
     /// serve: [`match_groups`](Self::match_groups) has all parts.
     pub fn match_prefix<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Prefix {
@@ -303,11 +308,15 @@ impl<G> KvBlockManager<G> {
     }
 
     /// Where each block of `chain` is, up to the first that is nowhere: tiers, and the volume that
-    /// is known to have it. Asks no volume, pins nothing and counts as no use. Of a model with
-    /// several cache groups it is the first one with full attention that is looked at.
+    /// is known to have it. Asks no volume, pins nothing and counts as no use. With
+    /// `remote.enabled`, peers are asked for what is nowhere here, for `remote.lookup_deadline` at
+    /// most. Of a model with several cache groups it is the first one with full attention that is
+    /// looked at.
     pub fn look_up<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Vec<Places> {
         let group = self.leader.full_group();
-        places::look_up(&self.leader.registry, &self.leader.volumes, group, chain.into())
+        let Leader { registry, volumes, peers, .. } = &*self.leader;
+        let peers = peers.get().map(|peers| &**peers);
+        places::look_up_with_peers(registry, volumes, peers, group, chain.into())
     }
 
     /// Gives up on a rank: for a worker whose process is gone, or whose device is, so that it
@@ -426,8 +435,12 @@ impl<G> KvBlockManager<G> {
     /// As [`forget`](Self::forget), without waiting for a disk, as
     /// [`clear_in_background`](Self::clear_in_background).
     pub fn forget_in_background(&self, namespace: &Namespace) -> u64 {
-        let (blocks, _, on_volumes) =
-            self.leader.forget(NamespaceId::from(namespace.tag()), Commit::Background);
+        self.forget_tag_in_background(namespace.tag())
+    }
+
+    /// The same for a namespace whose tag alone is known.
+    pub fn forget_tag_in_background(&self, tag: NamespaceTag) -> u64 {
+        let (blocks, _, on_volumes) = self.leader.forget(NamespaceId::from(tag), Commit::Background);
         blocks + on_volumes
     }
 
@@ -490,6 +503,11 @@ impl<G> KvBlockManager<G> {
         #[cfg(feature = "worker")]
         status.disks.extend(self.workers.disks());
         status
+    }
+
+    /// The peers that this node has found (`remote.enabled`).
+    pub fn peers(&self) -> Vec<PeerStatus> {
+        self.leader.peers.get().map_or_else(Vec::new, |peers| peers.status())
     }
 
     /// Counters and histograms, brought up to date.

@@ -22,6 +22,7 @@ mod counters;
 mod disks;
 mod expose;
 mod histogram;
+mod peers;
 mod ranks;
 mod schema;
 mod server;
@@ -43,6 +44,7 @@ pub use counters::{
 };
 pub use disks::{DiskCounters, DiskMetrics};
 pub use histogram::{LatencyBucket, LatencyHistogram, LatencySummary};
+pub use peers::{PeerCounters, RemoteMetrics};
 pub use ranks::RankMetrics;
 pub use schema::{MetricFamily, MetricKind};
 pub use server::{MetricsServer, ServeError};

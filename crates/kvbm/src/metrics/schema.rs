@@ -1,7 +1,7 @@
 //! Which metrics there are: what dashboards and alerts are made of.
 
 use super::{Counters, Metrics};
-use kvbm_plan::{Rank, VolumeId};
+use kvbm_plan::{NodeId, Rank, VolumeId};
 
 /// How a metric counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,13 +66,13 @@ impl MetricFamily {
 }
 
 impl Metrics {
-    /// Every metric that a manager can have: with volumes, disks, tenants and workers.
+    /// Every metric that a manager can have: with volumes, disks, tenants, workers and peers.
     pub fn schema() -> Vec<MetricFamily> {
         let metrics = Self::new();
         let counters: &Counters = &metrics;
         counters.set_ranks(1);
         counters.set_tenants(["tenant".to_owned()].into_iter());
-        drop(counters.volume(VolumeId(0)));
+        drop((counters.volume(VolumeId(0)), counters.remote.peer(NodeId(0))));
         drop((counters.disks.errors(Rank(0), "dir"), counters.disks.rank(Rank(0))));
         counters.disks.set_directories(vec![[false; 2]]);
         MetricFamily::parse(&metrics.encode())

@@ -445,6 +445,8 @@ fn the_schema_of_metrics_is_what_a_manager_with_everything_says() {
         config.set("volumes.queue_share", "1").unwrap();
     });
     let socket = Socket(path);
+    // As if a peer had been announced.
+    drop(manager.metrics().remote.peer(kvbm::plan::NodeId(2)));
     let mut stream = socket.stream();
     stream.write_all(request("GET", "/metrics", "", "").as_bytes()).unwrap();
     let mut text = String::new();

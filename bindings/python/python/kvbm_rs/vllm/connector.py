@@ -147,8 +147,12 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def _start(self, ranks: list[RankMemory]) -> None:
         self._process.start(self._attention_backends(), ranks)
-        if self._publishes_events:
-            self._events = CacheEvents(self._process.manager, self._block_size)
+        if self._publishes_events and self._process.options.daemon is None:
+            self._events = CacheEvents(self._process.own_manager, self._block_size)
+        elif self._publishes_events:
+            logger.warning(
+                "kvbm: events of blocks that a node daemon keeps are published by it (its events.url), not by vLLM"
+            )
 
     # ------------------------------------------------------------------ class
 
@@ -471,7 +475,7 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if audit is None or not save.request.is_audited:
             return
         try:
-            audit.compare(self._process.manager, save.request, save.first, save.ids, after)
+            audit.compare(self._process.own_manager, save.request, save.first, save.ids, after)
         except Exception as error:
             self._process.failed("audit", error)
 
@@ -486,6 +490,9 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._has_remote_workers:
             plan: StepPlan = self._get_connector_metadata()
             self._bad = plan.bad
+            if plan.bad:
+                # Where a node daemon went, only this process knows whether a copy still writes them.
+                self._process.worker.wait_idle(list(plan.bad), _REUSE_WAIT)
             return None, plan.ended or None
         if self._has_open:
             self._collect()

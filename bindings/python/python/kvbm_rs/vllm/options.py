@@ -26,6 +26,7 @@ _OWN = (
     "audit",
     "audit_tolerance",
     "config",
+    "daemon",
     "load",
     "hashes",
     "min_blocks",
@@ -39,12 +40,20 @@ _OWN = (
 )
 
 
+#: What may be said beside `daemon`; the rest is the daemon's to say.
+_WITH_DAEMON = frozenset(
+    ("daemon", "load", "hashes", "min_blocks", "load_timeout", "prefetch", "weights", "log_level")
+)
+
+
 @dataclass(frozen=True)
 class Options:
     """What an operator set."""
 
     #: Settings of kvbm.
     config: Config
+    #: The socket of the node daemon that keeps the blocks; `None`: this engine keeps its own.
+    daemon: str | None = None
     #: `"async"`: a request waits for its load while others run. `"sync"`: the step waits.
     load: str = "async"
     #: `"engine"`: vLLM's block hashes. `"own"`: kvbm hashes tokens. `"auto"`: vLLM's where they
@@ -78,6 +87,8 @@ class Options:
         """From `kv_connector_extra_config`; a name that there is not is an error that lists those
         that there are.
         """
+        if extra.get("daemon") is not None:
+            return cls._with_daemon(extra)
         path = extra.get("config")
         config = _from_file(None if path is None else str(path))
         own: dict[str, Any] = {}
@@ -119,6 +130,33 @@ class Options:
         options = cls(
             config=config, prefill_tokens_per_s=None if speed is None else float(speed), **own
         )
+        options._check()
+        return options
+
+    @classmethod
+    def _with_daemon(cls, extra: dict[str, Any]) -> Options:
+        """Of an engine whose blocks a node daemon keeps."""
+        daemon = extra["daemon"]
+        if not isinstance(daemon, str) or not daemon:
+            raise ConfigInvalid(
+                f"option 'daemon' is {daemon!r}: give the path of the socket of `kvbm serve`, such as '/run/kvbm/node.sock'"
+            )
+        for name in extra:
+            if name in _WITH_DAEMON:
+                continue
+            if name in _OWN:
+                raise ConfigInvalid(
+                    f"option {name!r} beside 'daemon': it is for an engine that keeps its own blocks; leave one out"
+                )
+            if name in _SHORT or "." in name:
+                raise ConfigInvalid(
+                    f"option {name!r} beside 'daemon': the daemon's own configuration says it (docs/node.md); leave one out"
+                )
+            raise ConfigInvalid(
+                f"kv_connector_extra_config has {name!r}, which is no option: beside 'daemon' known are "
+                f"{', '.join(sorted(_WITH_DAEMON))}"
+            )
+        options = cls(config=Config(), **extra)
         options._check()
         return options
 

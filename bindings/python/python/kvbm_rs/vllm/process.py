@@ -13,10 +13,22 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from .. import Fence, KvBlockManager, Layout, Namespace, Worker, layout_of, logs, sockets
+from .. import (
+    Fence,
+    KvBlockManager,
+    Layout,
+    Namespace,
+    NodeEngine,
+    NodeMover,
+    Worker,
+    layout_of,
+    logs,
+    sockets,
+)
 from ..errors import BuildFailed, KvbmError
 from ..recording import build_manager
 from . import _vllm_compat as compat
+from . import node
 from .audit import Audit, comparison_of
 from .identity import adapter_version, namespace_of, process_root_is_random, tensor_shapes
 from .options import Options
@@ -83,8 +95,8 @@ class EngineProcess:
             self.audit = Audit(self.options.audit, comparison, self.counters, logger)
         #: In shadow mode.
         self.shadow: ShadowReport | None = None
-        self._manager: KvBlockManager | None = None
-        self._worker: Worker | None = None
+        self._manager: KvBlockManager | NodeEngine | None = None
+        self._worker: Worker | NodeMover | None = None
         #: Of the worker that serves its memory from this process.
         self.rank_memory: RankMemory | None = None
         self._namespaces: dict[tuple[str, str], Namespace] = {}
@@ -143,15 +155,25 @@ class EngineProcess:
         """Serves the registered tensors to the manager, which is in the scheduler's process."""
         assert self.layout is not None
         logs.set_level(compat.log_level(self.options.log_level))
-        socket = sockets.private_path(self._key)
-        self._worker = Worker(
-            self.options.config,
-            self.layout,
-            model=self.view.model,
-            rank=rank,
-            ranks=self.view.tensor_parallel,
-            socket=socket,
-        )
+        ranks, socket = self.view.tensor_parallel, ""
+        if self.options.daemon is not None:
+            self._worker = NodeMover(
+                self.options.daemon,
+                self.layout,
+                engine=node.engine_name(self.view),
+                rank=rank,
+                ranks=ranks,
+            )
+        else:
+            socket = sockets.private_path(self._key)
+            self._worker = Worker(
+                self.options.config,
+                self.layout,
+                model=self.view.model,
+                rank=rank,
+                ranks=ranks,
+                socket=socket,
+            )
         self.rank_memory = RankMemory(
             rank,
             socket,
@@ -162,7 +184,7 @@ class EngineProcess:
         )
 
     @property
-    def worker(self) -> Worker:
+    def worker(self) -> Worker | NodeMover:
         if self._worker is None:
             raise BuildFailed("the worker was not built yet, or was closed")
         return self._worker
@@ -183,6 +205,12 @@ class EngineProcess:
                 "no worker has registered KV tensors: report it with the version of vLLM and its executor"
             )
         namespace = namespace_of(self.view, self.options.weights, shapes, backends, self.own_hashes)
+        if self.options.daemon is not None:
+            self._manager = node.attach(
+                self.options.daemon, self.layout, namespace, self.view, max(1, len(ranks)), logger
+            )
+            logger.info("%s", self.describe(time.monotonic() - started))
+            return
         self._manager = build_manager(
             self.options.config,
             self.layout,
@@ -206,14 +234,18 @@ class EngineProcess:
         manager, tokens, layout = self.manager, self.view.block_size, self.layout
         assert layout is not None
         size = layout.block_bytes
-        _, host, disk, _ = manager.capacity
-        on_disk = manager.status()["tiers"]["g3"]
-        parts = [f"{host * size / 2**30:.2f} GiB of host memory = {host * tokens:,} tokens"]
-        if disk:
-            there = on_disk["inactive"] + on_disk["active"]
-            parts.append(
-                f"disk for {disk * tokens:,} tokens, {there * tokens:,} of them from before"
-            )
+        parts = []
+        if isinstance(manager, NodeEngine):
+            parts.append(node.describe(manager, str(self.options.daemon)))
+        else:
+            _, host, disk, _ = manager.capacity
+            on_disk = manager.status()["tiers"]["g3"]
+            parts.append(f"{host * size / 2**30:.2f} GiB of host memory = {host * tokens:,} tokens")
+            if disk:
+                there = on_disk["inactive"] + on_disk["active"]
+                parts.append(
+                    f"disk for {disk * tokens:,} tokens, {there * tokens:,} of them from before"
+                )
         parts.append(f"blocks of {tokens} tokens, {size / 1024:.0f} KiB")
         if self._is_on_device:
             parts.append(f"tensors on {layout.device}, which was not tried on a GPU yet")
@@ -231,10 +263,19 @@ class EngineProcess:
         return f"kvbm: {'; '.join(parts)} (ready in {seconds:.2f} s)"
 
     @property
-    def manager(self) -> KvBlockManager:
+    def manager(self) -> KvBlockManager | NodeEngine:
+        """Who has the blocks: a manager of this process, or a node daemon."""
         if self._manager is None:
             raise BuildFailed("the manager was not built yet, or was closed")
         return self._manager
+
+    @property
+    def own_manager(self) -> KvBlockManager:
+        """The manager of this process, for what a node daemon does not do."""
+        manager = self.manager
+        if isinstance(manager, NodeEngine):
+            raise KvbmError("the blocks are kept by a node daemon, which does not do this")
+        return manager
 
     @property
     def is_open(self) -> bool:

@@ -1,0 +1,45 @@
+"""A node daemon as a program, where the package is installed and the program `kvbm` is not:
+
+    python -m kvbm_rs.serve CONFIG
+
+It does what `kvbm serve --config CONFIG` does: see docs/node.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+
+from . import Config, NodeServer
+from .errors import KvbmError
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str]) -> int:
+    """Serves until SIGTERM or Ctrl-C."""
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        print("usage: python -m kvbm_rs.serve CONFIG", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    asked = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: asked.set())
+    try:
+        server = NodeServer(Config.load(arguments[0]))
+    except KvbmError as error:
+        print(f"kvbm: {error}", file=sys.stderr)
+        return 1
+    print(f"kvbm serve: at {server.socket}; process {os.getpid()}", flush=True)
+    asked.wait()
+    not_saved = server.close()
+    if not_saved is not None:
+        print(f"kvbm: {not_saved}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,146 @@
+//! `NodeMover`: copies for one rank of an engine whose cache a node daemon keeps.
+
+use crate::cuda::EngineEvents;
+use crate::errors::{Error, Kind, Result};
+use crate::guard::{Process, caught, detached, drop_detached};
+use crate::integers::{block_ids, seconds};
+use crate::layout::Layout;
+use crate::node_engine::{mover_of, status_dict};
+use kvbm::device::Event;
+use kvbm_node::{EngineTerms, NodeEngine as Attached};
+use parking_lot::RwLock;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The mover of one rank, in a process of its own: it copies between the engine's tensors and the
+/// daemon's host memory, as the scheduler (`NodeEngine`) asks for.
+///
+/// It attaches in the background, and again whenever the daemon was gone. Close it, or use it in a
+/// `with` statement: the engine's tensors may go away then.
+#[pyclass(module = "kvbm_rs", frozen, subclass)]
+pub(crate) struct NodeMover {
+    made: Process,
+    open: RwLock<Option<Arc<Open>>>,
+}
+
+/// A mover that was not closed yet.
+struct Open {
+    engine: Attached,
+    /// Where the engine's tensors lie on a device.
+    events: Option<EngineEvents>,
+}
+
+impl Drop for NodeMover {
+    fn drop(&mut self) {
+        if let Some(open) = self.open.get_mut().take() {
+            drop_detached(self.made, open);
+        }
+    }
+}
+
+impl NodeMover {
+    fn open(&self) -> Result<Arc<Open>> {
+        self.made.check("NodeMover")?;
+        let open = self.open.read().clone();
+        open.ok_or_else(|| Error::new(Kind::Closed, "the NodeMover was closed: make another one"))
+    }
+}
+
+#[pymethods]
+impl NodeMover {
+    /// Attaches to the daemon at `socket` as `rank`, one of `ranks`, of the engine with the name
+    /// `engine`, which its scheduler gives too.
+    #[new]
+    #[pyo3(signature = (socket, layout, *, engine, rank, ranks))]
+    fn new(
+        py: Python<'_>,
+        socket: PathBuf,
+        layout: &Layout,
+        engine: String,
+        rank: u16,
+        ranks: u16,
+    ) -> PyResult<Self> {
+        if rank >= ranks {
+            return Err(Error::argument(format!("rank {rank} of {ranks} ranks: ranks begin at 0")).into());
+        }
+        let memory = layout.bind(py)?;
+        let terms = EngineTerms { ranks, ..EngineTerms::new(socket, engine, layout.num_blocks()) };
+        let open = detached(py, move || {
+            let events = memory.device.clone().map(EngineEvents::new).transpose()?;
+            let engine = Attached::attach(terms, false, vec![mover_of(rank, &memory)])?;
+            Ok(Arc::new(Open { engine, events }))
+        })?;
+        Ok(Self { made: Process::this(), open: RwLock::new(Some(open)) })
+    }
+
+    /// The engine has passed the point that the scheduler calls `number` (`NodeEngine.fence`) on
+    /// this rank, or has when `after` is complete: see `Worker.signal`.
+    #[pyo3(signature = (number, after = None))]
+    fn signal(&self, py: Python<'_>, number: u64, after: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let open = self.open()?;
+        let event = match (after, &open.events) {
+            (None, _) => Event::complete(),
+            (Some(event), Some(events)) => events.follow(event)?,
+            (Some(_), None) => {
+                let text = "`after` is for tensors on a CUDA device, and those of this mover are in host memory: \
+                            leave it out";
+                return Err(Error::argument(text).into());
+            }
+        };
+        detached(py, move || {
+            open.engine.signal(number, &event);
+            Ok(())
+        })
+    }
+
+    /// Waits until no copy of this rank touches these blocks. The ids that are still busy after
+    /// `timeout` seconds.
+    fn wait_idle(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, timeout: f64) -> PyResult<Vec<u32>> {
+        let (ids, timeout, open) = (block_ids(ids)?, seconds(timeout)?, self.open()?);
+        detached(py, move || {
+            let busy = open.engine.wait_idle(&ids, Instant::now() + timeout).err();
+            Ok(busy.map_or_else(Vec::new, |busy| busy.blocks.iter().map(|id| id.0).collect()))
+        })
+    }
+
+    /// How it is attached: see `NodeEngine.status`. `ready` is always false: the scheduler knows.
+    fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let open = self.open()?;
+        let status = detached(py, move || Ok(open.engine.status()))?;
+        status_dict(py, &status)
+    }
+
+    /// Detaches; returns when nothing is copied any more. A second call does nothing.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.made.check("NodeMover")?;
+        let Some(open) = self.open.write().take() else { return Ok(()) };
+        detached(py, move || {
+            caught(move || {
+                drop(open);
+                Ok(())
+            })
+        })
+    }
+
+    /// Whether it was closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.open.read().is_none()
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_raised))]
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, pyo3::types::PyTuple>) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("NodeMover({})", if self.closed() { "closed" } else { "open" })
+    }
+}

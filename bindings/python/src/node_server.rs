@@ -1,0 +1,155 @@
+//! `NodeServer`: the node daemon, for programs in Python.
+
+use crate::config::Config;
+use crate::errors::{Error, Kind, Result};
+use crate::guard::{Process, caught, detached, drop_detached};
+use crate::integers::seconds;
+use crate::status::status_of;
+use kvbm_node::{LineTimes, NodeServer as Server};
+use parking_lot::RwLock;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Name, blocks on each rank, processes, whether all movers can copy.
+type EngineRow = (String, u32, Vec<i32>, bool);
+
+/// A node daemon in this process, as `kvbm serve` is: engines attach to its socket.
+///
+/// Close it, or use it in a `with` statement: what is not on disk by then is lost.
+#[pyclass(module = "kvbm_rs", frozen, subclass)]
+pub(crate) struct NodeServer {
+    made: Process,
+    open: RwLock<Option<Open>>,
+}
+
+/// A daemon that was not closed yet.
+struct Open {
+    server: Arc<Server>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Open {
+    fn end(&mut self) {
+        self.server.stopper()();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of a node daemon panicked");
+        }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Drop for NodeServer {
+    fn drop(&mut self) {
+        if let Some(open) = self.open.get_mut().take() {
+            drop_detached(self.made, open);
+        }
+    }
+}
+
+impl NodeServer {
+    fn server(&self) -> Result<Arc<Server>> {
+        self.made.check("NodeServer")?;
+        let server = self.open.read().as_ref().map(|open| Arc::clone(&open.server));
+        server.ok_or_else(|| Error::new(Kind::Closed, "the NodeServer was closed: make another one"))
+    }
+}
+
+#[pymethods]
+impl NodeServer {
+    /// Builds the manager of `config` and listens at `socket`, or at its `node.socket`: a private
+    /// socket, in a folder in which no other user writes.
+    #[new]
+    #[pyo3(signature = (config, socket = None))]
+    fn new(py: Python<'_>, config: &Config, socket: Option<PathBuf>) -> PyResult<Self> {
+        let settings = config.settings.clone();
+        let Some(socket) = socket.or_else(|| settings.node.socket.clone()) else {
+            return Err(Error::argument("no socket to listen at: give `socket`, or set node.socket").into());
+        };
+        let open = detached(py, move || {
+            let blocks = settings.node.engine_blocks;
+            let server = Arc::new(Server::bind(&settings, &socket, blocks, LineTimes::default())?);
+            let serving = Arc::clone(&server);
+            let thread = std::thread::Builder::new().name("kvbm-node".into()).spawn(move || serving.serve());
+            let thread = thread.map_err(|error| {
+                let text = format!("cannot start the daemon's thread: {error}; raise the limit of threads");
+                Error::new(Kind::Build, text)
+            })?;
+            Ok(Open { server, thread: Some(thread) })
+        })?;
+        Ok(Self { made: Process::this(), open: RwLock::new(Some(open)) })
+    }
+
+    /// Where it listens.
+    #[getter]
+    fn socket(&self) -> Result<PathBuf> {
+        Ok(self.server()?.path().to_owned())
+    }
+
+    /// The engines that are attached: name, blocks on each rank, processes, and whether all its
+    /// movers can copy.
+    fn engines(&self, py: Python<'_>) -> PyResult<Vec<EngineRow>> {
+        let server = self.server()?;
+        detached(py, move || {
+            let engines = server.engines().into_iter();
+            Ok(engines.map(|engine| (engine.name, engine.blocks, engine.pids, engine.ready)).collect())
+        })
+    }
+
+    /// As of a manager: tiers and their blocks.
+    fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let server = self.server()?;
+        let status = detached(py, move || Ok(server.manager().status()))?;
+        status_of(py, &status)
+    }
+
+    /// All metrics in the OpenMetrics text format.
+    fn metrics_text(&self, py: Python<'_>) -> PyResult<String> {
+        let server = self.server()?;
+        detached(py, move || Ok(server.manager().metrics().encode()))
+    }
+
+    /// Closes the lines of engines, saves what time allows and stops. What could not be saved, as
+    /// text; `None` where all was. A second call does nothing.
+    #[pyo3(signature = (timeout = 30.0))]
+    fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<String>> {
+        self.made.check("NodeServer")?;
+        let timeout: Duration = seconds(timeout)?;
+        let Some(mut open) = self.open.write().take() else { return Ok(None) };
+        detached(py, move || {
+            caught(move || {
+                open.end();
+                let report = open.server.shutdown(timeout);
+                let error = report.flush_error.map(|error| format!("; {error}"));
+                let whole = report.not_saved == 0 && report.drained && error.is_none();
+                let lost = format!("{} blocks were not saved{}", report.not_saved, error.unwrap_or_default());
+                Ok((!whole).then_some(lost))
+            })
+        })
+    }
+
+    /// Whether it was closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.open.read().is_none()
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_raised))]
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, pyo3::types::PyTuple>) -> PyResult<()> {
+        self.close(py, 30.0).map(drop)
+    }
+}
