@@ -285,7 +285,7 @@ impl Config {
             return broken(KEY, &format!("{} groups", groups.len()), &rule);
         }
         groups.iter().try_for_each(|group| self.validate_group(group))?;
-        if !groups.iter().any(|group| matches!(group.content, LayerContent::Kv { .. })) {
+        if groups.iter().all(|group| group.kind == GroupKind::State) {
             let rule = "must have a group that keeps tokens: a cache of states alone shares no prefix";
             return broken(KEY, &model.groups, rule);
         }
@@ -316,8 +316,15 @@ impl Config {
                 ]
             }
             LayerContent::State { bytes } => [("bytes", u64::from(bytes), u64::from(u32::MAX)); 3],
+            LayerContent::Opaque { rank_bytes } => {
+                [("rank_bytes", u64::from(rank_bytes), u64::from(u32::MAX)); 3]
+            }
         };
-        let layers = ("layers", u64::from(group.layers), MAX_LAYERS);
+        let most = match group.content {
+            LayerContent::Opaque { .. } => OpaqueLayout::MAX_TENSORS as u64,
+            LayerContent::Kv { .. } | LayerContent::State { .. } => MAX_LAYERS,
+        };
+        let layers = ("layers", u64::from(group.layers), most);
         let window = match group.kind {
             GroupKind::SlidingWindow(tokens) => ("window", u64::from(tokens), u64::from(u32::MAX)),
             GroupKind::Full | GroupKind::State => layers,

@@ -179,7 +179,7 @@ impl Leader {
     /// tier, and whether peers or volumes were asked, or would be. Counts as one use of every block
     /// in it.
     pub(crate) fn match_prefix(&self, chain: BlockChain<'_>, probe: Probe) -> (Prefix, bool) {
-        if self.groups.len() > 1 {
+        if self.has_groups() {
             // Volumes hold no blocks of such models.
             return (self.match_groups(chain).swap_remove(0), false);
         }
@@ -204,7 +204,7 @@ impl Leader {
 
     /// For each cache group its part of the longest prefix of `chain` that all of them can serve.
     pub(crate) fn match_groups(&self, chain: BlockChain<'_>) -> Vec<Prefix> {
-        if self.groups.len() <= 1 {
+        if !self.has_groups() {
             return vec![self.match_prefix(chain, Probe::Wait).0];
         }
         let mut parts = self.registry.match_groups(chain, TierMask::ALL);
@@ -223,6 +223,11 @@ impl Leader {
             self.registry.touch(group, used);
         }
         parts
+    }
+
+    /// Whether the model has several cache groups.
+    pub(crate) fn has_groups(&self) -> bool {
+        self.groups.len() > 1
     }
 
     /// The cache groups.
