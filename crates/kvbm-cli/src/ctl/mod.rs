@@ -113,7 +113,8 @@ pub enum CtlCall {
         /// What to forget.
         #[command(flatten)]
         namespace: NamespaceArgs,
-        /// The manager's own namespace: the name of its model, so that nobody forgets the wrong one.
+        /// The manager's own namespace: the name of its model, so that nobody forgets the wrong
+        /// one.
         #[arg(long, value_name = "NAME")]
         model: Option<String>,
         /// How long disks and volumes may take to confirm it.

@@ -127,7 +127,8 @@ impl Fields {
         }
     }
 
-    /// The blocks that a call is about. `namespace` is that of the tenant and adapter that it names.
+    /// The blocks that a call is about. `namespace` is that of the tenant and the adapter that it
+    /// names.
     pub(super) fn chain(&self, namespace: &Namespace) -> Result<AskedChain, Refusal> {
         let hasher = namespace.hasher().map_err(Refusal::wrong)?;
         let given: Vec<_> = CHAIN[..3].iter().copied().filter(|name| self.get(name).is_some()).collect();
