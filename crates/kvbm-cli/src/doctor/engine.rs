@@ -91,7 +91,9 @@ fn binding(version: &str) -> Finding {
 fn hash_seed() -> Finding {
     let state = match std::env::var_os("PYTHONHASHSEED") {
         Some(seed) => format!("{}: vLLM's hashes are used", seed.to_string_lossy()),
-        None => "not set: vLLM's sha256 hashes are used; of other algorithms the connector hashes itself".into(),
+        None => {
+            "not set: vLLM's sha256 hashes are used; of other algorithms the connector hashes itself".into()
+        }
     };
     Finding::ok("PYTHONHASHSEED", state)
 }
