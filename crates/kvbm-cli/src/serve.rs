@@ -31,6 +31,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 
+    /// Take the place of the daemon at this socket, with its host memory: the model, the
+    /// namespace, the ranks, host.capacity and transfer.staging are as they were.
+    #[arg(long)]
+    pub take_over: bool,
+
     /// Serve Prometheus metrics at this address.
     #[arg(long, value_name = "ADDR")]
     pub metrics: Option<SocketAddr>,
@@ -45,8 +50,12 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     };
     interrupt::catch();
     log_lines::install();
-    let server = NodeServer::bind(&config, socket, config.node.engine_blocks, LineTimes::default())
-        .context("cannot start the node daemon")?;
+    let (blocks, times) = (config.node.engine_blocks, LineTimes::default());
+    let server = match args.take_over {
+        true => NodeServer::take_over(&config, socket, blocks, times),
+        false => NodeServer::bind(&config, socket, blocks, times),
+    };
+    let server = server.context("cannot start the node daemon")?;
     let _metrics =
         args.metrics.map(|addr| crate::serve_metrics(server.manager().metrics(), addr)).transpose()?;
     crate::show(&format!("{}\n", first_line(&config, &server)), false)?;
@@ -65,6 +74,10 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         server.serve();
         ended.store(true, Ordering::Release);
     });
+    if server.is_handed_over() {
+        note("kvbm serve: another daemon has taken over");
+        return Ok(());
+    }
     let report = server.shutdown(STOP_TIME);
     if report.not_saved > 0 {
         note(&format!(

@@ -28,7 +28,7 @@
 //! |---|---|---|
 //! | `start` | builds a worker: tiers, executors, threads | `manager`, `volume_requests`, `scrub`, `flush`, `execute`, `threads`, `hub`, `schedule`, `host`, `slot_layout`, `damaged_objects`, `config`, `movers`, `error`, `completion_queue` |
 //! | `predecessor` | blocks that a deployment with another number of ranks left on disk | `geometry`, `config` |
-//! | `manager` | the worker: commands in, reports out | `volume_requests`, `scrub`, `handle`, `flush`, `hub`, `schedule`, `stats`, `finished`, `report_slot`, `error` |
+//! | `manager` | the worker: commands in, reports out | `volume_requests`, `scrub`, `handle`, `flush`, `hub`, `schedule`, `stats`, `finished`, `report_slot`, `host`, `config`, `error` |
 //! | `volume_requests` | probes, removals, opening and closing of volumes | `execute`, `volume_threads`, `hub`, `damaged_objects`, `cuts`, `config`, `error` |
 //! | `scrub` | verifies G3 in the background | `hub` |
 //! | `handle` | a submitted plan: future, wait, cancel | `hub`, `report_slot` |

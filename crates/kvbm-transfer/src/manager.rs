@@ -1,9 +1,11 @@
 //! The worker: commands in, reports out.
 
+use crate::config::HostContent;
 use crate::error::{BlocksBusy, ShutdownError, SubmitError};
 use crate::finished::FinishedPlan;
 use crate::flush::Flusher;
 use crate::handle::TransferHandle;
+use crate::host::HostTier;
 use crate::hub::Hub;
 use crate::report_slot::ReportSlot;
 use crate::schedule::Reply;
@@ -65,6 +67,7 @@ use std::time::{Duration, Instant};
 pub struct TransferManager {
     pub(crate) hub: Arc<Hub>,
     pub(crate) disk: Option<Arc<DiskEngine>>,
+    pub(crate) host: Option<Arc<HostTier>>,
     pub(crate) flusher: Option<Arc<Flusher>>,
     pub(crate) scrub: Option<Arc<Scrub>>,
     /// Taken away when the worker shuts down.
@@ -154,6 +157,11 @@ impl TransferManager {
     /// plan. The last 65,536 are kept; [`WorkerStats::finished_dropped`] counts the others.
     pub fn drain_finished(&self) -> Vec<FinishedPlan> {
         self.hub.drain_finished()
+    }
+
+    /// Whole blocks in G2, with their checksums: of slots that the leader has given up, too.
+    pub fn host_contents(&self) -> Vec<HostContent> {
+        self.host.as_ref().map_or_else(Vec::new, |host| host.contents())
     }
 
     /// Counters so far.

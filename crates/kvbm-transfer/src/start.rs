@@ -87,6 +87,7 @@ fn assemble(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartEr
     let mut manager = TransferManager {
         hub: Arc::clone(&hub),
         disk: config.g3.as_ref().map(|tier| Arc::clone(&tier.engine)),
+        host: parts.host.clone(),
         flusher: None,
         scrub: None,
         volumes: Mutex::default(),
@@ -197,7 +198,9 @@ impl Parts {
         let host = match &config.g2 {
             Some(_) => {
                 let groups = config.groups().filter_map(|[_, g2]| g2.cloned());
-                Some(Arc::new(HostTier::new(groups, sums, config.verify_host, config.claimed_elsewhere)?))
+                let host = HostTier::new(groups, sums, config.verify_host, config.claimed_elsewhere)?;
+                host.adopt(&config.kept);
+                Some(Arc::new(host))
             }
             None => None,
         };
