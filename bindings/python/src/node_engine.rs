@@ -1,5 +1,7 @@
 //! `NodeEngine`: a scheduler whose cache a node daemon keeps.
 
+#![expect(clippy::needless_pass_by_value, reason = "what Python arguments become")]
+
 use crate::cuda::EngineEvents;
 use crate::errors::{Error, Kind, Result};
 use crate::fence::Fence;

@@ -14,6 +14,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+/// Name, blocks on each rank, processes, whether all movers can copy.
+type EngineRow = (String, u32, Vec<i32>, bool);
+
 /// A node daemon in this process, as `kvbm serve` is: engines attach to its socket.
 ///
 /// Close it, or use it in a `with` statement: what is not on disk by then is lost.
@@ -95,7 +98,7 @@ impl NodeServer {
 
     /// The engines that are attached: name, blocks on each rank, processes, and whether all its
     /// movers can copy.
-    fn engines(&self, py: Python<'_>) -> PyResult<Vec<(String, u32, Vec<i32>, bool)>> {
+    fn engines(&self, py: Python<'_>) -> PyResult<Vec<EngineRow>> {
         let server = self.server()?;
         detached(py, move || {
             let engines = server.engines().into_iter();

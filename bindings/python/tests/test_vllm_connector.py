@@ -197,7 +197,8 @@ class Engine:
         if executor == "mp":
             self.scheduler.set_xfer_handshake_metadata(handshakes)
         self.is_remote = executor == "mp"
-        self.manager = self.scheduler._process.manager
+        #: A manager, or a `NodeEngine`.
+        self.manager: Any = self.scheduler._process.manager
 
     @property
     def totals(self) -> dict[str, float]:

@@ -118,8 +118,9 @@ impl SchedulerSession {
 
     /// What the manager calls a point of the engine's work.
     fn fence(&self, number: u64) -> Result<Option<Fence>, String> {
-        let register =
-            |events: &[kvbm::device::Event]| self.node.manager.fence(events).map_err(|error| error.to_string());
+        let register = |events: &[kvbm::device::Event]| {
+            self.node.manager.fence(events).map_err(|error| error.to_string())
+        };
         self.life.fence(number, register)
     }
 

@@ -228,7 +228,9 @@ impl Life {
     pub(crate) fn passed(&self, rank: u16, number: u64) {
         let passed = self.points.lock().passed(rank, number);
         // Without the lock: copies start on this thread.
-        passed.into_iter().for_each(|point| point.complete(Ok(())));
+        for point in passed {
+            point.complete(Ok(()));
+        }
     }
 
     /// Tells the scheduler something; whether it was taken.

@@ -4,7 +4,8 @@ use kvbm::Fence;
 use kvbm::device::{Completer, Event};
 use std::collections::BTreeMap;
 
-/// Points of a rank that copies may wait for at a time; what waits for the oldest fails beyond that.
+/// Points of a rank that copies may wait for at a time; what waits for the oldest fails beyond
+/// that.
 const MAX_OPEN: usize = 1024;
 
 /// The points of one engine.
@@ -105,7 +106,9 @@ mod tests {
     }
 
     fn complete(completers: Vec<Completer>) {
-        completers.into_iter().for_each(|completer| completer.complete(Ok(())));
+        for completer in completers {
+            completer.complete(Ok(()));
+        }
     }
 
     #[test]

@@ -378,9 +378,7 @@ class NodeMover:
 class NodeServer:
     """A node daemon in this process."""
 
-    def __new__(
-        cls, config: Config, socket: str | PathLike[str] | None = None
-    ) -> NodeServer: ...
+    def __new__(cls, config: Config, socket: str | PathLike[str] | None = None) -> NodeServer: ...
     @property
     def socket(self) -> Path: ...
     @property

@@ -90,12 +90,15 @@ fn copies_wait_until_every_rank_has_passed_their_point() {
         std::thread::sleep(Duration::from_millis(1));
     };
     assert_eq!((load.arrived, load.failures.len()), (2, 0), "{load:?}");
-    assert!((0..2).all(|rank| parts.holds(rank, 7, 10 + rank as u8) && parts.holds(rank, 8, 20 + rank as u8)));
+    assert!(
+        (0..2).all(|rank| parts.holds(rank, 7, 10 + rank as u8) && parts.holds(rank, 8, 20 + rank as u8))
+    );
     // A daemon that is new hears of the points that were passed before.
     drop(daemon);
     let _daemon = Daemon::start(&socket, &config);
     let until = Instant::now() + PATIENCE;
-    while parts.scheduler.offload_after(&blocks(&[3, 4]), &tokens, 0, Some(3)).unwrap_or_default().started < 2 {
+    while parts.scheduler.offload_after(&blocks(&[3, 4]), &tokens, 0, Some(3)).unwrap_or_default().started < 2
+    {
         assert!(Instant::now() < until, "{:?}", parts.scheduler.status());
         std::thread::sleep(Duration::from_millis(2));
     }

@@ -35,6 +35,8 @@ pub(super) struct PendingRemovals {
     /// Slots that were noted since it began to say that: of these it may have said before what is
     /// in them. `None` where no worker says that.
     noted_since: Option<BTreeSet<BlockId>>,
+    /// Whether a worker has started again and has not said yet what it found in all these slots.
+    awaits_report: bool,
     /// The flush that a new worker was asked for behind all of it, by its token, and how far it had
     /// been sent then.
     catching_up: Option<(u64, u64)>,
@@ -118,6 +120,7 @@ impl PendingRemovals {
         self.removals.iter_mut().for_each(|(_, sent)| *sent = None);
         self.slots.values_mut().for_each(|sent| *sent = None);
         self.catching_up = None;
+        self.awaits_report = !self.slots.is_empty();
         self.unsent()
     }
 
@@ -142,6 +145,7 @@ impl PendingRemovals {
     /// there, need not be released there any more, unless they were noted meanwhile. Blocks of the
     /// registry in whose place it found another one.
     pub(super) fn found_all(&mut self, registered: &HashMap<BlockId, BlockIdentity>) -> Vec<BlockIdentity> {
+        self.awaits_report = false;
         let (found, since) = (std::mem::take(&mut self.found), self.noted_since.take().unwrap_or_default());
         let is_other = |slot: &BlockId| {
             found.get(slot).is_some_and(|found| registered.get(slot).is_none_or(|block| block != found))
@@ -280,15 +284,31 @@ impl Slots {
         if due.slots.is_empty() {
             return;
         }
-        // Slots that another block has by now, or is on its way to, stay pending: that block may
-        // not be durable there either.
         let unused: HashSet<BlockId> = self.unused().into_iter().collect();
-        let slots: Vec<BlockId> = due.slots.iter().filter(|slot| unused.contains(slot)).copied().collect();
-        for part in slots.chunks(Command::MAX_RELEASE) {
+        let (free, used): (Vec<BlockId>, Vec<BlockId>) =
+            due.slots.iter().partition(|slot| unused.contains(slot));
+        for part in free.chunks(Command::MAX_RELEASE) {
             if self.ranks.send_to(rank, &release(part)).is_ok() {
                 pending.lock().slots_sent(part);
             }
         }
+        if in_use && !used.is_empty() {
+            let overwritten = self.overwritten(&used);
+            let mut pending = pending.lock();
+            // The disk of a worker that has not said what it found may lack the registered block.
+            if !pending.awaits_report {
+                pending.slots_sent(&overwritten);
+            }
+        }
+    }
+
+    /// Of these slots, those that a registered block has: each rank has reported that it wrote that
+    /// block over what was removed, so the next flush makes the removal durable. A block that is
+    /// only on its way to a slot proves nothing.
+    fn overwritten(&self, slots: &[BlockId]) -> Vec<BlockId> {
+        let (blocks, _) = self.registry.snapshot(Tier::G3);
+        let registered: HashSet<BlockId> = blocks.into_iter().map(|(slot, _)| slot).collect();
+        slots.iter().filter(|slot| registered.contains(slot)).copied().collect()
     }
 
     /// Slots of G3 that hold no block and that nothing is on its way to, in order. Under the lock

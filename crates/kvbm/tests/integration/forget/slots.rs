@@ -12,6 +12,11 @@ use std::time::Duration;
 /// be released on the disk of rank 1. The plan that brought what was released, and the one that
 /// came after it.
 fn released_and_written_again(ranks: &Ranks) -> (KvBlockManager<Owned>, [TransferPlan; 2]) {
+    written_again(ranks, Mode::Answer)
+}
+
+/// The same, where rank 1 is in this mode when its slots are released.
+fn written_again(ranks: &Ranks, at_release: Mode) -> (KvBlockManager<Owned>, [TransferPlan; 2]) {
     let manager = ranks.manager([16, 16, 2], |config| config.offload.g2_g3.write_through = true);
     ranks.start(0);
     ranks.start(1);
@@ -28,10 +33,12 @@ fn released_and_written_again(ranks: &Ranks) -> (KvBlockManager<Owned>, [Transfe
             // Durable at once, with all that was released before; what is on its way is released
             // later.
             ranks.set_all(Mode::Answer);
+            ranks.set(1, at_release);
             manager.forget(manager.namespace());
         }
         ranks.execute(1);
         assert!(manager.wait_offloads(soon()));
+        ranks.set_all(Mode::Answer);
         down
     };
     let plans = [write(1, true), write(2, false)];
@@ -83,6 +90,18 @@ fn slots_that_were_in_use_when_a_worker_started_again_are_released_before_the_en
         manager.step();
     }
     assert_eq!(manager.shutdown(Duration::from_secs(60)).removals_unconfirmed, 0);
+}
+
+/// A rank refuses a release, and other blocks are written to those slots before it is sent again.
+/// Mutation that makes it fail: slots of registered blocks stay pending.
+#[test]
+fn a_refused_release_is_durable_with_the_block_that_overwrites_it() {
+    let ranks = Ranks::new(2);
+    let (manager, plans) = written_again(&ranks, Mode::Busy);
+    let slots: HashSet<_> = plans[0].blocks.iter().map(|block| block.dst).collect();
+    assert_eq!(manager.shutdown(Duration::from_secs(60)).removals_unconfirmed, 0);
+    let told = ranks.commands(1);
+    assert!(!slots.iter().any(|&slot| releases(&told, slot)), "the new blocks stay: {told:?}");
 }
 
 #[test]
