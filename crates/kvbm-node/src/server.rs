@@ -9,7 +9,7 @@ use crate::node::Node;
 use crate::protocol::{Bytes, MAX_NAME, Memory, Role, Terms, Welcome, decode, encode};
 use crate::shape::{difference, shape_of};
 use crate::successor;
-use kvbm::config::Config;
+use kvbm::config::{Capacity, Config};
 use kvbm::{Engine, KeptHost, KvBlockManager, Movers, ShutdownReport};
 use kvbm_link::{AttachListener, AttachService, AttachedSender, AttachedSession, Attachment, LineTimes};
 use parking_lot::RwLock;
@@ -72,7 +72,10 @@ impl NodeServer {
         engine_blocks: u32,
         times: LineTimes,
     ) -> Result<Self, DaemonError> {
-        config.validate().map_err(kvbm::BuildError::from)?;
+        // What is wrong here is found before the other daemon ends.
+        let mut checked = config.clone();
+        checked.device.capacity = Capacity::NONE;
+        checked.validate().map_err(kvbm::BuildError::from)?;
         let kept = successor::take_over(config, socket, times);
         let wrong = |reason| DaemonError::TakeOver { socket: socket.display().to_string(), reason };
         Self::start(config, socket, engine_blocks, times, Some(kept.map_err(wrong)?))

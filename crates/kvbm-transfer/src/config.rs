@@ -5,7 +5,7 @@ use crate::movers::MoverTier;
 use kvbm_device::Device;
 use kvbm_disk::{DiskEngine, Recovered};
 use kvbm_kernels::Backend;
-use kvbm_plan::{Epoch, Path, Rank, TransferPlan};
+use kvbm_plan::{BlockId, BlockIdentity, Epoch, Path, Rank, TransferPlan};
 use kvbm_storage::BoundLayout;
 use kvbm_volume::{BlobSlice, VolumeRegistry};
 use std::fmt;

@@ -80,7 +80,9 @@ mod threads;
 mod volume_requests;
 mod volume_threads;
 
-pub use config::{DiskTier, GroupMemory, PathConfig, PathConfigs, VerifyHost, VolumeTier, WorkerConfig};
+pub use config::{
+    DiskTier, GroupMemory, HostContent, PathConfig, PathConfigs, VerifyHost, VolumeTier, WorkerConfig,
+};
 pub use error::{BlocksBusy, ShutdownError, StartError, SubmitError};
 pub use finished::FinishedPlan;
 pub use geometry::{GroupsGeometry, OpaqueGeometry, SlotGeometry, UnknownGeometry};

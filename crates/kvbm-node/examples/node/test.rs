@@ -1,7 +1,7 @@
 //! The test: rounds of accidents, and what must hold after each.
 
 use crate::process::TestProcess;
-use crate::{Options, Random};
+use crate::{Options, Random, TAKE_OVER};
 use rustix::process::Signal;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};

@@ -90,7 +90,7 @@ impl SharedHost {
     /// # Errors
     /// [`WorkerError`] names the setting.
     pub fn layout_of(config: &Config, rank: Rank) -> Result<Arc<dyn BlockLayout>, WorkerError> {
-        let [_, g2_blocks, _] = config.capacity_blocks();
+        let [_, g2_blocks, _] = config.tier_blocks();
         let (all, _) = shared_layout(config, rank, g2_blocks)?;
         Ok(Arc::new(all))
     }
