@@ -97,7 +97,7 @@ mod tests {
     fn content(block: u32) -> HostContent {
         let hash = SequenceHash::from_bytes([0xee; 16]);
         let identity = BlockIdentity {
-            namespace: NamespaceId(u64::MAX),
+            namespace: NamespaceId(u32::MAX),
             group: GroupId(7),
             hash,
             parent: Some(hash),
@@ -109,7 +109,8 @@ mod tests {
     #[test]
     fn what_is_packed_is_unpacked_within_its_bound_and_nothing_else_is() {
         let memory = Arc::new(SharedStorage::create(8192, HugePages::No).unwrap());
-        let rank = |blocks| KeptHost { memory: Arc::clone(&memory), contents: (0..blocks).map(content).collect() };
+        let rank =
+            |blocks| KeptHost { memory: Arc::clone(&memory), contents: (0..blocks).map(content).collect() };
         let ranks = [rank(4000), rank(4000)];
         let found = unpack(pack(&ranks).unwrap(), 4000).unwrap();
         assert!(found.iter().zip(&ranks).all(|(found, rank)| found.contents == rank.contents));

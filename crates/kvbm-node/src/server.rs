@@ -225,7 +225,8 @@ impl Service {
     /// The memory that a process with these terms maps.
     fn memory(&self, terms: &Terms) -> Result<Option<Memory>, String> {
         let Role::Mover(rank) = terms.role else { return Ok(None) };
-        let host = self.node.hosts.get(usize::from(rank)).ok_or_else(|| format!("there is no rank {rank}"))?;
+        let host =
+            self.node.hosts.get(usize::from(rank)).ok_or_else(|| format!("there is no rank {rank}"))?;
         let ours = shape_of(host.slots.layout().config());
         if let Some(difference) = difference(&terms.shape, &ours) {
             return Err(difference);

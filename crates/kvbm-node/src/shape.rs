@@ -37,9 +37,7 @@ fn opaque_tensors(layout: &LayoutConfig) -> String {
 /// The first difference between what an engine has and what a daemon has, in words.
 pub(crate) fn difference(theirs: &[(String, String)], ours: &[(String, String)]) -> Option<String> {
     let (name, theirs, ours) = first_difference(theirs, ours)?;
-    Some(format!(
-        "{name}: the engine has {theirs}, the daemon has {ours}; start both for the same model"
-    ))
+    Some(format!("{name}: the engine has {theirs}, the daemon has {ours}; start both for the same model"))
 }
 
 /// The first difference: its name and both values.

@@ -150,8 +150,7 @@ pub(crate) fn take_over(config: &Config, socket: &Path, times: LineTimes) -> Res
         shape,
     };
     let times = LineTimes { handshake: ANSWER_TIME, ..times };
-    let mut welcomed =
-        Welcomed::attach(socket, &encode(&terms), times).map_err(|error| error.to_string())?;
+    let mut welcomed = Welcomed::attach(socket, &encode(&terms), times).map_err(|error| error.to_string())?;
     let files = std::mem::take(&mut welcomed.files);
     let old = welcomed.sender();
     let [_, slots, _] = config.capacity_blocks();

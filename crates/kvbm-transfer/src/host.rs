@@ -591,7 +591,8 @@ mod tests {
         assert_eq!(contents.len(), 1, "a part of a block is none: {contents:?}");
         assert_eq!((contents[0].block, contents[0].identity), (BlockId(1), block(1)));
         let sums = BlockChecksum::new([0; 16]);
-        let theirs = Arc::new(HostTier::new([ours.bound().clone()], sums, VerifyHost::Always, false).unwrap());
+        let theirs =
+            Arc::new(HostTier::new([ours.bound().clone()], sums, VerifyHost::Always, false).unwrap());
         let beyond = HostContent { block: BlockId(9), ..contents[0] };
         theirs.adopt(&[contents[0], beyond]);
         assert_eq!(theirs.contents(), contents);

@@ -13,9 +13,9 @@ use crate::worker::{MessageSink, WorkerLink};
 use crate::workers::{G1Memory, GroupTensors, KeptHost, WorkerError};
 #[cfg(feature = "worker")]
 use kvbm_device::Device;
-use kvbm_plan::{Epoch, Rank};
 #[cfg(feature = "worker")]
 use kvbm_plan::{BlockId, BlockIdentity, RecoveredBlock};
+use kvbm_plan::{Epoch, Rank};
 use kvbm_pool::EvictionPolicy;
 #[cfg(feature = "worker")]
 use kvbm_storage::BoundLayout;

@@ -162,7 +162,8 @@ pub use tenants::{TenantError, TenantOnTier, TenantStatus};
 pub use volume::{VolumeSetError, VolumeStatus};
 #[cfg(feature = "worker")]
 pub use workers::{
-    DiskStatus, G1Memory, GroupTensors, KeptHost, SharedHost, TookOver, Worker, WorkerError, WorkerServer, Workers,
+    DiskStatus, G1Memory, GroupTensors, KeptHost, SharedHost, TookOver, Worker, WorkerError, WorkerServer,
+    Workers,
 };
 
 #[cfg(feature = "worker")]

@@ -41,7 +41,8 @@ struct Options {
 
 impl Options {
     fn parse(args: impl Iterator<Item = String>) -> Self {
-        let mut options = Self { dir: PathBuf::new(), rounds: 1, take_overs: 0, seed: 1, name: String::new() };
+        let mut options =
+            Self { dir: PathBuf::new(), rounds: 1, take_overs: 0, seed: 1, name: String::new() };
         let mut args = args;
         while let Some(name) = args.next() {
             let value = args.next().unwrap_or_else(|| panic!("{name} needs a value"));

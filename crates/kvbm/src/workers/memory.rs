@@ -263,7 +263,8 @@ impl RankMemory {
     ) -> Result<Self, WorkerError> {
         let (g1, g2) = memory.resolve(config, rank, blocks)?;
         let is_new = memory.kept().is_empty();
-        let population = g2.first().filter(|_| config.host.populate && is_new).and_then(|g2| populate(g2, rank));
+        let population =
+            g2.first().filter(|_| config.host.populate && is_new).and_then(|g2| populate(g2, rank));
         Ok(Self { g1, g2, kept: memory.kept().to_vec(), _population: population })
     }
 
