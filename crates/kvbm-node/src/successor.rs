@@ -154,7 +154,7 @@ pub(crate) fn take_over(config: &Config, socket: &Path, times: LineTimes) -> Res
     let files = std::mem::take(&mut welcomed.files);
     let old = welcomed.sender();
     let [_, slots, _] = config.capacity_blocks();
-    let kept = handover::unpack(files, u64::from(slots));
+    let kept = handover::unpack(files, slots);
     // It waits for this.
     old.close();
     drop(welcomed);

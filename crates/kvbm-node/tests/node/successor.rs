@@ -28,10 +28,7 @@ fn a_daemon_hands_over_to_one_that_fits_and_to_no_other() {
             crate::support::config(1, "[host]\ncapacity = \"33 blocks\"\n"),
             "(host.capacity): the new daemon has 33, this one 32",
         ),
-        (
-            crate::support::config(1, &format!("{host}[transfer]\nstaging = \"1MiB\"\n")),
-            "(transfer.staging)",
-        ),
+        (crate::support::config(1, &format!("{host}[transfer]\nstaging = \"1MiB\"\n")), "(transfer.staging)"),
         (crate::support::config(2, host), "the new daemon has 2 ranks, this one 1"),
         (other, "the namespace differs"),
     ] {
