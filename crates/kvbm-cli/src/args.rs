@@ -18,6 +18,7 @@ use crate::events::EventsCommand;
 use crate::features;
 use crate::layout::LayoutCommand;
 use crate::number::{SOME, whole};
+use crate::remote::RemoteCommand;
 use crate::serve::ServeArgs;
 use crate::size::SizeArgs;
 use crate::worker::WorkerArgs;
@@ -58,6 +59,12 @@ pub enum CliCommand {
         /// What to do.
         #[command(subcommand)]
         command: EventsCommand,
+    },
+    /// Look into the memory of other nodes: who is announced, a prefix from a peer, what it costs.
+    Remote {
+        /// What to do.
+        #[command(subcommand)]
+        command: RemoteCommand,
     },
     /// Say how many tokens of a model fit into host memory and disk.
     Size(SizeArgs),

@@ -18,6 +18,7 @@ mod notify;
 mod number;
 pub mod pattern;
 pub mod progress;
+pub mod remote;
 pub mod replay;
 pub mod report;
 pub mod rng;
@@ -61,6 +62,7 @@ pub fn run() -> ExitCode {
         Some(CliCommand::Doctor(args)) => run_doctor(args),
         Some(CliCommand::Events { command }) => events::run(command),
         Some(CliCommand::Layout { command }) => run_layout(command),
+        Some(CliCommand::Remote { command }) => remote::run(command),
         Some(CliCommand::Size(args)) => run_size(args),
         Some(CliCommand::Serve(args)) => serve::run(args),
         Some(CliCommand::Worker(args)) => worker::run(args),

@@ -36,6 +36,15 @@ pub struct ServeArgs {
     #[arg(long)]
     pub take_over: bool,
 
+    /// Share host memory with the nodes that are announced in this folder, and read from theirs
+    /// [default: remote.directory, where remote.enabled].
+    #[arg(long, value_name = "DIR")]
+    pub remote: Option<PathBuf>,
+
+    /// This node's number among its peers, with --remote [default: remote.node].
+    #[arg(long, value_name = "N", requires = "remote")]
+    pub node: Option<u32>,
+
     /// Serve Prometheus metrics at this address.
     #[arg(long, value_name = "ADDR")]
     pub metrics: Option<SocketAddr>,
@@ -43,7 +52,14 @@ pub struct ServeArgs {
 
 /// Serves engines until SIGTERM or Ctrl-C.
 pub fn run(args: &ServeArgs) -> Result<()> {
-    let config = Config::load(Some(&args.config))?;
+    let mut config = Config::load(Some(&args.config))?;
+    if let Some(folder) = &args.remote {
+        config.remote.enabled = true;
+        config.remote.directory = Some(folder.clone());
+        config.remote.node = args.node.unwrap_or(config.remote.node);
+        config.validate()?;
+    }
+    let config = config;
     let Some(socket) = args.socket.as_ref().or(config.node.socket.as_ref()) else {
         let why = "no socket to listen at: name one with --socket PATH, or in node.socket";
         return Err(WrongUsage(why.to_owned()).into());
@@ -97,8 +113,11 @@ fn first_line(config: &Config, server: &NodeServer) -> String {
     let ranks = config.parallelism.tensor_parallel;
     let disk = config.disk.dir.as_ref().filter(|_| g3 > 0);
     let disk = disk.map_or(String::new(), |dir| format!(", G3 {g3} blocks in {}", dir.display()));
+    let remote = config.remote.directory.as_ref().filter(|_| config.remote.enabled);
+    let remote =
+        remote.map_or(String::new(), |dir| format!(", node {} in {}", config.remote.node, dir.display()));
     format!(
-        "kvbm serve: {} on {ranks} ranks at {}: G2 {g2} blocks{disk}; process {}",
+        "kvbm serve: {} on {ranks} ranks at {}: G2 {g2} blocks{disk}{remote}; process {}",
         config.namespace.model,
         server.path().display(),
         std::process::id()

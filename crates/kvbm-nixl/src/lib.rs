@@ -102,8 +102,8 @@ pub use lease::{Lease, UnixMillis};
 #[cfg(feature = "nixl")]
 pub use nixl::NixlAgent;
 pub use node::{
-    Arrived, Export, LocalRank, NodeCounts, NodeOptions, PeerPlans, Publication, RefusedRead, RemoteBlocks,
-    RemoteError, RemoteNode,
+    Arrived, BlockSource, Export, HeldBlock, LocalRank, NodeCounts, NodeOptions, PeerPlans, Publication,
+    RefusedRead, RemoteBlocks, RemoteError, RemoteNode,
 };
 pub use registry::{BlockSetRegistry, Imported, MAX_PEERS, RegistryError};
 pub use shapes::{ModelPart, ReadPlan, ShapeError, TransferLists};

@@ -7,7 +7,7 @@ use crate::pinned::{Cached, Pinned};
 use crate::shared::Shared;
 use crate::sync::Arc;
 use crate::tier::{G1, G2, G3, TierTag};
-use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier, VolumeId};
+use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, NodeId, SequenceHash, Tier, VolumeId};
 use kvbm_tokens::{ChainLink, ChainOrigin};
 use std::fmt;
 
@@ -31,7 +31,15 @@ pub struct Prefix {
     pub(crate) blocks: Vec<PrefixBlock>,
     pub(crate) arriving: Vec<ArrivingBlock>,
     /// Where the blocks on G4 are.
-    pub(crate) volume: Option<VolumeId>,
+    pub(crate) outside: Option<Outside>,
+}
+
+/// Where blocks are that lie on no tier of the registry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outside {
+    Volume(VolumeId),
+    /// In the memory of a peer.
+    Node(NodeId),
 }
 
 /// The time fits beside the namespace.
@@ -153,24 +161,51 @@ impl Prefix {
         Tier::SLOTTED.into_iter().find(is_lost).map(|tier| Lost { tier })
     }
 
-    /// The volume that the blocks on [`Tier::G4`] are on, if there are such.
+    /// The volume that the blocks on [`Tier::G4`] are on, if they are on one.
     pub const fn volume(&self) -> Option<VolumeId> {
-        self.volume
+        match self.outside {
+            Some(Outside::Volume(volume)) => Some(volume),
+            _ => None,
+        }
+    }
+
+    /// The peer in whose memory the blocks listed as [`Tier::G4`] are, if they are in one's.
+    pub const fn node(&self) -> Option<NodeId> {
+        match self.outside {
+            Some(Outside::Node(node)) => Some(node),
+            _ => None,
+        }
+    }
+
+    /// What the chain holds from its first block to the end of the prefix, the blocks before
+    /// [`start`](Self::start) included.
+    pub fn chain_identities(&self) -> Vec<BlockIdentity> {
+        (0..self.len()).filter_map(|at| self.identity_at(at)).collect()
     }
 
     /// Adds the next `more` blocks of the sequence that was looked up, which lie on no tier of the
     /// registry but on `volume`, as the caller knows. They count as on [`Tier::G4`], have no slot
     /// and are not pinned. At most as many as the sequence has; how many.
     pub fn extend_on_volume(&mut self, volume: VolumeId, namespace: NamespaceId, more: usize) -> usize {
+        self.extend_outside(Outside::Volume(volume), namespace, more)
+    }
+
+    /// The same for blocks in the memory of a peer. They are listed as on [`Tier::G4`] too; a
+    /// prefix has blocks on a volume or of one peer, not both.
+    pub fn extend_on_node(&mut self, node: NodeId, namespace: NamespaceId, more: usize) -> usize {
+        self.extend_outside(Outside::Node(node), namespace, more)
+    }
+
+    fn extend_outside(&mut self, outside: Outside, namespace: NamespaceId, more: usize) -> usize {
         let more = more.min(self.hashes.len().saturating_sub(self.len()));
         if self.blocks.is_empty() {
             self.namespace = namespace;
         }
         if more > 0 {
-            self.volume = Some(volume);
+            self.outside = Some(outside);
         }
-        let outside = PrefixBlock { block: BlockId(u32::MAX), tier: Tier::G4 };
-        self.blocks.extend(std::iter::repeat_n(outside, more));
+        let block = PrefixBlock { block: BlockId(u32::MAX), tier: Tier::G4 };
+        self.blocks.extend(std::iter::repeat_n(block, more));
         more
     }
 
@@ -194,7 +229,7 @@ impl Prefix {
             losses: self.losses,
             blocks,
             arriving,
-            volume: self.volume,
+            outside: self.outside,
         }
     }
 

@@ -27,8 +27,9 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | `start` | builds a worker: tiers, executors, threads | `manager`, `volume_requests`, `scrub`, `flush`, `execute`, `threads`, `hub`, `schedule`, `host`, `slot_layout`, `damaged_objects`, `config`, `movers`, `error`, `completion_queue` |
+//! | `remote` | G2 offered to peers, and filled from theirs | `manager`, `host` |
 //! | `predecessor` | blocks that a deployment with another number of ranks left on disk | `geometry`, `config` |
-//! | `manager` | the worker: commands in, reports out | `volume_requests`, `scrub`, `handle`, `flush`, `hub`, `schedule`, `stats`, `finished`, `report_slot`, `host`, `config`, `error` |
+//! | `manager` | the worker: commands in, reports out | `volume_requests`, `scrub`, `handle`, `flush`, `hub`, `host`, `schedule`, `stats`, `finished`, `report_slot`, `config`, `error` |
 //! | `volume_requests` | probes, removals, opening and closing of volumes | `execute`, `volume_threads`, `hub`, `damaged_objects`, `cuts`, `config`, `error` |
 //! | `scrub` | verifies G3 in the background | `hub` |
 //! | `handle` | a submitted plan: future, wait, cancel | `hub`, `report_slot` |
@@ -70,6 +71,7 @@ mod hub;
 mod manager;
 mod movers;
 mod predecessor;
+mod remote;
 mod report_slot;
 mod schedule;
 mod scrub;
@@ -92,5 +94,6 @@ pub use kvbm_kernels::Backend;
 pub use manager::TransferManager;
 pub use movers::{MoveDone, MoverRing, MoverTier, Movers};
 pub use predecessor::{LeftOut, Predecessor, PredecessorError, TakenOver};
+pub use remote::{HostRead, PinnedBlocks, Pins, RemoteHost};
 pub use slot_layout::disk_layout;
 pub use stats::{PathStats, WorkerStats};

@@ -68,6 +68,8 @@ struct Given {
     policies: Policies,
     #[cfg(feature = "worker")]
     volumes: Option<kvbm_volume::VolumeRegistry>,
+    #[cfg(feature = "worker")]
+    agent: Option<Arc<dyn kvbm_nixl::RemoteAgent>>,
 }
 
 /// A manager that cannot be built.
@@ -90,6 +92,10 @@ pub enum BuildError {
     #[cfg(feature = "worker")]
     #[error(transparent)]
     Worker(#[from] WorkerError),
+    /// The manager cannot take part in remote memory.
+    #[cfg(feature = "worker")]
+    #[error(transparent)]
+    Remote(#[from] crate::remote::RemoteStartError),
     /// Events cannot be published.
     #[error(transparent)]
     Events(#[from] EventsError),
@@ -275,6 +281,15 @@ impl<State> Builder<State> {
         self
     }
 
+    /// What moves bytes between nodes, in place of what `remote.agent` names. No other manager uses
+    /// it.
+    #[cfg(feature = "worker")]
+    #[must_use]
+    pub fn remote_agent(mut self, agent: Arc<dyn kvbm_nixl::RemoteAgent>) -> Self {
+        self.given.agent = Some(agent);
+        self
+    }
+
     /// Ranks that the KV heads are divided among.
     #[must_use]
     pub fn tensor_parallel(mut self, ranks: u32) -> Self {
@@ -362,7 +377,7 @@ impl Builder<WithOwned> {
         let more = self.given.volumes.is_some();
         let core = Core::new(self.config, self.namespace, self.given.policies, None, more)?;
         let workers = core.local_workers(None, self.given.volumes)?;
-        core.finish(workers, Owned(()))
+        core.finish(workers, self.given.agent, Owned(()))
     }
 
     /// A manager that keeps the books and moves no bytes: for replays and capacity planning.
@@ -467,7 +482,7 @@ impl Builder<WithEngine> {
         let mut core = Core::new(self.config, self.namespace, self.given.policies, Some(blocks), more)?;
         core.kept = kept_by_all(&memory);
         let workers = core.local_workers(Some(memory), self.given.volumes)?;
-        core.finish(workers, Engine::new(blocks))
+        core.finish(workers, self.given.agent, Engine::new(blocks))
     }
 }
 

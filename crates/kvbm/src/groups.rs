@@ -250,7 +250,7 @@ impl<G> KvBlockManager<G> {
         let place = |&hash: &SequenceHash| {
             let holder = volumes.iter().find(|volume| volume.contains(group, hash));
             let volume = holder.map(|volume| volume.descriptor.id);
-            Places { tiers: self.leader.registry.tiers_of(group, hash), volume }
+            Places { tiers: self.leader.registry.tiers_of(group, hash), volume, node: None }
         };
         chain.hashes().iter().map(place).collect()
     }

@@ -61,26 +61,27 @@
 //! `worker` (default): the workers of this process. Without it the crate is the leader alone, for a
 //! scheduler whose workers are elsewhere: no device, no disk, no NIXL in its dependencies, and
 //! managers come from `build_with_workers` and `build_metadata_only`. `nats`: events over NATS,
-//! core and `JetStream`. `zmq`: events over `ZeroMQ`. What is left out and asked for is an error of
-//! `build` that names the feature.
+//! core and `JetStream`. `zmq`: events over `ZeroMQ`. `nixl`: memory of other nodes over NIXL.
+//! What is left out and asked for is an error of `build` that names the feature.
 //!
 //! # Modules
 //! A module uses only modules in rows below its own, and only those in its third column.
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `builder` | building a manager: what is required cannot be forgotten | `engine`, `manager`, `leader`, `events`, `offload`, `admission`, `tenants`, `volume`, `workers`, `socket_link`, `config`, `transfers`, `slots`, `ranks`, `metrics`, `worker` |
+//! | `builder` | building a manager: what is required cannot be forgotten | `engine`, `manager`, `leader`, `remote`, `events`, `offload`, `admission`, `tenants`, `volume`, `workers`, `socket_link`, `config`, `transfers`, `slots`, `ranks`, `metrics`, `worker` |
 //! | `describe` | what an engine knows of its blocks | `manager` |
-//! | `engine` | G1 in the engine's hands | `manager`, `prefetch`, `onboard`, `leader`, `volume`, `config`, `transfers`, `error`, `signal` |
+//! | `engine` | G1 in the engine's hands | `manager`, `prefetch`, `onboard`, `leader`, `remote`, `volume`, `config`, `transfers`, `error`, `signal` |
 //! | `simulation` | what the simulator does in place of threads | `manager` |
 //! | `park` | private blocks of preempted sequences | `manager`, `leader`, `config`, `transfers`, `error` |
 //! | `groups` | models with several cache groups: prefixes and onboards over all of them | `manager`, `onboard`, `leader`, `places`, `error` |
-//! | `manager` | `KvBlockManager`: the calls of an engine | `prefetch`, `onboard`, `leader`, `events`, `places`, `status`, `tenants`, `volume`, `workers`, `config`, `transfers`, `metrics`, `signal` |
+//! | `manager` | `KvBlockManager`: the calls of an engine | `prefetch`, `onboard`, `leader`, `events`, `places`, `remote`, `status`, `tenants`, `volume`, `workers`, `config`, `transfers`, `metrics`, `signal` |
 //! | `prefetch` | copying a prefix from G3 to G2, before it is promised or asked for | `onboard`, `leader`, `config`, `transfers`, `metrics` |
-//! | `onboard` | copying a prefix up to G1 | `leader`, `volume`, `transfers`, `error`, `signal` |
-//! | `leader` | holds the parts together: messages, rank loss, shutdown | `config`, `events`, `status`, `offload`, `admission`, `tenants`, `volume`, `transfers`, `slots`, `circuit_breaker`, `ranks`, `metrics` |
+//! | `onboard` | copying a prefix up to G1 | `leader`, `remote`, `volume`, `transfers`, `error`, `signal` |
+//! | `leader` | holds the parts together: messages, rank loss, shutdown | `config`, `events`, `remote`, `status`, `offload`, `admission`, `tenants`, `volume`, `transfers`, `slots`, `circuit_breaker`, `ranks`, `metrics` |
 //! | `events` | publishing events of the pool and of volumes | `volume`, `config`, `metrics`, `signal` |
-//! | `places` | where blocks are, without using them | `volume`, `config` |
+//! | `places` | where blocks are, without using them | `remote`, `volume`, `config` |
+//! | `remote` | memory of other nodes: who has which blocks, and reading them | `volume`, `workers`, `config`, `transfers`, `circuit_breaker`, `metrics`, `signal` |
 //! | `status` | a snapshot for people and dashboards | `offload`, `tenants`, `volume`, `workers`, `slots`, `ranks` |
 //! | `offload` | copies one tier down: edges, triggers, write budget, queue | `admission`, `volume`, `config`, `transfers`, `slots`, `metrics` |
 //! | `admission` | which blocks are worth a copy below | - |
@@ -123,6 +124,7 @@ mod park;
 mod places;
 mod prefetch;
 mod ranks;
+mod remote;
 mod signal;
 #[cfg(kvbm_sim)]
 mod simulation;
@@ -156,6 +158,9 @@ pub use park::{ParkError, ParkRejected, Parked};
 pub use places::Places;
 pub use prefetch::Prefetched;
 pub use ranks::RankStatus;
+pub use remote::PeerStatus;
+#[cfg(feature = "worker")]
+pub use remote::RemoteStartError;
 pub use slots::DirectoryStatus;
 pub use status::{PathStatus, Status};
 pub use tenants::{TenantError, TenantOnTier, TenantStatus};
@@ -174,6 +179,8 @@ pub use kvbm_events as events_plane;
 #[cfg(feature = "worker")]
 pub use kvbm_kernels as kernels;
 pub use kvbm_layout as layout;
+#[cfg(feature = "worker")]
+pub use kvbm_nixl as remote_memory;
 pub use kvbm_plan as plan;
 pub use kvbm_pool as pool;
 #[cfg(feature = "worker")]

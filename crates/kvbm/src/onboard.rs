@@ -2,6 +2,7 @@
 
 use crate::error::{BlockFailure, FirstOf, lost};
 use crate::leader::Leader;
+use crate::remote::Fetching;
 use crate::transfers::{Arriving, Destination, Handle, Move, Purpose, Request, expired};
 use crate::volume::{VolumeTier, transfer_end};
 use kvbm_plan::{BlockIdentity, Failure, FailureKind, Path, SequenceHash, Tier, deadline_after};
@@ -23,12 +24,20 @@ pub(crate) struct PrefixTransfer {
     pub(crate) prefix: Arc<Prefix>,
     pub(crate) identities: Vec<BlockIdentity>,
     pub(crate) handles: Vec<Handle>,
+    /// Blocks of the prefix that come from a peer first.
+    pub(crate) fetch: Option<Fetching>,
 }
 
 impl PrefixTransfer {
     pub(crate) fn new(leader: &Arc<Leader>, prefix: Prefix) -> Self {
         let identities = prefix.identities();
-        Self { leader: Arc::clone(leader), prefix: Arc::new(prefix), identities, handles: Vec::new() }
+        Self {
+            leader: Arc::clone(leader),
+            prefix: Arc::new(prefix),
+            identities,
+            handles: Vec::new(),
+            fetch: None,
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -36,10 +45,13 @@ impl PrefixTransfer {
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        self.handles.iter().all(Handle::is_done)
+        self.fetch.as_ref().is_none_or(|fetch| fetch.is_done()) && self.handles.iter().all(Handle::is_done)
     }
 
     pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<()> {
+        if self.fetch.as_ref().is_some_and(|fetch| fetch.poll(context).is_pending()) {
+            return Poll::Pending;
+        }
         let pending = self.handles.iter().any(|handle| handle.poll(context).is_pending());
         if pending { Poll::Pending } else { Poll::Ready(()) }
     }
@@ -83,6 +95,8 @@ impl PrefixTransfer {
 #[must_use = "dropping it cancels the onboard"]
 pub struct Onboarding {
     transfer: PrefixTransfer,
+    /// Where the blocks were found, if a peer has given some since.
+    found: Option<Arc<Prefix>>,
     /// Blocks that were in G1 by the time of the call.
     present: Vec<Pinned>,
     /// Blocks that cannot be brought.
@@ -122,6 +136,7 @@ impl Onboarding {
         let most = deadline_after(now, leader.transfers.settings.transfer_deadline);
         let mut onboarding = Self {
             transfer: PrefixTransfer::new(leader, prefix),
+            found: None,
             present: Vec::new(),
             failures: Vec::new(),
             refused: None,
@@ -133,10 +148,45 @@ impl Onboarding {
         if !leader.registry.owns_prefix(&onboarding.transfer.prefix) {
             let detail = "the prefix was matched by another manager: match it again with this one";
             onboarding.fail_from(0, &Failure::new(FailureKind::Missing, detail));
+        } else if onboarding.start_fetch() {
+            // The copies to G1 begin when the blocks of the peer are here.
         } else if onboarding.lower().next().is_some() {
             onboarding.start_lower();
         }
         onboarding
+    }
+
+    /// Starts to bring blocks that a peer has. Whether there are such.
+    fn start_fetch(&mut self) -> bool {
+        let transfer = &self.transfer;
+        let peers = transfer.leader.peers.get().filter(|_| transfer.prefix.node().is_some());
+        let Some(peers) = peers.filter(|_| !transfer.leader.transfers.refuses_callers()) else {
+            return false;
+        };
+        let fetch = peers.fetch(&transfer.prefix, Some(self.deadline), Box::new(|| None));
+        self.transfer.fetch = Some(fetch);
+        true
+    }
+
+    /// The blocks of the peer are here, or will not come: starts the copies to G1. Whether it did.
+    fn begin_fetched(&mut self) -> bool {
+        let Some(fetch) = self.transfer.fetch.take_if(|fetch| fetch.is_over()) else { return false };
+        let failure = fetch.failure();
+        let prefix = Arc::clone(&self.transfer.prefix);
+        let mut here = self.transfer.leader.registry.match_again(&prefix);
+        here.truncate(prefix.len());
+        let failure = failure.unwrap_or_else(|| {
+            Failure::new(FailureKind::Missing, "it was removed since it came from the peer")
+        });
+        for at in here.blocks().len()..self.len() {
+            self.fail(at, &failure);
+        }
+        self.transfer.prefix = Arc::new(here);
+        self.found = Some(prefix);
+        if self.lower().next().is_some() {
+            self.start_lower();
+        }
+        true
     }
 
     fn start_lower(&mut self) {
@@ -160,7 +210,7 @@ impl Onboarding {
             }
         };
         let losses = leader.registry.losses();
-        let there = self.still_there();
+        let (there, wanted) = (self.still_there(), self.transfer.prefix.blocks().len());
         let (mut moves, mut places, mut removed) = (Vec::new(), Vec::new(), Vec::new());
         for (place, &at) in lower.iter().enumerate() {
             match arrivals.arrivals()[place] {
@@ -181,7 +231,7 @@ impl Onboarding {
             }
         }
         arrivals.fail_each(removed);
-        if there < self.len() {
+        if there < wanted {
             let removed = "it was removed since it was matched";
             let failure = match self.transfer.prefix.lost() {
                 Some(gone) => lost(gone, &format!("{removed}: match it again")),
@@ -254,7 +304,8 @@ impl Onboarding {
         self.transfer.identities.is_empty()
     }
 
-    /// Whether [`wait`](Self::wait) would return at once.
+    /// Whether [`wait`](Self::wait) would return at once; of blocks that a peer has given, at most
+    /// their copy from host memory is waited for.
     pub fn is_done(&self) -> bool {
         self.transfer.is_done() || kvbm_plan::clock::now() >= self.deadline
     }
@@ -275,6 +326,10 @@ impl Onboarding {
     /// [`OnboardError`] with the part that did arrive.
     pub fn wait_until(mut self, deadline: Instant) -> Result<Cached<G1>, OnboardError> {
         loop {
+            if let Some(fetch) = &self.transfer.fetch {
+                fetch.wait_until(deadline);
+                self.begin_fetched();
+            }
             self.transfer.handles.iter().for_each(|handle| handle.wait_until(deadline));
             if kvbm_plan::clock::now() >= deadline || !self.start_again() {
                 return self.resolve();
@@ -307,7 +362,7 @@ impl Onboarding {
             failed.insert(failure.identity.hash, failure);
         }
         let stopped = handles.iter_mut().filter_map(|handle| handle.stop(&late).then_some(()));
-        if stopped.count() > 0 {
+        if stopped.count() > 0 || self.transfer.fetch.take().is_some() {
             self.fail_from(0, &late);
         }
         for handle in &handles {
@@ -321,7 +376,8 @@ impl Onboarding {
         let pool = self.transfer.leader.registry.pool::<G1>();
         let hashes: Vec<_> = self.transfer.identities.iter().map(|identity| identity.hash).collect();
         let arrived = pool.match_sequence_hashes(self.transfer.prefix.group(), &hashes);
-        self.transfer.leader.count_hits(&self.transfer.prefix, arrived.len());
+        let found = self.found.as_ref().unwrap_or(&self.transfer.prefix);
+        self.transfer.leader.count_hits(found, arrived.len());
         self.present.clear();
         if arrived.len() == self.transfer.identities.len() {
             return Ok(arrived);
@@ -348,6 +404,9 @@ impl Future for Onboarding {
                 // A transfer that it joined may have another deadline.
                 self.transfer.leader.transfers.wake_at(self.deadline, context.waker());
                 return Poll::Pending;
+            }
+            if kvbm_plan::clock::now() < self.deadline && self.begin_fetched() {
+                continue;
             }
             if !self.start_again() {
                 return Poll::Ready(self.resolve());

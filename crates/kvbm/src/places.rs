@@ -1,7 +1,8 @@
 //! Where blocks are, without using them.
 
+use crate::remote::Peers;
 use crate::volume::Volumes;
-use kvbm_plan::{GroupId, NamespaceId, Tier, VolumeId};
+use kvbm_plan::{GroupId, NamespaceId, NodeId, Tier, VolumeId};
 use kvbm_pool::{Registry, TierMask};
 use kvbm_tokens::BlockChain;
 
@@ -12,12 +13,14 @@ pub struct Places {
     pub tiers: TierMask,
     /// G4: the volume that has it. What others keep there, and nobody asked for yet, is not known.
     pub volume: Option<VolumeId>,
+    /// The peer that has it in its memory, of blocks that are nowhere here.
+    pub node: Option<NodeId>,
 }
 
 /// On these tiers and no volume.
 impl From<TierMask> for Places {
     fn from(tiers: TierMask) -> Self {
-        Self { tiers, volume: None }
+        Self { tiers, volume: None, node: None }
     }
 }
 
@@ -32,20 +35,32 @@ impl Places {
         self.tiers.nearest().or(self.volume.map(|_| Tier::G4))
     }
 
-    /// Whether it is nowhere.
+    /// Whether it is nowhere, here or at a peer.
     pub fn is_empty(&self) -> bool {
-        self.nearest().is_none()
+        self.nearest().is_none() && self.node.is_none()
     }
+}
+
+/// As [`look_up`], and behind that what a peer has.
+pub(crate) fn look_up_with_peers(
+    registry: &Registry,
+    volumes: &Volumes,
+    peers: Option<&dyn Peers>,
+    group: GroupId,
+    chain: BlockChain<'_>,
+) -> Vec<Places> {
+    let mut places = look_up(registry, volumes, group, chain);
+    let rest = chain.hashes().get(places.len()..).unwrap_or_default();
+    if let Some((node, blocks)) = peers.and_then(|peers| peers.holder(rest)) {
+        let there = Places { node: Some(node), ..Places::from(TierMask::NONE) };
+        places.extend(std::iter::repeat_n(there, blocks));
+    }
+    places
 }
 
 /// Where the blocks of `chain` in `group` are, up to the first that is nowhere. Asks no volume,
 /// pins nothing and counts as no use.
-pub(crate) fn look_up(
-    registry: &Registry,
-    volumes: &Volumes,
-    group: GroupId,
-    chain: BlockChain<'_>,
-) -> Vec<Places> {
+fn look_up(registry: &Registry, volumes: &Volumes, group: GroupId, chain: BlockChain<'_>) -> Vec<Places> {
     let (hashes, namespace) = (chain.hashes(), NamespaceId::from(chain.namespace()));
     let on_tiers = registry.peek_prefix(group, hashes);
     let mut places: Vec<_> = on_tiers.into_iter().map(Places::from).collect();
@@ -62,7 +77,7 @@ pub(crate) fn look_up(
             continue;
         }
         // Behind a block that only a volume has, tiers may go on.
-        let found = Places { tiers: registry.tiers_of(group, hash), volume };
+        let found = Places { tiers: registry.tiers_of(group, hash), volume, node: None };
         if found.is_empty() {
             break;
         }

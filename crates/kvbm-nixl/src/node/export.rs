@@ -25,6 +25,30 @@ pub struct LocalRank {
     pub bound: BoundLayout,
 }
 
+/// Blocks that a node offers without publishing each: it is asked when a peer asks. Called by the
+/// node's thread, so it must not wait for anything slow.
+pub trait BlockSource: Send + Sync {
+    /// How many of these blocks are there, from the first on. Nothing is held.
+    fn count(&self, hashes: &[SequenceHash]) -> usize;
+
+    /// Holds as many of these blocks as there are, from the first on.
+    fn hold(&self, hashes: &[SequenceHash]) -> Vec<HeldBlock>;
+}
+
+/// A block that stays in place.
+pub struct HeldBlock {
+    /// Its slot, the same on every rank.
+    pub block: u32,
+    /// Keeps its bytes in place until this is dropped.
+    pub guard: Arc<dyn Any + Send + Sync>,
+}
+
+impl std::fmt::Debug for HeldBlock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HeldBlock").field("block", &self.block).finish_non_exhaustive()
+    }
+}
+
 /// What a node offers of one namespace and group.
 pub(super) struct Offered {
     pub(super) id: BlockSetId,
@@ -32,8 +56,38 @@ pub(super) struct Offered {
     pub(super) group: GroupId,
     pub(super) ranks: Vec<LocalRank>,
     pub(super) published: Mutex<HashMap<SequenceHash, Arc<PublishedBlock>>>,
+    /// Has blocks beside those that are published.
+    pub(super) source: Option<Arc<dyn BlockSource>>,
     // Dropped last of all, when no lease holds a block: deregisters the memory.
     pub(super) _registrations: Vec<Registration>,
+}
+
+impl Offered {
+    /// How many of these blocks there are, from the first on.
+    pub(super) fn count(&self, hashes: &[SequenceHash]) -> usize {
+        let published = {
+            let published = self.published.lock();
+            hashes.iter().take_while(|hash| published.contains_key(hash)).count()
+        };
+        let rest = &hashes[published..];
+        published + self.source.as_ref().map_or(0, |source| source.count(rest).min(rest.len()))
+    }
+
+    /// Those blocks, held.
+    pub(super) fn hold(self: &Arc<Self>, hashes: &[SequenceHash]) -> Vec<Arc<PublishedBlock>> {
+        let mut blocks: Vec<Arc<PublishedBlock>> = {
+            let published = self.published.lock();
+            hashes.iter().map_while(|hash| published.get(hash).cloned()).collect()
+        };
+        let rest = &hashes[blocks.len()..];
+        if let Some(source) = self.source.as_ref().filter(|_| !rest.is_empty()) {
+            let held = rest.iter().zip(source.hold(rest));
+            blocks.extend(
+                held.map(|(hash, held)| Arc::new(PublishedBlock::new(self, *hash, held.block, held.guard))),
+            );
+        }
+        blocks
+    }
 }
 
 /// A block that peers may read. Its bytes do not change while this lives: a lease holds it by

@@ -10,10 +10,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::ModelPart;
 
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 /// Most blocks that one request asks for.
 pub(crate) const MAX_BLOCKS: usize = 1024;
+
+/// Most blocks that one question for what a node has names.
+pub(crate) const MAX_FIND: usize = 8192;
 
 /// Most parts of each block that a request asks digests of: one for each rank of the reader.
 pub(crate) const MAX_PARTS: usize = 64;
@@ -36,6 +39,10 @@ pub(crate) enum Message {
     Grant { request: u64, lease: LeaseId, ttl_ms: u64, blocks: Vec<u32>, digests: Vec<u64> },
     /// Owner to reader: nothing is held.
     Refuse { request: u64, why: RefusedRead },
+    /// Reader to owner: how many of these blocks have you, from the first on?
+    Find { request: u64, namespace: NamespaceTag, group: GroupId, hashes: Vec<SequenceHash> },
+    /// Owner to reader: so many. Nothing is held.
+    Found { request: u64, blocks: u32 },
     /// Reader to owner: I am still reading.
     Renew { lease: LeaseId },
     /// Owner to reader: the lease goes on for this long from your `Renew`.
@@ -97,6 +104,7 @@ fn is_bounded(message: &Message) -> bool {
                 && hashes.len() * parts.len() <= MAX_DIGESTS
                 && parts.iter().all(is_part)
         }
+        Message::Find { hashes, .. } => hashes.len() <= MAX_FIND,
         Message::Grant { blocks, digests, .. } => blocks.len() <= MAX_BLOCKS && digests.len() <= MAX_DIGESTS,
         _ => true,
     }
@@ -122,12 +130,21 @@ mod tests {
         }
     }
 
+    fn find(blocks: usize) -> Message {
+        Message::Find {
+            request: 8,
+            namespace: NamespaceTag::from_bytes([1; 16]),
+            group: GroupId(0),
+            hashes: vec![SequenceHash::from_bytes([3; 16]); blocks],
+        }
+    }
+
     #[test]
     fn messages_round_trip_and_fit_a_notification() {
         let digests = vec![u64::MAX; MAX_DIGESTS];
         let blocks = vec![u32::MAX; MAX_BLOCKS];
         let grant = Message::Grant { request: u64::MAX, lease: LeaseId(1), ttl_ms: 9, blocks, digests };
-        for message in [ask(MAX_BLOCKS, 16), grant, Message::Ended { lease: LeaseId(4) }] {
+        for message in [ask(MAX_BLOCKS, 16), find(MAX_FIND), grant, Message::Ended { lease: LeaseId(4) }] {
             let bytes = encode(&message);
             assert!(bytes.len() <= crate::MAX_NOTIFICATION_BYTES, "{}", bytes.len());
             assert_eq!(decode(&bytes), Some(message));
@@ -139,6 +156,7 @@ mod tests {
         for message in [ask(MAX_BLOCKS + 1, 1), ask(1, 0), ask(1, MAX_PARTS + 1), ask(MAX_BLOCKS, 17)] {
             assert_eq!(decode(&encode(&message)), None);
         }
+        assert_eq!(decode(&encode(&find(MAX_FIND + 1))), None);
         let bytes = rmp_serde::to_vec(&(VERSION + 1, Message::Release { lease: LeaseId(1) })).unwrap();
         assert_eq!(decode(&bytes), None, "another version");
     }

@@ -10,6 +10,7 @@
 
 mod error;
 mod export;
+mod find;
 mod messages;
 mod pump;
 mod remote_blocks;
@@ -32,7 +33,7 @@ use crate::{
 };
 
 pub use error::RemoteError;
-pub use export::LocalRank;
+pub use export::{BlockSource, HeldBlock, LocalRank};
 use export::{Leases, Offered, PublishedBlock};
 pub use messages::RefusedRead;
 use messages::{MAX_BLOCKS, MAX_DIGESTS, MAX_PARTS, Message};
@@ -88,6 +89,8 @@ pub struct NodeCounts {
     pub leases_expired: u64,
     /// Leases that are held now.
     pub leases_held: u64,
+    /// Blocks that peers asked for and that were found here.
+    pub found: u64,
     /// Requests that were refused.
     pub refused: u64,
     /// Messages of agents that no imported announcement names. They are not answered.
@@ -100,6 +103,7 @@ pub struct NodeCounts {
 struct Counters {
     granted: AtomicU64,
     expired: AtomicU64,
+    found: AtomicU64,
     refused: AtomicU64,
     strangers: AtomicU64,
     malformed: AtomicU64,
@@ -221,6 +225,33 @@ impl RemoteNode {
         group: GroupId,
         ranks: Vec<LocalRank>,
     ) -> Result<Export, RemoteError> {
+        self.export(namespace, group, ranks, None)
+    }
+
+    /// The same for blocks that `source` has: it is asked whenever a peer asks.
+    ///
+    /// # Errors
+    /// As [`export_local_blockset`](Self::export_local_blockset).
+    ///
+    /// # Safety
+    /// While a [`HeldBlock`] that the source gave lives, its bytes do not change on any rank.
+    pub unsafe fn export_source(
+        &self,
+        namespace: NamespaceTag,
+        group: GroupId,
+        ranks: Vec<LocalRank>,
+        source: Arc<dyn BlockSource>,
+    ) -> Result<Export, RemoteError> {
+        self.export(namespace, group, ranks, Some(source))
+    }
+
+    fn export(
+        &self,
+        namespace: NamespaceTag,
+        group: GroupId,
+        ranks: Vec<LocalRank>,
+        source: Option<Arc<dyn BlockSource>>,
+    ) -> Result<Export, RemoteError> {
         let registrations = ranks.iter().map(|rank| rank.bound.nixl_register(&*self.shared.agent));
         let registrations = registrations.collect::<Result<Vec<_>, _>>()?;
         for rank in &ranks {
@@ -228,7 +259,8 @@ impl RemoteNode {
         }
         let id = BlockSetId(self.shared.next.fetch_add(1, Ordering::Relaxed));
         let published = Mutex::default();
-        let offered = Offered { id, namespace, group, ranks, published, _registrations: registrations };
+        let offered =
+            Offered { id, namespace, group, ranks, published, source, _registrations: registrations };
         let offered = Arc::new(offered);
         self.shared.offered.write().insert(id, Arc::clone(&offered));
         self.shared.sequence.fetch_add(1, Ordering::AcqRel);
@@ -344,6 +376,11 @@ impl RemoteNode {
         Ok(Arc::new(PeerPlans { peer, namespace, group, ranks }))
     }
 
+    /// Whether plans were made from what is known of their peer now.
+    pub fn is_current(&self, plans: &PeerPlans) -> bool {
+        self.shared.registry.get(plans.node()).is_some_and(|known| Arc::ptr_eq(&known, &plans.peer))
+    }
+
     /// Asks a peer to hold the longest prefix that it has of these blocks (up to 1024), for
     /// reading.
     ///
@@ -408,13 +445,7 @@ impl RemoteNode {
         deadline: Instant,
     ) -> Result<Message, RemoteError> {
         let (answer, answers) = sync_channel(1);
-        {
-            let mut waiting = self.shared.waiting.lock();
-            if waiting.len() >= MAX_WAITING {
-                return Err(RemoteError::TooManyRequests { waiting: waiting.len() });
-            }
-            waiting.insert(request, Waiting { agent: agent.to_owned(), answer });
-        }
+        self.shared.wait_for(request, agent, answer)?;
         let sent = self.shared.send(agent, ask);
         let received = sent.and_then(|()| {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -435,6 +466,7 @@ impl RemoteNode {
             leases_granted: of(&counters.granted),
             leases_expired: of(&counters.expired),
             leases_held: self.shared.leases.count() as u64,
+            found: of(&counters.found),
             refused: of(&counters.refused),
             strangers: of(&counters.strangers),
             malformed: of(&counters.malformed),
@@ -443,6 +475,16 @@ impl RemoteNode {
 }
 
 impl Shared {
+    /// Expects the answer to a request from this agent.
+    fn wait_for(&self, request: u64, agent: &str, answer: SyncSender<Message>) -> Result<(), RemoteError> {
+        let mut waiting = self.waiting.lock();
+        if waiting.len() >= MAX_WAITING {
+            return Err(RemoteError::TooManyRequests { waiting: waiting.len() });
+        }
+        waiting.insert(request, Waiting { agent: agent.to_owned(), answer });
+        Ok(())
+    }
+
     fn send(&self, agent: &str, message: &Message) -> Result<(), RemoteError> {
         Ok(self.agent.notify(agent, &messages::encode(message))?)
     }

@@ -60,6 +60,12 @@ impl Shared {
                 });
                 self.answer(from, &answer);
             }
+            Message::Find { request, namespace, group, hashes } => {
+                let offered = self.offered_of(namespace, group);
+                let blocks = offered.map_or(0, |offered| offered.count(&hashes)) as u32;
+                self.counters.found.fetch_add(u64::from(blocks), Ordering::Relaxed);
+                self.answer(from, &Message::Found { request, blocks });
+            }
             Message::Renew { lease } => {
                 let answer = match self.leases.renew(from, lease, now) {
                     Some(ttl_ms) => Message::Renewed { lease, ttl_ms },
@@ -75,10 +81,18 @@ impl Shared {
                     *held.validity.lock() = now;
                 }
             }
-            Message::Grant { request, .. } | Message::Refuse { request, .. } => {
+            Message::Grant { request, .. }
+            | Message::Refuse { request, .. }
+            | Message::Found { request, .. } => {
                 self.deliver(from, request, message);
             }
         }
+    }
+
+    /// What this node offers of a namespace and group.
+    fn offered_of(&self, namespace: NamespaceTag, group: GroupId) -> Option<Arc<Offered>> {
+        let is_wanted = |offered: &&Arc<Offered>| offered.namespace == namespace && offered.group == group;
+        self.offered.read().values().find(is_wanted).cloned()
     }
 
     /// Sends an answer. A reader that does not get it meets its deadline.
@@ -113,12 +127,8 @@ impl Shared {
         hashes: &[SequenceHash],
         parts: &[ModelPart],
     ) -> Result<Message, RefusedRead> {
-        let is_wanted = |offered: &&Arc<Offered>| offered.namespace == namespace && offered.group == group;
-        let offered = self.offered.read().values().find(is_wanted).cloned().ok_or(RefusedRead::NotOffered)?;
-        let blocks: Vec<Arc<PublishedBlock>> = {
-            let published = offered.published.lock();
-            hashes.iter().map_while(|hash| published.get(hash).cloned()).collect()
-        };
+        let offered = self.offered_of(namespace, group).ok_or(RefusedRead::NotOffered)?;
+        let blocks: Vec<Arc<PublishedBlock>> = offered.hold(hashes);
         let mut digests = Vec::with_capacity(blocks.len() * parts.len());
         for block in &blocks {
             for part in parts {

@@ -132,7 +132,7 @@ impl Registry {
             losses,
             blocks,
             arriving,
-            volume: None,
+            outside: None,
         }
     }
 
@@ -143,6 +143,16 @@ impl Registry {
         // The position of a block of a whole sequence is implied by its hash.
         let agrees = chain.origin() == ChainOrigin::Root || prefix.begin_at(chain.origin());
         (prefix, agrees)
+    }
+
+    /// Looks for the chain of `prefix` again, as far as that goes: blocks may have come to a tier
+    /// since. Of a prefix that was cut off, the part from its start on.
+    pub fn match_again(&self, prefix: &Prefix) -> Prefix {
+        let mut found = self.match_prefix(prefix.group, &prefix.hashes[..prefix.len()]);
+        if prefix.origin != ChainOrigin::Root {
+            found.begin_at(prefix.origin);
+        }
+        if found.start() < prefix.start() { found.split_off(prefix.start()) } else { found }
     }
 
     /// The longest prefix on `tiers` that every cache group can serve, in one look: for each group
@@ -166,7 +176,7 @@ impl Registry {
             losses,
             blocks,
             arriving: Vec::new(),
-            volume: None,
+            outside: None,
         };
         let mut parts: Vec<_> = found.into_iter().enumerate().zip(blocks).map(part).collect();
         let agrees = |part: &mut Prefix| chain.origin() == ChainOrigin::Root || part.begin_at(chain.origin());

@@ -12,6 +12,8 @@ use crate::manager::KvBlockManager;
 use crate::metrics::{Metrics, RecoveryOutcome};
 use crate::offload::{Edge, Offload, WearBudget};
 use crate::ranks::Ranks;
+#[cfg(feature = "worker")]
+use crate::remote::{self, Ours, RemoteStartError};
 use crate::slots::{Directories, Slots};
 use crate::socket_link::{LineStatus, SocketLink, leader_terms};
 use crate::tenants::{self, Tenants};
@@ -39,6 +41,10 @@ const WORKER_TICK: Duration = Duration::from_millis(2);
 
 /// Makes an eviction policy for tiers of so many blocks.
 type MakeEviction = Box<dyn FnOnce([u32; 3]) -> Box<dyn kvbm_pool::EvictionPolicy> + Send>;
+
+/// What moves bytes between nodes, where the configuration does not say it.
+#[cfg(feature = "worker")]
+pub(super) type RemoteAgentGiven = Option<Arc<dyn kvbm_nixl::RemoteAgent>>;
 
 /// Policies that the configuration does not name.
 #[derive(Default)]
@@ -220,14 +226,47 @@ impl Core {
 
     /// Opens for business with workers of this process.
     #[cfg(feature = "worker")]
-    pub(super) fn finish<G>(self, workers: Workers, g1: G) -> Result<KvBlockManager<G>, BuildError> {
+    pub(super) fn finish<G>(
+        self,
+        workers: Workers,
+        agent: RemoteAgentGiven,
+        g1: G,
+    ) -> Result<KvBlockManager<G>, BuildError> {
         let events = self.start()?;
+        if self.config.remote.enabled {
+            self.meet_peers(&workers, agent)?;
+        }
         let Self { config, namespace, hasher, leader, .. } = self;
         Ok(KvBlockManager { leader, namespace, hasher, config, events, g1, workers })
     }
 
+    /// Takes part in remote memory.
+    #[cfg(feature = "worker")]
+    fn meet_peers(&self, workers: &Workers, agent: RemoteAgentGiven) -> Result<(), RemoteStartError> {
+        let peers = remote::start(
+            &Ours {
+                config: &self.config,
+                namespace: self.namespace.tag(),
+                epoch: self.leader.transfers.settings.epoch,
+                registry: &self.leader.registry,
+                metrics: &self.leader.metrics,
+                workers,
+            },
+            agent,
+        )?;
+        let set = self.leader.peers.set(peers);
+        debug_assert!(set.is_ok(), "a manager meets its peers once");
+        Ok(())
+    }
+
     /// Opens for business with workers elsewhere.
     pub(super) fn finish_remote<G>(self, g1: G) -> Result<KvBlockManager<G>, BuildError> {
+        if self.config.remote.enabled {
+            let rule =
+                "must be false here: peers read and fill G2 of workers in the leader's process".to_owned();
+            let (key, value) = ("remote.enabled", "true".to_owned());
+            return Err(ConfigError::Rule { key, value, rule }.into());
+        }
         let events = self.start()?;
         let Self { config, namespace, hasher, leader, .. } = self;
         Ok(KvBlockManager {

@@ -149,6 +149,16 @@ choice! {
 }
 
 choice! {
+    /// What moves bytes between nodes.
+    RemoteAgentKind {
+        /// NIXL, whose library is found at run time.
+        Nixl = "nixl",
+        /// Copies, between managers of one process.
+        InProcess = "in-process",
+    }
+}
+
+choice! {
     /// What happens when nobody takes the events.
     WhenFull {
         /// The oldest are lost and counted.

@@ -55,7 +55,8 @@ use kvbm_tokens::{ChainRoot, HashAlgorithm, Namespace};
 
 pub use choices::{
     Admission, Algorithm, BandwidthModel, ChainRootKind, CopyWay, DeviceKind, DeviceOrder, DiskEngine,
-    DiskMode, EvictionPolicy, HostOrder, LayoutKind, VerifyHost, VolumeLookup, VolumeOffload, WhenFull,
+    DiskMode, EvictionPolicy, HostOrder, LayoutKind, RemoteAgentKind, VerifyHost, VolumeLookup,
+    VolumeOffload, WhenFull,
 };
 pub use error::{ConfigError, Origin};
 pub use groups::{CacheGroup, CacheGroups, LayerContent};
@@ -67,8 +68,8 @@ pub(crate) const FIRST_GROUP: kvbm_plan::GroupId = kvbm_plan::GroupId(0);
 
 pub use sections::{
     DeviceConfig, DiskConfig, EdgeConfig, EventsConfig, HostConfig, ModelConfig, NamespaceConfig, NodeConfig,
-    OffloadConfig, ParallelismConfig, PolicyConfig, TenantsConfig, TransferConfig, VolumeConfig,
-    VolumesConfig,
+    OffloadConfig, ParallelismConfig, PolicyConfig, RemoteConfig, TenantsConfig, TransferConfig,
+    VolumeConfig, VolumesConfig,
 };
 pub use several::{Paths, TenantShares, TensorBytes};
 pub use units::{Blocks, Bytes, Capacity, ParseBytesError, ParseCapacityError};
@@ -99,6 +100,8 @@ pub struct Config {
     pub volume: Vec<VolumeConfig>,
     /// `[volumes]`: tier G4, what goes for all of them
     pub volumes: VolumesConfig,
+    /// `[remote]`: memory of other nodes
+    pub remote: RemoteConfig,
     /// `[offload.g1_g2]` and `[offload.g2_g3]`
     pub offload: OffloadConfig,
     /// `[transfer]`

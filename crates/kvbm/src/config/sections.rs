@@ -10,7 +10,8 @@ use kvbm_pool::RegistryConfig;
 use super::Config;
 use super::choices::{
     Admission, Algorithm, BandwidthModel, ChainRootKind, CopyWay, DeviceKind, DeviceOrder, DiskEngine,
-    DiskMode, EvictionPolicy, HostOrder, LayoutKind, VerifyHost, VolumeLookup, VolumeOffload, WhenFull,
+    DiskMode, EvictionPolicy, HostOrder, LayoutKind, RemoteAgentKind, VerifyHost, VolumeLookup,
+    VolumeOffload, WhenFull,
 };
 use super::groups::CacheGroups;
 use super::schema::{List, Section, section, section_keys};
@@ -43,6 +44,7 @@ pub(super) const SECTIONS: &[Section] = &[
     DiskConfig::SECTION,
     VOLUME,
     VolumesConfig::SECTION,
+    RemoteConfig::SECTION,
     OFFLOAD_G1_G2,
     OFFLOAD_G2_G3,
     TransferConfig::SECTION,
@@ -77,8 +79,10 @@ section! {
         /// `outer_dim`. A group is `full` (every block of a prefix), `window=TOKENS` (the last
         /// tokens) or `state` (a state after a block), with `layers=N` and, where it keeps tokens,
         /// `heads=N head_dim=N`, and if need be `outer=1` (MLA) or `dtype=TYPE`; where it keeps
-        /// a state, `bytes=N` for each layer over all ranks. A slot holds a block of any group, so
-        /// groups of about the same bytes waste least: `ModelConfig::from_hf` divides them so.
+        /// a state, `bytes=N` for each layer over all ranks. Of tensors of an engine without axes
+        /// `layers=N` is their number and `rank_bytes=N` what a block has in each of them on each
+        /// rank, of any kind. A slot holds a block of any group, so groups of about the same bytes
+        /// waste least: `ModelConfig::from_hf` divides them so.
         groups: CacheGroups = CacheGroups::default(), [""];
     }
 }
@@ -320,6 +324,43 @@ section! {
         /// How long a volume is not asked again for what it did not have.
         recheck: Duration = Duration::from_secs(5), [""];
         /// Longest time for which a volume is left alone after failures.
+        longest_pause: Duration = Duration::from_secs(30), [""];
+    }
+}
+
+section! {
+    /// Memory of other nodes (docs/remote.md): this one offers its G2 to its peers, and reads from
+    /// theirs what no tier here has. Needs `host.capacity`, one cache group, and workers in this
+    /// process.
+    RemoteConfig, "remote", |config| config.remote, {
+        /// Take part.
+        enabled: bool = false, [""];
+        /// What moves the bytes: `nixl` (with the feature `nixl`), or `in-process` between managers
+        /// of one process.
+        agent: RemoteAgentKind = RemoteAgentKind::Nixl, [""];
+        /// NIXL's library `libnixl_capi.so`, by its absolute path; not set: it is looked for in the
+        /// usual places.
+        library: Option<PathBuf> = None, [""];
+        /// This node's number: from 1 on, unique among its peers, and the same after a restart.
+        node: u32 = 0, [""];
+        /// Folder in which nodes find each other: each keeps a file there. It belongs to this user,
+        /// and no other one may write there. kvbm makes it with mode 0700.
+        directory: Option<PathBuf> = None, [""];
+        /// How often the folder is read: so long a node that comes or goes is not noticed.
+        refresh: Duration = Duration::from_secs(1), [""];
+        /// How long a look-up waits for what peers say they have, at most.
+        lookup_deadline: Duration = Duration::from_millis(20), [""];
+        /// How long a request waits for blocks of peers, at most; what has not arrived by then is
+        /// computed.
+        read_deadline: Duration = Duration::from_secs(5), [""];
+        /// How long blocks of this node stay in place for a peer that does not renew its lease.
+        lease: Duration = Duration::from_secs(5), [""];
+        /// Prefixes that are read from peers at a time.
+        threads: u32 = 4, ["prefixes"], 1 to MAX_THREADS;
+        /// Of those, prefixes that are read from one peer: a slow one leaves the others to the
+        /// rest.
+        per_peer: u32 = 2, ["prefixes"], 1 to MAX_THREADS;
+        /// Longest time for which a peer is left alone after failures.
         longest_pause: Duration = Duration::from_secs(30), [""];
     }
 }

@@ -34,6 +34,7 @@ impl Config {
         self.validate_workers()?;
         self.validate_tiers()?;
         self.validate_volumes()?;
+        self.validate_remote()?;
         let offload = &self.offload;
         share(
             "offload.g1_g2.watermark",
@@ -84,6 +85,59 @@ impl Config {
             if sockets[..at].contains(socket) {
                 return broken(KEY, &socket.display(), "must name each socket once");
             }
+        }
+        Ok(())
+    }
+
+    fn validate_remote(&self) -> Result<(), ConfigError> {
+        let remote = &self.remote;
+        if !remote.enabled {
+            return Ok(());
+        }
+        if remote.node == 0 {
+            return broken("remote.node", &0, "must be from 1 on, and unique among the peers");
+        }
+        let folder = remote.directory.as_ref().map_or("none".to_owned(), |path| path.display().to_string());
+        if remote.directory.is_none() {
+            return broken(
+                "remote.directory",
+                &folder,
+                "must name the folder in which nodes find each other",
+            );
+        }
+        if let Some(library) = remote.library.as_ref().filter(|path| !path.is_absolute()) {
+            return broken("remote.library", &library.display(), "must be an absolute path");
+        }
+        if self.host.capacity.is_none() {
+            let rule = "must be above 0 with remote.enabled: peers read and fill host memory";
+            return broken("host.capacity", &self.host.capacity, rule);
+        }
+        if !self.model.has_heads() || self.model.groups.as_slice().len() > 1 {
+            let rule = "must be false for a model with opaque tensors or several cache groups";
+            return broken("remote.enabled", &true, rule);
+        }
+        if self.namespace.chain_root == ChainRootKind::PerProcess {
+            let rule = "must be \"fixed\" or \"external\" with remote.enabled: peers know other hashes else";
+            return broken("namespace.chain_root", &"per-process", rule);
+        }
+        for (key, value) in [
+            ("remote.refresh", remote.refresh),
+            ("remote.lookup_deadline", remote.lookup_deadline),
+            ("remote.read_deadline", remote.read_deadline),
+            ("remote.longest_pause", remote.longest_pause),
+        ] {
+            positive(key, value)?;
+        }
+        if !(Duration::from_millis(100)..=Duration::from_secs(600)).contains(&remote.lease) {
+            return broken(
+                "remote.lease",
+                &format!("{:?}", remote.lease),
+                "must be from 100 ms to 10 minutes",
+            );
+        }
+        if remote.per_peer > remote.threads {
+            let rule = format!("must be at most remote.threads ({})", remote.threads);
+            return broken("remote.per_peer", &remote.per_peer, &rule);
         }
         Ok(())
     }
@@ -210,7 +264,7 @@ impl Config {
             return broken(KEY, &format!("{} groups", groups.len()), &rule);
         }
         groups.iter().try_for_each(|group| self.validate_group(group))?;
-        if !groups.iter().any(|group| matches!(group.content, LayerContent::Kv { .. })) {
+        if groups.iter().all(|group| group.kind == GroupKind::State) {
             let rule = "must have a group that keeps tokens: a cache of states alone shares no prefix";
             return broken(KEY, &model.groups, rule);
         }
@@ -241,8 +295,15 @@ impl Config {
                 ]
             }
             LayerContent::State { bytes } => [("bytes", u64::from(bytes), u64::from(u32::MAX)); 3],
+            LayerContent::Opaque { rank_bytes } => {
+                [("rank_bytes", u64::from(rank_bytes), u64::from(u32::MAX)); 3]
+            }
         };
-        let layers = ("layers", u64::from(group.layers), MAX_LAYERS);
+        let most = match group.content {
+            LayerContent::Opaque { .. } => OpaqueLayout::MAX_TENSORS as u64,
+            LayerContent::Kv { .. } | LayerContent::State { .. } => MAX_LAYERS,
+        };
+        let layers = ("layers", u64::from(group.layers), most);
         let window = match group.kind {
             GroupKind::SlidingWindow(tokens) => ("window", u64::from(tokens), u64::from(u32::MAX)),
             GroupKind::Full | GroupKind::State => layers,

@@ -6,6 +6,7 @@ use super::{Busy, EngineError, Fence, offload, still_the_same};
 use crate::error::{BlockFailure, FirstOf};
 use crate::leader::Leader;
 use crate::onboard::PrefixTransfer;
+use crate::remote::Fetching;
 use crate::signal::Signal;
 use crate::transfers::{Destination, Handle, Purpose};
 use kvbm_plan::{BlockId, Comparison, Failure, FailureKind, Path, Tier, deadline_after};
@@ -90,6 +91,49 @@ pub struct EngineOnboardError {
     pub busy: Vec<BlockId>,
 }
 
+/// A load of engine blocks that has not begun.
+struct Load {
+    ids: Vec<BlockId>,
+    busy: Busy,
+    changed: &'static str,
+    purpose: Purpose,
+    losses: Losses,
+    options: LoadOptions,
+    compare: Option<Comparison>,
+}
+
+impl Load {
+    /// Starts the copies of all blocks of a prefix, into the first of the engine's blocks.
+    fn begin(self, transfer: &PrefixTransfer) -> Handle {
+        let leader = &transfer.leader;
+        let into = self.ids.iter().take(transfer.len()).enumerate();
+        let moves: Vec<_> = into.map(|(at, &dst)| transfer.to(at, dst)).collect();
+        let check = still_the_same(&self.busy.blocks, self.busy.holds.clone(), self.changed);
+        let destination = Destination::Unregistered;
+        let mut request = transfer.request(self.purpose, moves, destination, self.losses).hold(self.busy);
+        request.check = Some(check);
+        let options = self.options;
+        if options.is_by_layer {
+            request.layers = leader.transfers.layer_steps(Path::G2_G1, request.moves.len(), None);
+        }
+        request.fence = options.after;
+        request.limit = options.until.map(|until| until.saturating_duration_since(kvbm_plan::clock::now()));
+        request.compare = self.compare;
+        leader.transfers.start(request)
+    }
+
+    /// The same for as much of `prefix` as is here, after a peer has given blocks. None where that
+    /// is nothing: then no copy writes to the engine's blocks.
+    fn begin_fetched(self, leader: &Arc<Leader>, prefix: &Prefix) -> Option<Handle> {
+        let mut here = leader.registry.match_again(prefix);
+        here.truncate(prefix.len());
+        if here.is_empty() || leader.transfers.refuses_callers() {
+            return None;
+        }
+        Some(self.begin(&PrefixTransfer::new(leader, here)))
+    }
+}
+
 impl EngineOnboarding {
     /// Starts the transfer of `prefix` into `ids`, as many as it has blocks, or its comparison with
     /// them.
@@ -103,36 +147,32 @@ impl EngineOnboarding {
         compare: Option<Comparison>,
     ) -> Result<Self, EngineError> {
         let transfer = PrefixTransfer::new(leader, prefix);
-        let (over, ids, is_audit) = (Arc::new(Signal::default()), ids.to_vec(), compare.is_some());
-        let (blocks_of, holds) = (Arc::clone(blocks), Vec::new());
+        let (over, is_audit) = (Arc::new(Signal::default()), compare.is_some());
+        let (ids, blocks) = (ids.to_vec(), Arc::clone(blocks));
         let mut onboarding =
-            Self { transfer, blocks: blocks_of, ids, holds, over, cancelled: false, is_audit };
-        let Self { transfer, ids, over, .. } = &mut onboarding;
-        let moves: Vec<_> = ids.iter().enumerate().map(|(at, &dst)| transfer.to(at, dst)).collect();
-        if moves.is_empty() {
+            Self { transfer, blocks, ids, holds: Vec::new(), over, cancelled: false, is_audit };
+        let Self { transfer, ids, blocks, over, holds, .. } = &mut onboarding;
+        if ids.is_empty() {
             over.set();
             return Ok(onboarding);
         }
-        let (holds, changed, purpose) = if is_audit {
+        let (begun, changed, purpose) = if is_audit {
             (blocks.begin_read(ids), "was reused while it was compared", Purpose::Audit)
         } else {
             let changed = "was given to another use while it was written";
             (blocks.begin_write(ids, losses), changed, Purpose::EngineOnboard)
         };
-        let holds = holds.map_err(EngineError::Busy)?;
-        let (check, written) = (still_the_same(blocks, holds.clone(), changed), holds.clone());
-        let busy = Busy { blocks: Arc::clone(blocks), holds, over: Some(Arc::clone(over)) };
-        let destination = Destination::Unregistered;
-        let mut request = transfer.request(purpose, moves, destination, losses).hold(busy);
-        request.check = Some(check);
-        if options.is_by_layer {
-            request.layers = leader.transfers.layer_steps(Path::G2_G1, request.moves.len(), None);
+        *holds = begun.map_err(EngineError::Busy)?;
+        let busy = Busy { blocks: Arc::clone(blocks), holds: holds.clone(), over: Some(Arc::clone(over)) };
+        let load = Load { ids: ids.clone(), busy, changed, purpose, losses, options, compare };
+        match leader.peers.get().filter(|_| transfer.prefix.node().is_some()) {
+            None => transfer.handles.push(load.begin(transfer)),
+            Some(peers) => {
+                let (prefix, leader) = (Arc::clone(&transfer.prefix), Arc::clone(leader));
+                let then = Box::new(move || load.begin_fetched(&leader, &prefix));
+                transfer.fetch = Some(peers.fetch(&transfer.prefix, options.until, then));
+            }
         }
-        request.fence = options.after;
-        request.limit = options.until.map(|until| until.saturating_duration_since(kvbm_plan::clock::now()));
-        request.compare = compare;
-        transfer.handles.push(leader.transfers.start(request));
-        onboarding.holds = written;
         Ok(onboarding)
     }
 
@@ -147,9 +187,10 @@ impl EngineOnboarding {
     }
 
     /// The tag of its plans: `drain_finished` of each rank's worker names them by it. None where
-    /// the prefix is empty: then there are no plans.
+    /// there are no plans: the prefix is empty, or its blocks have not come from their peer yet.
     pub fn tag(&self) -> Option<u64> {
-        self.transfer.handles.first().map(Handle::tag)
+        let fetched = || self.transfer.fetch.as_ref().and_then(|fetch| fetch.with_handle(Handle::tag));
+        self.transfer.handles.first().map(Handle::tag).or_else(fetched)
     }
 
     /// Whether `layer` of all blocks is in place, verified as whole blocks are: the engine may
@@ -157,12 +198,24 @@ impl EngineOnboarding {
     /// and what was computed from the others is void. A load that is not
     /// [by layer](LoadOptions::by_layer) has all of its layers at once.
     pub fn layer_ready(&self, layer: u32) -> bool {
-        !self.cancelled && self.transfer.handles.iter().all(|handle| handle.has_layer(layer))
+        let has_layer = |handle: &Handle| handle.has_layer(layer);
+        let fetched = |fetch: &Fetching| {
+            // A prefix that came in part has blocks without this layer.
+            let whole = |handle: &Handle| handle.num_blocks() == self.len() && handle.has_layer(layer);
+            fetch.with_handle(whole).unwrap_or(false)
+        };
+        !self.cancelled
+            && self.transfer.fetch.as_ref().is_none_or(fetched)
+            && self.transfer.handles.iter().all(has_layer)
     }
 
     /// Waits until it is known whether `layer` arrives, at most until `deadline`. Whether it has
     /// arrived.
     pub fn wait_layer(&self, layer: u32, deadline: Instant) -> bool {
+        if let Some(fetch) = &self.transfer.fetch {
+            fetch.wait_until(deadline);
+            fetch.wait_layer(layer, deadline);
+        }
         self.transfer.handles.iter().for_each(|handle| handle.wait_layer(layer, deadline));
         self.layer_ready(layer)
     }
@@ -184,6 +237,7 @@ impl EngineOnboarding {
     /// # Errors
     /// [`EngineOnboardError`] says how many blocks from the front did arrive.
     pub fn wait(mut self) -> Result<usize, EngineOnboardError> {
+        self.wait_fetched();
         for handle in &self.transfer.handles {
             if let Err(reason) = handle.wait("onboard") {
                 // The outcome is not known, so no block counts.
@@ -193,6 +247,16 @@ impl EngineOnboarding {
             }
         }
         self.resolve()
+    }
+
+    /// Waits for blocks of a peer, which have a deadline, and takes over the transfer that follows.
+    fn wait_fetched(&mut self) {
+        // A load that was given up waits for nothing.
+        if let Some(fetch) = self.transfer.fetch.as_ref().filter(|_| !self.cancelled) {
+            let patience = self.transfer.leader.transfers.settings.transfer_deadline;
+            fetch.wait_until(deadline_after(kvbm_plan::clock::now(), patience));
+            self.transfer.handles.extend(fetch.take_handle());
+        }
     }
 
     /// Waits for late copies, and says which of them are not over then.
@@ -209,6 +273,10 @@ impl EngineOnboarding {
     /// blocks any more, and no block counts as arrived then.
     pub fn cancel(&mut self) {
         self.cancelled = true;
+        if let Some(fetch) = &self.transfer.fetch {
+            self.transfer.handles.extend(fetch.take_handle());
+            fetch.cancel();
+        }
         let reason = Failure::new(FailureKind::Cancelled, "the engine gave the load up");
         for handle in &mut self.transfer.handles {
             handle.stop(&reason);
@@ -217,7 +285,7 @@ impl EngineOnboarding {
 
     fn resolve(&mut self) -> Result<usize, EngineOnboardError> {
         let wanted = self.len();
-        let mut failures = Vec::new();
+        let mut failures = self.not_fetched();
         for handle in self.transfer.handles.drain(..) {
             handle.with_outcome(|outcome| failures.extend_from_slice(&outcome.failures));
         }
@@ -242,15 +310,27 @@ impl EngineOnboarding {
         Err(EngineOnboardError { arrived, wanted, failures, busy: self.still_busy() })
     }
 
+    /// Blocks that did not come from their peer.
+    fn not_fetched(&mut self) -> Vec<BlockFailure> {
+        let Some(fetch) = self.transfer.fetch.take() else { return Vec::new() };
+        self.transfer.handles.extend(fetch.take_handle());
+        let begun = self.transfer.handles.iter().map(Handle::num_blocks).sum::<usize>();
+        let missing = || Failure::new(FailureKind::Missing, "it was removed since it came from the peer");
+        let failure = fetch.failure().unwrap_or_else(missing);
+        (begun..self.len()).filter_map(|at| self.transfer.failed(at, &failure)).collect()
+    }
+
     /// Blocks that came from below G2 are copied to G2 too, unless the configuration says no: the
     /// next request for them does not read the disk again. Where that is refused, they stay where
     /// they were.
     fn promote(&self, arrived: usize) {
+        // What a peer has given is on G2.
+        let is_remote = self.transfer.prefix.node().is_some();
         let found = self.transfer.prefix.blocks().iter().take(arrived);
         let lower = found
             .zip(&self.holds)
             .enumerate()
-            .filter(|(_, (block, _))| matches!(block.tier, Tier::G3 | Tier::G4))
+            .filter(|(_, (block, _))| block.tier == Tier::G3 || block.tier == Tier::G4 && !is_remote)
             // The engine may have given a block to another use before it looked at the outcome.
             .filter(|(_, (_, hold))| self.blocks.is_valid(**hold))
             .map(|(at, (_, hold))| (*hold, self.transfer.identities[at]));

@@ -4,7 +4,7 @@ use super::Leader;
 use crate::admission::{LoadOffer, LoadRun};
 use crate::metrics::LoadReason;
 use crate::transfers::Pace;
-use kvbm_plan::{Path, Tier};
+use kvbm_plan::{NodeId, Path, Tier};
 use kvbm_pool::Prefix;
 use std::time::Duration;
 
@@ -19,9 +19,13 @@ impl Leader {
             }
             return;
         };
+        let node = prefix.node();
         let paces = Tier::ALL.map(|tier| {
             let blocks = tiers.iter().filter(|of| **of == tier).count();
-            (tier > to && blocks > 0).then(|| self.transfers.pace(Path::new(tier, to), recompute, blocks))
+            (tier > to && blocks > 0).then(|| match node.filter(|_| tier == Tier::G4) {
+                Some(node) => self.pace_of_peer(node),
+                None => self.transfers.pace(Path::new(tier, to), recompute, blocks),
+            })
         });
         let mut runs: Vec<LoadRun> = Vec::new();
         for &tier in &tiers {
@@ -38,6 +42,15 @@ impl Leader {
             }
         }
         prefix.truncate(prefix.start() + first + kept);
+    }
+}
+
+impl Leader {
+    /// What is known of reads from a peer. No other request's blocks are counted: each peer has
+    /// reads of its own.
+    fn pace_of_peer(&self, node: NodeId) -> (Pace, usize) {
+        let measured = self.peers.get().and_then(|peers| peers.time_per_block(node));
+        (measured.map_or(Pace::Unknown, Pace::Each), 0)
     }
 }
 

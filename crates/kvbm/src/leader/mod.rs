@@ -30,6 +30,7 @@ use crate::metrics::Metrics;
 use crate::offload::Offload;
 use crate::ranks::Ranks;
 use crate::ranks::recovery::Recoveries;
+use crate::remote::Peers;
 pub(crate) use crate::slots::Commit;
 use crate::slots::Slots;
 use crate::tenants::Tenants;
@@ -78,6 +79,8 @@ pub(crate) struct Leader {
     pub(crate) offload: Arc<Offload>,
     pub(crate) prefetch_budget: PrefetchBudget,
     pub(crate) recoveries: Recoveries,
+    /// Where remote memory is in use.
+    pub(crate) peers: OnceLock<Arc<dyn Peers>>,
     /// For its figures; the manager owns it.
     pub(crate) events: OnceLock<Weak<EventPump>>,
     inbox: Mutex<Inbox>,
@@ -101,6 +104,7 @@ impl Leader {
         } = parts;
         let leader = Arc::new(Self {
             recoveries: Recoveries::new(ranks.len(), registry.capacity(Tier::G3)),
+            peers: OnceLock::new(),
             events: OnceLock::new(),
             inbox: Mutex::default(),
             private_names: AtomicU64::new(0),
@@ -160,10 +164,11 @@ impl Leader {
         }
     }
 
-    /// The longest prefix of `chain` that is on some tier, pinned, and whether volumes were asked,
-    /// or would be. Counts as one use of every block in it.
+    /// The longest prefix of `chain` that is on some tier or at a peer, pinned where it is on a
+    /// tier, and whether peers or volumes were asked, or would be. Counts as one use of every block
+    /// in it.
     pub(crate) fn match_prefix(&self, chain: BlockChain<'_>, probe: Probe) -> (Prefix, bool) {
-        if self.groups.len() > 1 {
+        if self.has_groups() {
             // Volumes hold no blocks of such models.
             return (self.match_groups(chain).swap_remove(0), false);
         }
@@ -173,14 +178,22 @@ impl Leader {
         // whole chain, since the eviction policy asks how far a block is from the end of its
         // request.
         self.registry.touch(FIRST_GROUP, chain.hashes());
-        // A chain that contradicts what is known is none of ours: volumes have nothing to add.
-        let asks = agrees && self.volumes.extend(&mut prefix, chain, probe);
-        (prefix, asks)
+        // A chain that contradicts what is known is none of ours: others have nothing to add.
+        if !agrees {
+            return (prefix, false);
+        }
+        // Memory of a peer is nearer than a store.
+        let asks_peers = self.peers.get().is_some_and(|peers| peers.extend(&mut prefix, chain, probe));
+        if prefix.node().is_some() {
+            return (prefix, true);
+        }
+        let asks_volumes = self.volumes.extend(&mut prefix, chain, probe);
+        (prefix, asks_peers || asks_volumes)
     }
 
     /// For each cache group its part of the longest prefix of `chain` that all of them can serve.
     pub(crate) fn match_groups(&self, chain: BlockChain<'_>) -> Vec<Prefix> {
-        if self.groups.len() <= 1 {
+        if !self.has_groups() {
             return vec![self.match_prefix(chain, Probe::Wait).0];
         }
         let mut parts = self.registry.match_groups(chain, TierMask::ALL);
@@ -199,6 +212,11 @@ impl Leader {
             self.registry.touch(group, used);
         }
         parts
+    }
+
+    /// Whether the model has several cache groups.
+    pub(crate) fn has_groups(&self) -> bool {
+        self.groups.len() > 1
     }
 
     /// The cache groups.
@@ -241,7 +259,12 @@ impl Leader {
     /// A hit counts once, on the nearest tier that held the block, after the block was verified.
     pub(crate) fn count_hits(&self, prefix: &Prefix, arrived: usize) {
         let volume = prefix.volume().and_then(|id| self.volumes.get(id));
+        let peer = prefix.node().map(|node| self.metrics.peer(node));
         for block in prefix.blocks().iter().take(arrived) {
+            if let (Tier::G4, Some(peer)) = (block.tier, &peer) {
+                peer.hits.add(1);
+                continue;
+            }
             self.metrics.tier(block.tier).hits.add(1);
             if let (Tier::G4, Some(volume)) = (block.tier, &volume) {
                 volume.counters.hits.add(1);

@@ -19,6 +19,7 @@ use crate::leader::{ClearError, Commit, FlushError, FlushReport, Leader, Shutdow
 use crate::metrics::Metrics;
 use crate::onboard::Onboarding;
 use crate::places::{self, Places};
+use crate::remote::PeerStatus;
 use crate::status::Status;
 use crate::volume::{LocalVolumes, Probe, VolumeSetError};
 #[cfg(feature = "worker")]
@@ -238,6 +239,10 @@ impl<G> KvBlockManager<G> {
     /// that is not known yet volumes are asked, in a few round trips within their deadlines;
     /// `volume.lookup = "known"` never asks.
     ///
+    /// With `remote.enabled`, peers are asked first, for `remote.lookup_deadline` at most. What one
+    /// has in its memory is listed as [`Tier::G4`] too, with the peer in [`Prefix::node`]; it is
+    /// not pinned there before an onboard reads it.
+    ///
     /// Of a model with several cache groups, this is the first group's part of what every group can
     /// serve: [`match_groups`](Self::match_groups) has all parts.
     pub fn match_prefix<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Prefix {
@@ -299,11 +304,15 @@ impl<G> KvBlockManager<G> {
     }
 
     /// Where each block of `chain` is, up to the first that is nowhere: tiers, and the volume that
-    /// is known to have it. Asks no volume, pins nothing and counts as no use. Of a model with
-    /// several cache groups it is the first one with full attention that is looked at.
+    /// is known to have it. Asks no volume, pins nothing and counts as no use. With
+    /// `remote.enabled`, peers are asked for what is nowhere here, for `remote.lookup_deadline` at
+    /// most. Of a model with several cache groups it is the first one with full attention that is
+    /// looked at.
     pub fn look_up<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Vec<Places> {
         let group = self.leader.full_group();
-        places::look_up(&self.leader.registry, &self.leader.volumes, group, chain.into())
+        let Leader { registry, volumes, peers, .. } = &*self.leader;
+        let peers = peers.get().map(|peers| &**peers);
+        places::look_up_with_peers(registry, volumes, peers, group, chain.into())
     }
 
     /// Gives up on a rank: for a worker whose process is gone, or whose device is, so that it
@@ -488,6 +497,11 @@ impl<G> KvBlockManager<G> {
         #[cfg(feature = "worker")]
         status.disks.extend(self.workers.disks());
         status
+    }
+
+    /// The peers that this node has found (`remote.enabled`).
+    pub fn peers(&self) -> Vec<PeerStatus> {
+        self.leader.peers.get().map_or_else(Vec::new, |peers| peers.status())
     }
 
     /// Counters and histograms, brought up to date.

@@ -2,6 +2,7 @@
 //! look-up and no allocation.
 
 use super::disks::DiskMetrics;
+use super::peers::{PeerCounters, RemoteMetrics};
 use super::ranks::RankMetrics;
 use super::tenants::TenantMetrics;
 use std::collections::BTreeMap;
@@ -9,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvbm_plan::{FailureKind, Path, Tier, VolumeId};
+use kvbm_plan::{FailureKind, NodeId, Path, Tier, VolumeId};
 
 use super::histogram::{LatencyBucket, LatencyHistogram, LatencySummary};
 
@@ -429,6 +430,8 @@ pub struct Counters {
     tenants: OnceLock<Vec<TenantMetrics>>,
     /// The disk tiers of this process.
     pub disks: DiskMetrics,
+    /// Memory of other nodes.
+    pub remote: RemoteMetrics,
 }
 
 /// What is counted of one volume, for as long as the process lives: it may be registered again.
@@ -509,6 +512,11 @@ impl Counters {
     pub(super) fn volumes(&self) -> Vec<(VolumeId, Arc<VolumeCounters>)> {
         let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
         volumes.iter().map(|(id, counters)| (*id, Arc::clone(counters))).collect()
+    }
+
+    /// What is counted of a peer.
+    pub fn peer(&self, node: NodeId) -> Arc<PeerCounters> {
+        self.remote.peer(node)
     }
 
     /// Every set of path metrics with its label.

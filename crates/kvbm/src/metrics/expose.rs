@@ -28,6 +28,7 @@ impl Collector for Exposition {
         super::ranks::encode(self.0.ranks(), &mut encoder)?;
         super::tenants::encode(self.0.tenants(), &mut encoder)?;
         self.0.disks.encode(&mut encoder)?;
+        self.0.remote.encode(&mut encoder)?;
         self.volumes(&mut encoder)
     }
 }

@@ -23,6 +23,7 @@ mod deadline_stream;
 mod disks;
 mod expose;
 mod histogram;
+mod peers;
 mod ranks;
 mod server;
 mod tenants;
@@ -43,6 +44,7 @@ pub use counters::{
 pub use deadline_stream::DeadlineStream;
 pub use disks::{DiskCounters, DiskMetrics};
 pub use histogram::{LatencyBucket, LatencyHistogram, LatencySummary};
+pub use peers::{PeerCounters, RemoteMetrics};
 pub use ranks::RankMetrics;
 pub use server::{MetricsServer, ServeError};
 pub use tenants::{NO_TENANT, TenantMetrics, TenantTierMetrics};

@@ -66,6 +66,12 @@ impl Handle {
         self.transfer().wait_layer(layer, deadline);
     }
 
+    /// As [`wait_layer`](Self::wait_layer), for whoever must not borrow the handle so long.
+    pub(crate) fn layer_wait(&self) -> impl Fn(u32, Instant) + use<> {
+        let transfer = Arc::clone(self.transfer());
+        move |layer, deadline| transfer.wait_layer(layer, deadline)
+    }
+
     pub(crate) fn wait_until(&self, deadline: Instant) {
         self.transfer().settled.wait_until(deadline);
     }

@@ -352,6 +352,10 @@ fn rank_layout_config(
             let state = OpaquePlane::new("state", group.rank_state_bytes(ranks));
             shape.outer_dim(0).inner_dim(1).dtype(DType::U8).plane(state)
         }
+        LayerContent::Opaque { rank_bytes } => {
+            let tensors = vec![rank_bytes; group.layers as usize];
+            return OpaqueLayout::config_of(num_blocks, &tensors, alignment).map_err(invalid);
+        }
     };
     shape.build().map_err(invalid)
 }

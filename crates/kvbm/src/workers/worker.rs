@@ -163,6 +163,11 @@ impl Worker {
         Some(KeptHost { memory, contents: self.manager.as_ref()?.host_contents() })
     }
 
+    /// The worker's own part in what peers read and give.
+    pub(crate) fn manager(&self) -> Option<&TransferManager> {
+        self.manager.as_deref()
+    }
+
     /// The engine of G3.
     pub fn g3(&self) -> Option<&Arc<DiskEngine>> {
         self.g3.as_ref()

@@ -1,0 +1,93 @@
+//! `kvbm remote ls`.
+
+use std::fmt::Write;
+
+use anyhow::{Result, ensure};
+use kvbm_layout::BlockLayout;
+use kvbm_nixl::{BlockSet, FileDirectory, NodeAnnouncement};
+use serde_json::{Value, json};
+
+use super::{ListArgs, deliver};
+use crate::args::Output;
+use crate::human::{bytes, count};
+
+pub(super) fn run(args: &ListArgs) -> Result<()> {
+    args.json.as_ref().and_then(Output::file).map_or(Ok(()), crate::writable::expect)?;
+    let folder = &args.directory;
+    ensure!(
+        folder.is_dir(),
+        "there is no folder {}; name what remote.directory of the nodes names",
+        folder.display()
+    );
+    let (mut text, mut nodes, mut broken) = (String::new(), Vec::new(), Vec::new());
+    for (file, content) in FileDirectory::open(folder)?.announcements()? {
+        match NodeAnnouncement::decode(&content) {
+            Ok(node) => {
+                describe(&mut text, &node);
+                nodes.push(value_of(&node));
+            }
+            Err(error) => {
+                let _ = writeln!(text, "{file}: {error}");
+                broken.push(json!({ "file": file, "error": error.to_string() }));
+            }
+        }
+    }
+    if text.is_empty() {
+        let _ = writeln!(text, "no node is announced in {}", folder.display());
+    }
+    let failed = broken.len();
+    deliver(args.json.as_ref(), &text, &json!({ "nodes": nodes, "broken": broken }))?;
+    ensure!(
+        failed == 0,
+        "{failed} announcements cannot be read; their nodes run another version, or remove them"
+    );
+    Ok(())
+}
+
+fn describe(text: &mut String, node: &NodeAnnouncement) {
+    let _ = writeln!(text, "node {}, agent {}, epoch {}", node.node, node.agent, node.epoch);
+    for set in &node.sets {
+        let layout = set.layout.layout().config();
+        let (slice, size) = (&set.slice, memory_of(set));
+        let _ = writeln!(
+            text,
+            "  rank {}: {} blocks in {}, layers {}..{}, heads {}..{}, namespace {}",
+            slice.rank,
+            count(layout.num_blocks.into()),
+            bytes(size),
+            slice.first_layer,
+            slice.first_layer.saturating_add(slice.num_layers),
+            slice.heads.start,
+            slice.heads.start.saturating_add(slice.heads.count),
+            set.namespace,
+        );
+    }
+}
+
+fn memory_of(set: &BlockSet) -> u64 {
+    set.layout.memory().iter().fold(0, |sum, memory| sum.saturating_add(memory.bytes))
+}
+
+fn value_of(node: &NodeAnnouncement) -> Value {
+    let set = |set: &BlockSet| {
+        let layout = set.layout.layout().config();
+        json!({
+            "namespace": set.namespace.to_string(),
+            "rank": set.slice.rank.0,
+            "first_layer": set.slice.first_layer,
+            "layers": set.slice.num_layers,
+            "first_head": set.slice.heads.start,
+            "heads": set.slice.heads.count,
+            "page_size": layout.page_size,
+            "dtype": layout.dtype.name(),
+            "blocks": layout.num_blocks,
+            "bytes": memory_of(set),
+        })
+    };
+    json!({
+        "node": node.node.0,
+        "epoch": node.epoch.0,
+        "agent": node.agent,
+        "sets": node.sets.iter().map(set).collect::<Vec<_>>(),
+    })
+}

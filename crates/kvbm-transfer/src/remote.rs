@@ -1,0 +1,294 @@
+//! G2 of the workers of this process among the memory of peers: offered to them, and filled from
+//! theirs.
+//!
+//! All ranks of a leader take part together: a block is read for every rank or for none. Every slot
+//! that a peer reads, and every slot that a read writes, is claimed as one of a plan is.
+
+use crate::host::{HostTier, ReadClaim, WriteClaim};
+use crate::manager::TransferManager;
+use kvbm_nixl::{BlockSource, Export, HeldBlock, LocalRank, PeerPlans, RemoteError, RemoteNode};
+use kvbm_plan::{
+    BlockId, BlockIdentity, Failure, FailureKind, GroupId, NamespaceTag, NodeId, RankSlice, SequenceHash,
+};
+use parking_lot::Mutex;
+use std::any::Any;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The cache group of all blocks: models with several groups have no remote blocks.
+const GROUP: GroupId = GroupId(0);
+/// Bytes of all ranks that one lease covers: its owner computes their digests before it answers.
+const LEASE_BYTES: u64 = 64 << 20;
+
+/// What the leader knows of G2. Asked when a peer asks.
+pub trait PinnedBlocks: Send + Sync {
+    /// How many of these blocks are on G2, from the first on.
+    fn count(&self, hashes: &[SequenceHash]) -> usize;
+
+    /// Pins as many of these blocks as are on G2, from the first on.
+    fn pin(&self, hashes: &[SequenceHash]) -> Pins;
+}
+
+/// Blocks of G2 that are not evicted.
+pub struct Pins {
+    /// Their slots, and what they hold.
+    pub blocks: Vec<(BlockId, BlockIdentity)>,
+    /// Keeps them there until this is dropped.
+    pub guard: Arc<dyn Any + Send + Sync>,
+}
+
+impl fmt::Debug for Pins {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pins({} blocks)", self.blocks.len())
+    }
+}
+
+/// What a read of blocks from a peer came to.
+#[derive(Debug)]
+pub struct HostRead {
+    /// So many blocks from the first on are in their slots on every rank, verified.
+    pub arrived: usize,
+    /// Why the rest is not.
+    pub failure: Option<Failure>,
+}
+
+/// G2 of all ranks of this process, offered to peers.
+pub struct RemoteHost {
+    // Dropped first: nothing more is granted.
+    export: Export,
+    node: RemoteNode,
+    namespace: NamespaceTag,
+    ranks: Vec<LocalRank>,
+    hosts: Vec<Arc<HostTier>>,
+    plans: Mutex<HashMap<NodeId, Arc<PeerPlans>>>,
+}
+
+impl RemoteHost {
+    /// Offers G2 of these workers, each with the part of every block that its rank holds.
+    ///
+    /// # Errors
+    /// [`RemoteError::Storage`] where a worker has no G2, and those of
+    /// [`RemoteNode::export_local_blockset`].
+    pub fn offer(
+        node: RemoteNode,
+        namespace: NamespaceTag,
+        workers: &[(&TransferManager, RankSlice)],
+        pins: Arc<dyn PinnedBlocks>,
+    ) -> Result<Self, RemoteError> {
+        let host = |(worker, slice): &(&TransferManager, RankSlice)| {
+            let missing = || RemoteError::Storage(format!("rank {} has no host memory (G2)", slice.rank));
+            worker.host.clone().ok_or_else(missing)
+        };
+        let hosts: Vec<Arc<HostTier>> = workers.iter().map(host).collect::<Result<_, _>>()?;
+        let local = |(host, (_, slice)): (&Arc<HostTier>, &(&TransferManager, RankSlice))| LocalRank {
+            slice: *slice,
+            bound: host.bound().clone(),
+        };
+        let ranks: Vec<LocalRank> = hosts.iter().zip(workers).map(local).collect();
+        let source = Arc::new(Source { hosts: hosts.clone(), pins });
+        // SAFETY: a held block has a read claim on its slot of every rank. Workers write no slot
+        // that has one.
+        let export = unsafe { node.export_source(namespace, GROUP, ranks.clone(), source) }?;
+        Ok(Self { export, node, namespace, ranks, hosts, plans: Mutex::default() })
+    }
+
+    /// The node.
+    pub fn node(&self) -> &RemoteNode {
+        &self.node
+    }
+
+    /// Peers that offer blocks of this namespace.
+    pub fn peers(&self) -> Vec<NodeId> {
+        let offers = |peer: &Arc<kvbm_nixl::NodeAnnouncement>| {
+            peer.sets.iter().any(|set| set.namespace == self.namespace && set.group == GROUP)
+        };
+        self.node.peers().iter().filter(|peer| offers(peer)).map(|peer| peer.node).collect()
+    }
+
+    /// How many of these blocks each of `peers` has, from the first on: see [`RemoteNode::find`].
+    pub fn find(
+        &self,
+        peers: &[NodeId],
+        hashes: &[SequenceHash],
+        deadline: Instant,
+    ) -> Vec<(NodeId, Option<usize>)> {
+        self.node.find(peers, self.namespace, GROUP, hashes, deadline)
+    }
+
+    /// Reads blocks of a peer into slots of G2, the same on every rank. Waits until they are there,
+    /// at most until `deadline`. `hold` is dropped when no hardware can write to the slots any
+    /// more, which may be later: it keeps them out of use.
+    pub fn read(
+        &self,
+        peer: NodeId,
+        blocks: &[(BlockIdentity, BlockId)],
+        hold: &Arc<dyn Any + Send + Sync>,
+        deadline: Instant,
+    ) -> HostRead {
+        let plans = match self.plans(peer) {
+            Ok(plans) => plans,
+            Err(error) => return HostRead { arrived: 0, failure: Some(failure_of(&error)) },
+        };
+        let step = usize::try_from(LEASE_BYTES / plans.bytes_per_block().max(1)).unwrap_or(1).max(1);
+        let mut arrived = 0;
+        while arrived < blocks.len() {
+            let part = &blocks[arrived..(arrived + step).min(blocks.len())];
+            let (more, failure) = self.read_part(&plans, part, hold, deadline);
+            arrived += more;
+            if failure.is_some() {
+                return HostRead { arrived, failure };
+            }
+        }
+        HostRead { arrived, failure: None }
+    }
+
+    /// Reads blocks under one lease: how many arrived, at least one or a failure.
+    fn read_part(
+        &self,
+        plans: &Arc<PeerPlans>,
+        blocks: &[(BlockIdentity, BlockId)],
+        hold: &Arc<dyn Any + Send + Sync>,
+        deadline: Instant,
+    ) -> (usize, Option<Failure>) {
+        let hashes: Vec<SequenceHash> = blocks.iter().map(|(identity, _)| identity.hash).collect();
+        let remote = match self.node.get_remote_blocks_immutable(plans, &hashes, deadline) {
+            Ok(remote) => remote,
+            Err(error) => return (0, Some(failure_of(&error))),
+        };
+        let node = plans.node();
+        if remote.is_empty() {
+            let detail = format!("node {node} has not got block {} any more", hashes[0]);
+            return (0, Some(Failure::new(FailureKind::Missing, detail)));
+        }
+        let blocks = &blocks[..remote.len()];
+        let claim = |(identity, slot): &(BlockIdentity, BlockId)| {
+            let claims = self.hosts.iter().map(|host| host.write(slot.0, identity, None));
+            claims.collect::<Result<Vec<_>, _>>().map(Some)
+        };
+        let claims = match blocks.iter().map(claim).collect::<Result<Vec<_>, _>>() {
+            Ok(claims) => Mutex::new(claims),
+            Err(failure) => return (0, Some(failure)),
+        };
+        let landing = Arc::new(Landing { claims, _hold: Arc::clone(hold) });
+        let claim: Arc<dyn Any + Send + Sync> = Arc::clone(&landing) as _;
+        let slots: Vec<u32> = blocks.iter().map(|(_, slot)| slot.0).collect();
+        // SAFETY: `landing`, which `claim` is, has a write claim on each slot of every rank: nobody
+        // of the workers reads or writes there until it is dropped. Claims of blocks that have
+        // arrived end before that, as the contract allows.
+        let read = unsafe { remote.read_into(&slots, &claim, deadline) };
+        match read {
+            Ok(read) => match landing.finish(read.blocks) {
+                (arrived, None) => (arrived, read.failure.as_ref().map(failure_of)),
+                failed => failed,
+            },
+            Err(error) => (0, Some(failure_of(&error))),
+        }
+    }
+
+    /// How a peer's blocks are read; made anew when its announcement has changed.
+    fn plans(&self, peer: NodeId) -> Result<Arc<PeerPlans>, RemoteError> {
+        if let Some(known) = self.plans.lock().get(&peer).filter(|known| self.node.is_current(known)) {
+            return Ok(Arc::clone(known));
+        }
+        let plans = self.node.plan_reads(peer, self.namespace, GROUP, &self.ranks)?;
+        let mut known = self.plans.lock();
+        // Peers that are gone leave nothing behind.
+        known.retain(|_, known| self.node.is_current(known));
+        known.insert(peer, Arc::clone(&plans));
+        Ok(plans)
+    }
+}
+
+impl fmt::Debug for RemoteHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RemoteHost({:?}, {} ranks, {:?})", self.node, self.ranks.len(), self.export)
+    }
+}
+
+/// Slots that a read writes to.
+struct Landing {
+    /// By block, then by rank; none of blocks that have arrived.
+    claims: Mutex<Vec<Option<Vec<WriteClaim>>>>,
+    // Dropped after the claims: then the slots may be used again.
+    _hold: Arc<dyn Any + Send + Sync>,
+}
+
+impl Landing {
+    /// The first blocks have arrived: how many are filled now.
+    fn finish(&self, arrived: usize) -> (usize, Option<Failure>) {
+        for at in 0..arrived {
+            let claims = self.claims.lock().get_mut(at).and_then(Option::take);
+            for claim in claims.into_iter().flatten() {
+                if let Err(failure) = claim.finish(true, None) {
+                    return (at, Some(failure));
+                }
+            }
+        }
+        (arrived, None)
+    }
+}
+
+/// What peers are given of G2.
+struct Source {
+    hosts: Vec<Arc<HostTier>>,
+    pins: Arc<dyn PinnedBlocks>,
+}
+
+/// Keeps a block in place while a peer reads it.
+struct Reading {
+    _claims: Vec<ReadClaim>,
+    _pins: Arc<dyn Any + Send + Sync>,
+}
+
+impl Source {
+    /// Claims on a block of every rank, whose bytes are what was written there.
+    fn claims(&self, slot: BlockId, identity: &BlockIdentity) -> Result<Vec<ReadClaim>, Failure> {
+        let claim = |host: &Arc<HostTier>| {
+            let claim = host.read(slot.0, identity, None)?;
+            claim.verify_always()?;
+            Ok(claim)
+        };
+        self.hosts.iter().map(claim).collect()
+    }
+}
+
+impl BlockSource for Source {
+    fn count(&self, hashes: &[SequenceHash]) -> usize {
+        self.pins.count(hashes)
+    }
+
+    fn hold(&self, hashes: &[SequenceHash]) -> Vec<HeldBlock> {
+        let Pins { blocks, guard } = self.pins.pin(hashes);
+        let held = |(slot, identity): (BlockId, BlockIdentity)| match self.claims(slot, &identity) {
+            Ok(claims) => {
+                let guard = Arc::new(Reading { _claims: claims, _pins: Arc::clone(&guard) });
+                Some(HeldBlock { block: slot.0, guard })
+            }
+            Err(failure) => {
+                tracing::debug!(%failure, hash = %identity.hash, "a block is not given to a peer");
+                None
+            }
+        };
+        blocks.into_iter().map_while(held).collect()
+    }
+}
+
+/// A failure as reports have them.
+fn failure_of(error: &RemoteError) -> Failure {
+    use kvbm_nixl::AgentError;
+    let kind = match error {
+        RemoteError::NoAnswer { .. } | RemoteError::Agent(AgentError::Deadline { .. }) => {
+            FailureKind::Deadline
+        }
+        RemoteError::Corrupt { .. } => FailureKind::Corrupt,
+        RemoteError::Refused { .. } | RemoteError::UnknownNode { .. } | RemoteError::LeaseEnded { .. } => {
+            FailureKind::Missing
+        }
+        RemoteError::TooManyRequests { .. } => FailureKind::QueueFull,
+        RemoteError::Shape(_) | RemoteError::Option { .. } => FailureKind::Unsupported,
+        _ => FailureKind::Io,
+    };
+    Failure::new(kind, error.to_string())
+}

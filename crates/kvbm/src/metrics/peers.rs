@@ -1,0 +1,93 @@
+//! Metrics of remote memory: what came from each peer, and what peers read here.
+
+use super::counters::{Counter, Gauge};
+use super::expose::{Labels, counter_value};
+use kvbm_plan::NodeId;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::metrics::MetricType;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What is counted of remote memory.
+#[derive(Debug, Default)]
+pub struct RemoteMetrics {
+    /// Leases that peers hold on blocks of this node.
+    pub leases_held: Gauge,
+    /// Leases that were granted to peers.
+    pub leases_granted: Counter,
+    /// Of those, leases that their readers did not renew.
+    pub leases_expired: Counter,
+    /// Messages of peers that were refused, or that could not be read.
+    pub refused: Counter,
+    /// Every peer that was ever announced.
+    peers: Mutex<BTreeMap<NodeId, Arc<PeerCounters>>>,
+}
+
+/// What is counted of one peer, for as long as the process lives.
+#[derive(Debug, Default)]
+pub struct PeerCounters {
+    /// Blocks that requests found there and got.
+    pub hits: Counter,
+    /// Blocks that came from it.
+    pub blocks: Counter,
+    /// Their bytes on all ranks.
+    pub bytes: Counter,
+    /// Blocks that were asked for and did not come.
+    pub failed: Counter,
+    /// Requests that it failed, or did not answer in time.
+    pub errors: Counter,
+    /// 1 while it is left alone because it failed.
+    pub down: Gauge,
+}
+
+impl RemoteMetrics {
+    /// What is counted of a peer.
+    pub fn peer(&self, node: NodeId) -> Arc<PeerCounters> {
+        // Nothing panics while it is held.
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(peers.entry(node).or_default())
+    }
+
+    /// Nothing where there never was a peer.
+    pub(super) fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        type Read = fn(&PeerCounters) -> u64;
+        let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if peers.is_empty() {
+            return Ok(());
+        }
+        let help = "Leases that peers hold on blocks of this node";
+        let mut metric = encoder.encode_descriptor("remote_leases_held", help, None, MetricType::Gauge)?;
+        metric.encode_gauge(&self.leases_held.get())?;
+        let own: [(&str, &str, &Counter); 3] = [
+            ("remote_leases_granted", "Leases that were granted to peers", &self.leases_granted),
+            ("remote_leases_expired", "Leases that their readers did not renew", &self.leases_expired),
+            ("remote_refused", "Messages of peers that were refused or unreadable", &self.refused),
+        ];
+        for (name, help, counter) in own {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            counter_value(&mut metric, counter.get())?;
+        }
+        let each: [(&str, &str, Read); 5] = [
+            ("remote_hit_blocks", "Blocks that requests found at the peer and got", |peer| peer.hits.get()),
+            ("remote_blocks", "Blocks that came from the peer", |peer| peer.blocks.get()),
+            ("remote_bytes", "Bytes that came from the peer", |peer| peer.bytes.get()),
+            ("remote_failed_blocks", "Blocks that the peer should have given", |peer| peer.failed.get()),
+            ("remote_errors", "Requests that the peer failed", |peer| peer.errors.get()),
+        ];
+        for (name, help, read) in each {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (node, peer) in &peers {
+                let labels: Labels<'_> = &[("peer", &node.to_string())];
+                counter_value(&mut metric.encode_family(&labels)?, read(peer))?;
+            }
+        }
+        let help = "1 while the peer is left alone because it failed";
+        let mut metric = encoder.encode_descriptor("remote_down", help, None, MetricType::Gauge)?;
+        for (node, peer) in &peers {
+            let labels: Labels<'_> = &[("peer", &node.to_string())];
+            metric.encode_family(&labels)?.encode_gauge(&peer.down.get())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,100 @@
+//! Finding peers in a folder that all nodes share.
+
+use super::table::PeerTable;
+use kvbm_nixl::{DirectoryError, FileDirectory, Imported, RemoteError, RemoteNode};
+use kvbm_plan::NodeId;
+use std::collections::{BTreeSet, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// The folder, as it was read last.
+pub(super) struct Directory {
+    folder: FileDirectory,
+    /// By file, a digest of what was in it, and whose it was.
+    seen: HashMap<String, (u64, Option<NodeId>)>,
+    /// What went wrong last: said once.
+    trouble: Option<String>,
+}
+
+impl Directory {
+    pub(super) fn new(folder: FileDirectory) -> Self {
+        Self { folder, seen: HashMap::new(), trouble: None }
+    }
+
+    /// Announces `node`, and looks for the others. Peers whose files are gone are forgotten.
+    pub(super) fn refresh(&mut self, node: &RemoteNode, table: &PeerTable) {
+        let trouble = self.look(node, table).err().map(|error| error.to_string());
+        if let Some(trouble) = trouble.as_ref().filter(|trouble| Some(*trouble) != self.trouble.as_ref()) {
+            tracing::warn!(target: "kvbm", trouble, "the folder of remote.directory cannot be used");
+        }
+        self.trouble = trouble;
+    }
+
+    fn look(&mut self, node: &RemoteNode, table: &PeerTable) -> Result<(), DirectoryError> {
+        let files = self.folder.announcements()?;
+        let ours = format!("node-{}.kvbm", node.node());
+        if !files.iter().any(|(file, _)| *file == ours) {
+            self.announce(node)?;
+        }
+        let known: BTreeSet<NodeId> = self.seen.values().filter_map(|(_, of)| *of).collect();
+        let mut seen = HashMap::new();
+        for (file, bytes) in files.into_iter().filter(|(file, _)| *file != ours) {
+            let mut digest = DefaultHasher::new();
+            bytes.hash(&mut digest);
+            let digest = digest.finish();
+            let of = match self.seen.remove(&file) {
+                Some((old, of)) if old == digest => of,
+                _ => import(node, table, &file, &bytes),
+            };
+            seen.insert(file, (digest, of));
+        }
+        let now: BTreeSet<NodeId> = seen.values().filter_map(|(_, of)| *of).collect();
+        self.seen = seen;
+        for gone in known.difference(&now) {
+            tracing::info!(target: "kvbm", peer = %gone, "a peer is gone");
+            table.forget(*gone);
+            // An agent that cannot forget a peer keeps what it knows of it.
+            let _kept = node.forget(*gone);
+        }
+        Ok(())
+    }
+
+    /// Writes this node's own announcement.
+    pub(super) fn announce(&self, node: &RemoteNode) -> Result<(), DirectoryError> {
+        match node.announcement() {
+            Ok(announcement) => self.folder.publish(&announcement),
+            Err(error) => {
+                tracing::warn!(target: "kvbm", %error, "this node cannot be announced");
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes this node's announcement away.
+    pub(super) fn withdraw(&self, node: NodeId) {
+        if let Err(error) = self.folder.withdraw(node) {
+            tracing::warn!(target: "kvbm", %error, "the announcement of this node stays behind");
+        }
+    }
+}
+
+/// Takes a peer's announcement. Whose it is, where it can be used.
+fn import(node: &RemoteNode, table: &PeerTable, file: &str, bytes: &[u8]) -> Option<NodeId> {
+    match node.import_remote_blockset(bytes) {
+        Ok((peer, imported)) => {
+            match imported {
+                Imported::Restarted => table.restarted(peer),
+                Imported::New | Imported::Newer | Imported::Known => table.meet(peer),
+            }
+            tracing::info!(target: "kvbm", %peer, ?imported, "a peer is announced");
+            Some(peer)
+        }
+        Err(error @ RemoteError::Ourselves { .. }) => {
+            tracing::error!(target: "kvbm", file, %error, "two nodes have one number");
+            None
+        }
+        Err(error) => {
+            tracing::warn!(target: "kvbm", file, %error, "the announcement of a peer cannot be used");
+            None
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Memory of other nodes: who has which blocks, and how they come to G2.
+//!
+//! A look-up asks the peers ([`Peers::extend`]); what one of them has is listed behind what is
+//! here, with the peer as its place. An onboard first brings those blocks to G2
+//! ([`Peers::fetch`]) and goes on from there as for any block of G2. Nothing here is served before
+//! its bytes are verified. A peer that fails, is slow or is gone costs a request the time until its
+//! deadline at most; then the rest of the prefix is computed.
+//!
+//! The leader knows peers through the trait [`Peers`] alone: a build without workers has none.
+//!
+//! # Modules
+//! A module uses only modules in rows below its own, and only those in its third column.
+//!
+//! | module | what it is | uses |
+//! |---|---|---|
+//! | `start` | agent, node and threads of a manager | `node` |
+//! | `node` | this node among its peers | `queue`, `directory`, `table`, `fetch` |
+//! | `queue` | prefixes that wait to be read | `fetch` |
+//! | `directory` | finding peers in a shared folder | `table` |
+//! | `table` | what is known of each peer | - |
+//! | `fetch` | blocks on their way from a peer, and what follows | - |
+
+#[cfg(feature = "worker")]
+mod directory;
+mod fetch;
+#[cfg(feature = "worker")]
+mod node;
+#[cfg(feature = "worker")]
+mod queue;
+#[cfg(feature = "worker")]
+mod start;
+#[cfg(feature = "worker")]
+mod table;
+
+use crate::circuit_breaker::CircuitState;
+use crate::volume::Probe;
+pub(crate) use fetch::{Fetching, Then};
+use kvbm_plan::{NodeId, SequenceHash};
+use kvbm_pool::Prefix;
+use kvbm_tokens::BlockChain;
+#[cfg(feature = "worker")]
+pub use start::RemoteStartError;
+#[cfg(feature = "worker")]
+pub(crate) use start::{Ours, start};
+use std::time::{Duration, Instant};
+
+/// What a leader asks of the nodes around it.
+pub(crate) trait Peers: Send + Sync {
+    /// Adds to `prefix` what one peer has of `chain` beyond it, the one that has most. Whether
+    /// peers were asked, or would be.
+    fn extend(&self, prefix: &mut Prefix, chain: BlockChain<'_>, probe: Probe) -> bool;
+
+    /// The peer that has most of these blocks, from the first on, and how many.
+    fn holder(&self, hashes: &[SequenceHash]) -> Option<(NodeId, usize)>;
+
+    /// Brings the blocks of `prefix` that are not on G2 from its peer, or from another one that has
+    /// them, by `until` at the latest; then calls `then`, whatever came of it.
+    fn fetch(&self, prefix: &Prefix, until: Option<Instant>, then: Then) -> Fetching;
+
+    /// Measured time of a block from this peer, if some came lately.
+    fn time_per_block(&self, node: NodeId) -> Option<Duration>;
+
+    /// Every peer.
+    fn status(&self) -> Vec<PeerStatus>;
+}
+
+/// A peer, as this node knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerStatus {
+    /// Its number.
+    pub node: NodeId,
+    /// Whether requests are sent to it.
+    pub circuit: CircuitState,
+    /// Why not, where they are not.
+    pub failure: Option<String>,
+    /// Prefixes that are being read from it.
+    pub reading: usize,
+}

@@ -1,0 +1,324 @@
+//! This node among its peers: look-ups, and the threads that read blocks.
+
+use super::directory::Directory;
+use super::fetch::{Fetching, Then};
+use super::queue::{Job, Queue, Turn};
+use super::table::PeerTable;
+use super::{PeerStatus, Peers};
+use crate::config::FIRST_GROUP;
+use crate::metrics::Metrics;
+use crate::volume::Probe;
+use kvbm_plan::{
+    BlockId, BlockIdentity, Failure, FailureKind, NamespaceId, NodeId, SequenceHash, Tier, clock,
+    deadline_after,
+};
+use kvbm_pool::{AnyArrivals, Arrival, Prefix, Registry, Withheld};
+use kvbm_tokens::BlockChain;
+use kvbm_transfer::RemoteHost;
+use parking_lot::{Condvar, Mutex};
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Most peers that one look-up asks.
+const MAX_ASKED: usize = 32;
+/// How often blocks are looked for that another transfer brings.
+const ARRIVAL_TICK: Duration = Duration::from_millis(2);
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    pub(super) refresh: Duration,
+    pub(super) lookup: Duration,
+    pub(super) read: Duration,
+}
+
+/// This node: its threads end with it.
+pub(super) struct Node {
+    pub(super) shared: Arc<Shared>,
+    pub(super) threads: Vec<JoinHandle<()>>,
+}
+
+/// What the threads share.
+pub(super) struct Shared {
+    pub(super) host: RemoteHost,
+    pub(super) registry: Registry,
+    pub(super) table: PeerTable,
+    pub(super) queue: Queue,
+    pub(super) times: Times,
+    pub(super) directory: Mutex<Directory>,
+    pub(super) metrics: Metrics,
+    /// Bytes of a block on all ranks.
+    pub(super) block_bytes: u64,
+    pub(super) stop: Mutex<bool>,
+    pub(super) stopped: Condvar,
+}
+
+/// Keeps slots out of use that a late read may still write to.
+#[derive(Default)]
+struct Hold(Mutex<Option<Withheld>>);
+
+/// Blocks that have a slot of G2 and nothing in it yet: place among the arrivals, block, slot.
+type Reserved = Vec<(usize, BlockIdentity, BlockId)>;
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        *self.shared.stop.lock() = true;
+        self.shared.stopped.notify_all();
+        let ended = Failure::new(FailureKind::ShuttingDown, "the manager ends: nothing is read from peers");
+        for job in self.shared.queue.close() {
+            job.fetch.finish(Some(ended.clone()));
+        }
+        self.shared.directory.lock().withdraw(self.shared.host.node().node());
+        let own = std::thread::current().id();
+        for thread in self.threads.drain(..).filter(|thread| thread.thread().id() != own) {
+            // Each looks at the flag after at most one read, which has a deadline.
+            let _panicked = thread.join();
+        }
+    }
+}
+
+impl Peers for Node {
+    fn extend(&self, prefix: &mut Prefix, chain: BlockChain<'_>, probe: Probe) -> bool {
+        let from = prefix.len();
+        let Some(rest) = chain.hashes().get(from..).filter(|rest| !rest.is_empty()) else { return false };
+        if probe == Probe::Never {
+            return !self.shared.usable(&[]).is_empty();
+        }
+        let (asked, best) = self.shared.ask(rest, &[]);
+        if let Some((node, blocks)) = best {
+            prefix.extend_on_node(node, NamespaceId::from(chain.namespace()), blocks);
+        }
+        asked
+    }
+
+    fn holder(&self, hashes: &[SequenceHash]) -> Option<(NodeId, usize)> {
+        if hashes.is_empty() { None } else { self.shared.ask(hashes, &[]).1 }
+    }
+
+    fn fetch(&self, prefix: &Prefix, until: Option<Instant>, then: Then) -> Fetching {
+        let most = deadline_after(clock::now(), self.shared.times.read);
+        let fetching = Fetching::new(then);
+        let Some(node) = prefix.node() else {
+            fetching.share().finish(None);
+            return fetching;
+        };
+        let job = Job {
+            fetch: fetching.share(),
+            node,
+            identities: prefix.chain_identities(),
+            deadline: until.map_or(most, |until| until.min(most)),
+        };
+        if let Err(job) = self.shared.queue.push(job) {
+            let detail = "too many prefixes wait to be read from peers: compute it, or raise remote.threads";
+            job.fetch.finish(Some(Failure::new(FailureKind::QueueFull, detail)));
+        }
+        fetching
+    }
+
+    fn time_per_block(&self, node: NodeId) -> Option<Duration> {
+        self.shared.table.time_per_block(node, clock::now())
+    }
+
+    fn status(&self) -> Vec<PeerStatus> {
+        self.shared.table.status(|node| self.shared.queue.reading(node))
+    }
+}
+
+impl Shared {
+    /// Looks for peers until the manager ends.
+    pub(super) fn watch(&self) {
+        loop {
+            self.directory.lock().refresh(self.host.node(), &self.table);
+            self.note_counts();
+            let mut stop = self.stop.lock();
+            if !*stop {
+                self.stopped.wait_for(&mut stop, self.times.refresh);
+            }
+            if *stop {
+                return;
+            }
+        }
+    }
+
+    /// What peers read here.
+    pub(super) fn note_counts(&self) {
+        let (counts, metrics) = (self.host.node().counts(), &self.metrics);
+        metrics.remote.leases_held.set(counts.leases_held);
+        metrics.remote.leases_granted.raise_to(counts.leases_granted);
+        metrics.remote.leases_expired.raise_to(counts.leases_expired);
+        metrics.remote.refused.raise_to(counts.refused + counts.strangers + counts.malformed);
+    }
+
+    /// Reads prefixes until the queue is closed.
+    pub(super) fn serve(&self) {
+        while let Some((job, turn)) = self.queue.next() {
+            let mut kept = Vec::new();
+            let read = catch_unwind(AssertUnwindSafe(|| self.bring(&job, turn, &mut kept)));
+            let failure = read.unwrap_or_else(|_| {
+                tracing::error!(target: "kvbm", "the leader failed while it read from a peer; the blocks are computed");
+                Some(Failure::new(FailureKind::Io, "the leader failed while it read the blocks"))
+            });
+            if let Some(failure) = &failure {
+                tracing::debug!(target: "kvbm", %failure, peer = %job.node, "not all blocks came from peers");
+            }
+            // What has arrived stays pinned until what follows has pinned it.
+            job.fetch.finish(failure);
+            drop(kept);
+        }
+    }
+
+    /// Peers that may be asked, without those of `except`.
+    fn usable(&self, except: &[NodeId]) -> Vec<NodeId> {
+        let mut peers = self.host.peers();
+        peers.retain(|peer| !except.contains(peer));
+        self.table.allowed(&peers, clock::now())
+    }
+
+    /// Asks peers for these blocks: whether any was asked, and the one that has most.
+    fn ask(&self, hashes: &[SequenceHash], except: &[NodeId]) -> (bool, Option<(NodeId, usize)>) {
+        let mut peers = self.usable(except);
+        peers.truncate(MAX_ASKED);
+        if peers.is_empty() {
+            return (false, None);
+        }
+        let began = clock::now();
+        for peer in &peers {
+            self.table.asked(*peer, began);
+        }
+        let answers = self.host.find(&peers, hashes, deadline_after(began, self.times.lookup));
+        let now = clock::now();
+        // The others were not waited for, where one has all.
+        let has_all = answers.iter().any(|(_, found)| *found == Some(hashes.len()));
+        let late = Failure::new(FailureKind::Deadline, "it did not say in time what it has");
+        for (node, found) in &answers {
+            if found.is_some() || !has_all {
+                self.table.answered(*node, found.is_none().then_some(&late), began, now);
+            }
+        }
+        let found =
+            answers.into_iter().filter_map(|(node, found)| Some((node, found.filter(|found| *found > 0)?)));
+        // Of those with as much, the one that is least busy.
+        let best = found.max_by_key(|(node, found)| (*found, usize::MAX - self.queue.reading(*node)));
+        (true, best)
+    }
+
+    /// Brings the blocks of a job to G2; why not all of them. What has arrived is pinned by `kept`.
+    fn bring(&self, job: &Job, turn: Option<Turn<'_>>, kept: &mut Vec<AnyArrivals>) -> Option<Failure> {
+        let late = || Failure::new(FailureKind::Deadline, "the blocks of the peer did not come in time");
+        let (mut turn, mut tried) = (turn, Vec::new());
+        let mut last: Option<Failure> = None;
+        loop {
+            if clock::now() >= job.deadline {
+                return Some(last.unwrap_or_else(late));
+            }
+            let missing = self.missing(&job.identities);
+            let first = missing.first()?;
+            if self.registry.is_arriving(Tier::G2, FIRST_GROUP, first.hash) {
+                // Another transfer brings it.
+                std::thread::sleep(ARRIVAL_TICK);
+                continue;
+            }
+            let arrivals = match self.registry.begin_arrivals(Tier::G2, &missing) {
+                Ok(arrivals) => arrivals,
+                Err(error) => return Some(Failure::new(FailureKind::Full, error.to_string())),
+            };
+            let reserved = match reserved(&arrivals) {
+                Ok(reserved) if reserved.is_empty() => {
+                    drop(arrivals);
+                    std::thread::sleep(ARRIVAL_TICK);
+                    continue;
+                }
+                Ok(reserved) => reserved,
+                Err(failure) => return Some(failure),
+            };
+            let hashes: Vec<_> = reserved.iter().map(|(_, identity, _)| identity.hash).collect();
+            let (peer, _turn) = match turn.take() {
+                Some(turn) => (job.node, turn),
+                None => match self.another(&hashes, &tried) {
+                    Some(other) => other,
+                    None => return Some(last.unwrap_or_else(late)),
+                },
+            };
+            tried.push(peer);
+            let until = self.until(job.deadline, &tried);
+            let (arrivals, failure) = self.read(peer, arrivals, &reserved, until);
+            kept.push(arrivals);
+            last = failure.or(last);
+        }
+    }
+
+    /// Those of a chain's blocks that are not on G2.
+    fn missing(&self, identities: &[BlockIdentity]) -> Vec<BlockIdentity> {
+        let is_missing = |identity: &&BlockIdentity| {
+            !self.registry.tiers_of(FIRST_GROUP, identity.hash).contains(Tier::G2)
+        };
+        identities.iter().filter(is_missing).copied().collect()
+    }
+
+    /// Another peer that has the first of these blocks, with a turn to read from it.
+    fn another(&self, hashes: &[SequenceHash], tried: &[NodeId]) -> Option<(NodeId, Turn<'_>)> {
+        let (node, _) = self.ask(hashes, tried).1?;
+        Some((node, self.queue.turn(node)?))
+    }
+
+    /// When the next try has to be over: where there are peers that were not tried, half of the
+    /// time is left for them.
+    fn until(&self, deadline: Instant, tried: &[NodeId]) -> Instant {
+        if self.usable(tried).is_empty() {
+            return deadline;
+        }
+        let now = clock::now();
+        deadline_after(now, deadline.saturating_duration_since(now) / 2)
+    }
+
+    /// Reads reserved blocks from one peer. Those that arrived are registered.
+    fn read(
+        &self,
+        peer: NodeId,
+        mut arrivals: AnyArrivals,
+        reserved: &Reserved,
+        until: Instant,
+    ) -> (AnyArrivals, Option<Failure>) {
+        let hold = Arc::new(Hold::default());
+        let claim: Arc<dyn Any + Send + Sync> = Arc::clone(&hold) as _;
+        let blocks: Vec<_> = reserved.iter().map(|(_, identity, slot)| (*identity, *slot)).collect();
+        let began = clock::now();
+        self.table.asked(peer, began);
+        let read = self.host.read(peer, &blocks, &claim, until);
+        drop(claim);
+        let now = clock::now();
+        let elapsed = now.saturating_duration_since(began);
+        self.table.answered(peer, read.failure.as_ref(), began, now);
+        let bytes = self.block_bytes.saturating_mul(read.arrived as u64);
+        self.table.arrived(peer, read.arrived, bytes, blocks.len() - read.arrived, elapsed);
+        arrivals.complete_each(reserved.iter().take(read.arrived).map(|(place, ..)| *place));
+        let rest: Vec<usize> = arrivals.reserved().map(|(place, ..)| place).collect();
+        if Arc::strong_count(&hold) > 1 {
+            // The hardware may still write there: the slots are free when it is done.
+            *hold.0.lock() = Some(arrivals.fail_and_withhold(rest));
+        } else {
+            arrivals.fail_each(rest);
+        }
+        (arrivals, read.failure)
+    }
+}
+
+/// The first blocks that have slots of ours; none where all of them are there by now.
+fn reserved(arrivals: &AnyArrivals) -> Result<Reserved, Failure> {
+    let mut reserved = Vec::new();
+    for (place, (arrival, identity)) in arrivals.arrivals().iter().zip(arrivals.identities()).enumerate() {
+        match *arrival {
+            Arrival::Reserved { block, .. } => reserved.push((place, *identity, block)),
+            Arrival::Present { .. } | Arrival::Completed { .. } => {}
+            Arrival::Refused(refusal) if reserved.is_empty() => {
+                return Err(Failure::new(FailureKind::Missing, refusal.to_string()));
+            }
+            // What follows waits for a block that another transfer brings.
+            _ => break,
+        }
+    }
+    Ok(reserved)
+}
