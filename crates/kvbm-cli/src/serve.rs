@@ -2,13 +2,15 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use kvbm::admin::{AdminEngine, AdminHost};
 use kvbm::config::Config;
-use kvbm_node::{LineTimes, NodeServer};
+use kvbm_node::{AttachedEngine, LineTimes, NodeServer};
 
 use crate::args::WrongUsage;
 use crate::note::note;
@@ -36,6 +38,10 @@ pub struct ServeArgs {
     #[arg(long)]
     pub take_over: bool,
 
+    /// Socket for `kvbm ctl` and `kvbm top`, for this user alone [default: admin.socket].
+    #[arg(long, value_name = "PATH")]
+    pub admin: Option<PathBuf>,
+
     /// Share host memory with the nodes that are announced in this folder, and read from theirs
     /// [default: remote.directory, where remote.enabled].
     #[arg(long, value_name = "DIR")]
@@ -53,6 +59,10 @@ pub struct ServeArgs {
 /// Serves engines until SIGTERM or Ctrl-C.
 pub fn run(args: &ServeArgs) -> Result<()> {
     let mut config = Config::load(Some(&args.config))?;
+    if args.admin.is_some() {
+        config.admin.socket.clone_from(&args.admin);
+        config.validate()?;
+    }
     if let Some(folder) = &args.remote {
         config.remote.enabled = true;
         config.remote.directory = Some(folder.clone());
@@ -72,6 +82,8 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         false => NodeServer::bind(&config, socket, blocks, times),
     };
     let server = server.context("cannot start the node daemon")?;
+    let engines = Box::new(server.engine_list());
+    server.manager().admin().hosted_by(Arc::new(Daemon { engines }));
     let _metrics =
         args.metrics.map(|addr| crate::serve_metrics(server.manager().metrics(), addr)).transpose()?;
     crate::show(&format!("{}\n", first_line(&config, &server)), false)?;
@@ -106,6 +118,27 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         anyhow::bail!("what is on disk is not durable: {error}");
     }
     Ok(())
+}
+
+/// What operators see and steer of this process.
+struct Daemon {
+    engines: Box<dyn Fn() -> Vec<AttachedEngine> + Send + Sync>,
+}
+
+impl AdminHost for Daemon {
+    fn engines(&self) -> Vec<AdminEngine> {
+        let engine = |AttachedEngine { name, blocks, pids, ready }| AdminEngine { name, blocks, pids, ready };
+        (self.engines)().into_iter().map(engine).collect()
+    }
+
+    fn log_level(&self) -> Option<String> {
+        Some(log_lines::level().to_string().to_ascii_lowercase())
+    }
+
+    fn set_log_level(&self, level: &str) -> Result<(), String> {
+        log_lines::set_level(level.parse().map_err(|_| format!("there is no level '{level}'"))?);
+        Ok(())
+    }
 }
 
 fn first_line(config: &Config, server: &NodeServer) -> String {

@@ -119,13 +119,13 @@ impl NodeServer {
 
     /// Engines that are attached.
     pub fn engines(&self) -> Vec<AttachedEngine> {
-        let engine = |life: &Arc<Life>| AttachedEngine {
-            name: life.engine.clone(),
-            blocks: life.range.blocks,
-            pids: life.pids(),
-            ready: life.can_copy(),
-        };
-        self.node.lives.all().iter().map(engine).collect()
+        engines(&self.node)
+    }
+
+    /// What lists the engines that are attached, for as long as the daemon lives.
+    pub fn engine_list(&self) -> impl Fn() -> Vec<AttachedEngine> + Send + Sync + use<> {
+        let node = Arc::downgrade(&self.node);
+        move || node.upgrade().map(|node| engines(&node)).unwrap_or_default()
     }
 
     /// Serves engines until it is stopped. Their lines are closed when it returns.
@@ -158,6 +158,16 @@ impl NodeServer {
     pub fn shutdown(&self, timeout: Duration) -> ShutdownReport {
         self.node.manager.shutdown(timeout)
     }
+}
+
+fn engines(node: &Node) -> Vec<AttachedEngine> {
+    let engine = |life: &Arc<Life>| AttachedEngine {
+        name: life.engine.clone(),
+        blocks: life.range.blocks,
+        pids: life.pids(),
+        ready: life.can_copy(),
+    };
+    node.lives.all().iter().map(engine).collect()
 }
 
 /// Meets the processes that attach.
@@ -258,6 +268,9 @@ impl AttachService for Service {
     fn attach(&self, terms: &[u8], out: AttachedSender) -> Result<Attachment, String> {
         if self.node.stopping.load(Ordering::Acquire) {
             return Err("it is shutting down: try again when it is back".into());
+        }
+        if self.node.manager.is_draining() {
+            return Err("it is drained: attach to the daemon that comes after it".into());
         }
         self.meet(&decode::<Terms>(terms)?, &out)
     }

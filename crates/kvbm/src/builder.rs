@@ -3,6 +3,7 @@
 mod core;
 
 use self::core::{Core, Policies, RECOVERY_TIMEOUT};
+use crate::admin::AdminError;
 use crate::admission::AdmissionPolicy;
 use crate::config::{Capacity, Config, ConfigError, ModelConfig, NamespaceConfig, VolumeConfig};
 use crate::engine::Engine;
@@ -92,6 +93,9 @@ pub enum BuildError {
     #[cfg(feature = "worker")]
     #[error(transparent)]
     Worker(#[from] WorkerError),
+    /// Nobody could administer the manager as it is configured.
+    #[error(transparent)]
+    Admin(#[from] AdminError),
     /// The manager cannot take part in remote memory.
     #[cfg(feature = "worker")]
     #[error(transparent)]

@@ -1,6 +1,7 @@
 //! What every manager has: bookkeeping, leader, threads.
 
 use super::BuildError;
+use crate::admin::{Admin, AdminCalls};
 use crate::admission::{AdmissionPolicy, AdmitAll, CostAdmission};
 use crate::config::{
     Admission, Capacity, Config, ConfigError, EdgeConfig, EvictionPolicy, FIRST_GROUP, NamespaceConfig,
@@ -236,8 +237,9 @@ impl Core {
         if self.config.remote.enabled {
             self.meet_peers(&workers, agent)?;
         }
+        let admin = self.administer()?;
         let Self { config, namespace, hasher, leader, .. } = self;
-        Ok(KvBlockManager { leader, namespace, hasher, config, events, g1, workers })
+        Ok(KvBlockManager { admin, leader, namespace, hasher, config, events, g1, workers })
     }
 
     /// Takes part in remote memory.
@@ -267,9 +269,10 @@ impl Core {
             let (key, value) = ("remote.enabled", "true".to_owned());
             return Err(ConfigError::Rule { key, value, rule }.into());
         }
-        let events = self.start()?;
+        let (events, admin) = (self.start()?, self.administer()?);
         let Self { config, namespace, hasher, leader, .. } = self;
         Ok(KvBlockManager {
+            admin,
             leader,
             namespace,
             hasher,
@@ -308,6 +311,13 @@ impl Core {
         let set = self.leader.events.set(Arc::downgrade(&events));
         debug_assert!(set.is_ok(), "events are started once");
         Ok(events)
+    }
+
+    /// Listens where the manager is administered.
+    fn administer(&self) -> Result<Admin, BuildError> {
+        let Self { config, namespace, leader, .. } = self;
+        let calls = AdminCalls::new(Arc::downgrade(leader), namespace.clone(), &config.namespace.model);
+        Ok(Admin::start(&config.admin, calls)?)
     }
 
     /// What the events of volumes are made of. They do not keep the leader alive.
