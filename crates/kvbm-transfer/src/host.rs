@@ -103,8 +103,8 @@ impl HostTier {
         Ok(Self { groups, sums, verify, reads: AtomicU64::new(0), slots, claimed_elsewhere })
     }
 
-    /// Takes blocks as there: another worker of the same memory has put them there. Slots that there
-    /// are not are left out.
+    /// Takes blocks as there: another worker of the same memory has put them there. Those of slots
+    /// beyond the last one are left out.
     pub(crate) fn adopt(&self, kept: &[HostContent]) {
         let mut slots = self.slots.lock();
         for HostContent { block, identity, checksum } in kept {
