@@ -37,7 +37,6 @@ def write(folder: Path, shape: str, seed: int = 1234) -> None:
         return
     import torch
     from safetensors.torch import save_file
-    from tokenizers import Tokenizer, models, pre_tokenizers
 
     folder.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {
@@ -56,20 +55,7 @@ def write(folder: Path, shape: str, seed: int = 1234) -> None:
         **SHAPES[shape],
     }
     (folder / "config.json").write_text(json.dumps(config))
-    words = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"t{word}": word for word in range(3, VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "bos_token": "<s>",
-                "eos_token": "</s>",
-                "unk_token": "<unk>",
-            }
-        )
-    )
+    write_tokenizer(folder)
     generator = torch.Generator().manual_seed(seed)
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     queries, keys = config["num_attention_heads"] * 64, config["num_key_value_heads"] * 64
@@ -95,6 +81,26 @@ def write(folder: Path, shape: str, seed: int = 1234) -> None:
         weights[at + "post_attention_layernorm.weight"] = torch.ones(hidden)
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
     (folder / "complete").touch()
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Writes a tokenizer: a word for each token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"t{word}": word for word in range(3, VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": "<s>",
+                "eos_token": "</s>",
+                "unk_token": "<unk>",
+            }
+        )
+    )
 
 
 def write_adapter(folder: Path, shape: str, seed: int = 5) -> None:

@@ -105,9 +105,12 @@ def equality(
     tokens: int = 8,
     batch: int = 4,
     flip: bool = False,
+    forget: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
-    """The same requests through kvbm, with a G1 that is too small; prompts whose tokens differ."""
+    """The same requests through kvbm, with a G1 that is too small; prompts whose tokens differ. With
+    `forget` vLLM has no prefix of its own.
+    """
     engine = Engine(model, Engine.kvbm(**options), **settings)
     free = engine.free_blocks()
     flipped = flip_loaded_bits(engine) if flip else []
@@ -116,8 +119,10 @@ def equality(
     right = json.loads(Path(reference).read_text())
     got = []
     for at in range(0, len(prompts), batch):
-        if flip:
+        if flip or forget:
             settle(engine)
+        if forget:
+            engine.forget_own_prefixes()
         got += engine.tokens(prompts[at : at + batch], tokens)
     unequal = [at for at, (one, two) in enumerate(zip(got, right, strict=True)) if one != two]
     totals = engine.connector._process.counters.totals
@@ -170,9 +175,9 @@ def flip_loaded_bits(engine: Engine) -> list[int]:
         for request, loading in before.items():
             if request not in worker._loading:
                 tensor = next(iter(process._tensors.values()))
-                block = tensor[loading.ids[0]].view(torch.int32).flatten()
+                block = tensor[loading.ids[0][0]].view(torch.int32).flatten()
                 block[7] ^= 1 << 30
-                flipped.append(loading.ids[0])
+                flipped.append(loading.ids[0][0])
 
     worker._collect = collect_and_flip
     return flipped

@@ -22,6 +22,7 @@ from typing import Any
 import audits
 import daemon
 import faults
+import groups
 import model
 
 HERE = Path(__file__).parent
@@ -389,12 +390,15 @@ class Suite:
         size: dict[str, Any],
         options: dict[str, Any],
         environment: dict[str, str],
+        model: str | None = None,
     ) -> None:
-        """An engine that is killed under load after its disk was flushed."""
+        """An engine that is killed under load after its disk was flushed. With another model than
+        the tiny one, no second engine is started beside it.
+        """
         ready = self.work / "ready"
         ready.unlink(missing_ok=True)
         arguments = {
-            "model": self.tiny,
+            "model": model or self.tiny,
             "disk": disk,
             "options": options,
             "ready": str(ready),
@@ -414,7 +418,7 @@ class Suite:
                 end = time.monotonic() + 600
                 while not ready.exists() and process.poll() is None and time.monotonic() < end:
                     time.sleep(0.1)
-                if not (self.quick and environment):
+                if model is None and not (self.quick and environment):
                     self.second_engine(label, disk, size, options, environment, process.pid)
             finally:
                 process.send_signal(signal.SIGKILL)
@@ -634,6 +638,7 @@ def main() -> int:
         "restart": suite.restart,
         "failures": suite.failures,
         "audit": lambda: audits.judge(suite),
+        "groups": lambda: groups.judge(suite),
         "daemon": lambda: daemon.judge(suite),
         "tier": suite.tier,
         "latency": suite.latency,

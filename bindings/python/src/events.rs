@@ -69,6 +69,12 @@ impl Event {
         self.event.kind.block().map(|block| block.identity.position)
     }
 
+    /// The block's cache group; `None` for `"cleared"`.
+    #[getter]
+    fn group(&self) -> Option<u16> {
+        self.event.kind.block().map(|block| block.identity.group.0)
+    }
+
     fn __repr__(&self) -> String {
         format!(
             "Event({}, {}, sequence={})",

@@ -3,11 +3,11 @@
 use crate::cuda;
 use crate::errors::{Error, Result};
 use crate::tensor::{Place, TensorView};
-use kvbm::G1Memory;
-use kvbm::config::ModelConfig;
-use kvbm::device::{CudaDevice, Owner};
+use kvbm::config::{CacheGroup, LayerContent, ModelConfig};
+use kvbm::device::{CudaDevice, Device, Owner};
 use kvbm::layout::{BlockLayout, OpaqueLayout, OpaqueTensor};
 use kvbm::storage::{BoundLayout, DeviceStorage, HostStorage, RegionBinding, Storage};
+use kvbm::{G1Memory, GroupKind};
 use pyo3::prelude::*;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -15,10 +15,22 @@ use std::sync::Arc;
 /// Where the engine's blocks lie, in host memory or on one CUDA device: for each tensor an address,
 /// a block stride and a number of bytes. A block is the bytes at its place in every tensor; kvbm
 /// copies them as they are and knows no axes.
+///
+/// A model whose layers cache differently has several cache groups (`begin_group`). They share the
+/// block ids: an id means a block of one group at a time, so tensors of groups may overlap.
 #[pyclass(module = "kvbm_rs")]
 pub(crate) struct Layout {
     num_blocks: u32,
     page_size: u32,
+    /// One at least; a tensor is added to the last.
+    groups: Vec<TensorGroup>,
+}
+
+/// The tensors of a cache group.
+struct TensorGroup {
+    kind: GroupKind,
+    /// Whether `begin_group` named it.
+    is_named: bool,
     tensors: Vec<BlockTensor>,
 }
 
@@ -38,20 +50,20 @@ struct TensorMemory {
     owner: Py<PyAny>,
 }
 
-/// The engine's memory, and its device where it lies on one.
+/// The engine's memory by cache group, and its device where it lies on one.
 pub(crate) struct EngineMemory {
-    pub(crate) bound: BoundLayout,
+    pub(crate) groups: Vec<BoundLayout>,
     pub(crate) device: Option<CudaDevice>,
 }
 
 impl EngineMemory {
     /// As a worker takes it.
     pub(crate) fn g1(&self) -> G1Memory {
-        let bound = self.bound.clone();
-        match self.device.clone() {
-            Some(device) => G1Memory::EngineDevice(Arc::new(device), bound),
-            None => G1Memory::EngineHost(bound),
-        }
+        G1Memory::EngineGroups(self.device(), self.groups.clone())
+    }
+
+    pub(crate) fn device(&self) -> Option<Arc<dyn Device>> {
+        self.device.clone().map(|device| Arc::new(device) as Arc<dyn Device>)
     }
 }
 
@@ -64,7 +76,32 @@ impl Layout {
             let text = format!("{num_blocks} blocks of {page_size} tokens: both must be above 0");
             return Err(Error::argument(text));
         }
-        Ok(Self { num_blocks, page_size, tensors: Vec::new() })
+        let groups = vec![TensorGroup { kind: GroupKind::Full, is_named: false, tensors: Vec::new() }];
+        Ok(Self { num_blocks, page_size, groups })
+    }
+
+    /// The tensors that are added from now on are those of a cache group of this kind: `"full"`
+    /// (each token's data, of all tokens), `"window=TOKENS"` (of the last tokens) or `"state"` (a
+    /// state after the block's last token). Tensors of one group have blocks of the same bytes.
+    /// Without a call, all tensors are one `"full"` group.
+    fn begin_group(&mut self, kind: &str) -> Result<()> {
+        let kind = kind_of(kind)?;
+        let number = self.groups.len();
+        let last = self.last();
+        if !last.tensors.is_empty() {
+            if !last.is_named {
+                let text =
+                    "there are tensors before the first group: begin a group before each tensor is added";
+                return Err(Error::argument(text));
+            }
+            self.groups.push(TensorGroup { kind, is_named: true, tensors: Vec::new() });
+        } else if last.is_named {
+            let text = format!("group {} has no tensors: add them before the next group", number - 1);
+            return Err(Error::argument(text));
+        } else {
+            (last.kind, last.is_named) = (kind, true);
+        }
+        Ok(())
     }
 
     /// Adds a tensor: block `i` is the `block_bytes` bytes at `address + i * block_stride`. The
@@ -90,22 +127,33 @@ impl Layout {
     /// block must lie together, in any order of the other axes. The manager keeps the tensor alive.
     #[pyo3(signature = (tensor, *, block_axis = 0))]
     fn add_tensor(&mut self, tensor: &Bound<'_, PyAny>, block_axis: i64) -> PyResult<()> {
-        let at = self.tensors.len();
+        let at = self.last().tensors.len();
         let view = TensorView::from_any(tensor, &format!("tensor {at}"))?;
         let (memory, block_bytes) = self.blocks_of(tensor.py(), view.get(), block_axis)?;
         Ok(self.push(memory, block_bytes)?)
     }
 
     /// The layout of blocks that workers in other processes hold: `tensor_bytes[i]` bytes of each
-    /// block lie in tensor `i` of every rank. For `KvBlockManager(..., workers=...)`.
+    /// block lie in tensor `i` of every rank. For `KvBlockManager(..., workers=...)`. Of a model
+    /// with several cache groups give `groups`: for each its kind, as `begin_group` takes it, and
+    /// its `tensor_bytes`.
     #[staticmethod]
-    fn of_workers(num_blocks: u32, page_size: u32, tensor_bytes: Vec<u32>) -> Result<Self> {
+    #[pyo3(signature = (num_blocks, page_size, tensor_bytes = Vec::new(), *, groups = Vec::new()))]
+    fn of_workers(
+        num_blocks: u32,
+        page_size: u32,
+        tensor_bytes: Vec<u32>,
+        groups: Vec<(String, Vec<u32>)>,
+    ) -> Result<Self> {
         let mut layout = Self::new(num_blocks, page_size)?;
-        if let Some(at) = tensor_bytes.iter().position(|bytes| *bytes == 0) {
-            return Err(Error::argument(format!("tensor {at}: 0 bytes a block: give 1 or more")));
+        if !tensor_bytes.is_empty() && !groups.is_empty() {
+            return Err(Error::argument("both tensor_bytes and groups: give one of them"));
         }
-        let tensor = |bytes: u32| BlockTensor { block_bytes: bytes as usize, memory: None };
-        layout.tensors = tensor_bytes.into_iter().map(tensor).collect();
+        layout.add_elsewhere(tensor_bytes)?;
+        for (kind, tensor_bytes) in groups {
+            layout.begin_group(&kind)?;
+            layout.add_elsewhere(tensor_bytes)?;
+        }
         Ok(layout)
     }
 
@@ -121,16 +169,26 @@ impl Layout {
         self.page_size
     }
 
-    /// Bytes of a block in all tensors.
+    /// Bytes of a block in all tensors; of the longest group's block, where there are several.
     #[getter]
     pub(crate) fn block_bytes(&self) -> usize {
-        self.tensors.iter().map(|tensor| tensor.block_bytes).sum()
+        let bytes = |group: &TensorGroup| group.tensors.iter().map(|tensor| tensor.block_bytes).sum();
+        self.groups.iter().map(bytes).max().unwrap_or(0)
     }
 
     /// Bytes of a block in each tensor: what `of_workers` takes.
     #[getter]
     fn tensor_bytes(&self) -> Vec<usize> {
-        self.tensors.iter().map(|tensor| tensor.block_bytes).collect()
+        self.tensors().map(|tensor| tensor.block_bytes).collect()
+    }
+
+    /// Kind of each cache group, and bytes of its block in each of its tensors: what `of_workers`
+    /// takes as `groups`. Empty for a layout without `begin_group`.
+    #[getter]
+    fn groups(&self) -> Vec<(String, Vec<usize>)> {
+        let bytes = |group: &TensorGroup| group.tensors.iter().map(|tensor| tensor.block_bytes).collect();
+        let named = self.groups.iter().filter(|group| group.is_named);
+        named.map(|group| (kind_name(group.kind), bytes(group))).collect()
     }
 
     /// What a node daemon has to be told of these blocks: the section `[model]` of its
@@ -138,14 +196,18 @@ impl Layout {
     #[getter]
     fn daemon_model(&self) -> Result<String> {
         let model = self.model()?;
+        if model.has_groups() {
+            let text = "the layout has cache groups, and a node daemon keeps blocks of models without";
+            return Err(Error::argument(text));
+        }
         let (tokens, tensors) = (model.page_size, &model.opaque_tensors);
         Ok(format!("[model]\npage_size = {tokens}\nopaque_tensors = \"{tensors}\"\n"))
     }
 
-    /// Tensors.
+    /// Tensors of all groups.
     #[getter]
     fn num_tensors(&self) -> usize {
-        self.tensors.len()
+        self.tensors().count()
     }
 
     /// `"cpu"`, or the device that the tensors lie on; `None` before there is one, or where they are
@@ -156,23 +218,84 @@ impl Layout {
     }
 
     fn __repr__(&self) -> String {
-        let (blocks, bytes, tensors) = (self.num_blocks, self.block_bytes(), self.tensors.len());
+        let (blocks, bytes, tensors) = (self.num_blocks, self.block_bytes(), self.num_tensors());
         format!("Layout({blocks} blocks of {bytes} bytes in {tensors} tensors)")
+    }
+}
+
+/// As `begin_group` takes it.
+fn kind_of(text: &str) -> Result<GroupKind> {
+    let window = text.strip_prefix("window=").and_then(|tokens| tokens.parse().ok());
+    match (text, window) {
+        ("full", _) => Ok(GroupKind::Full),
+        ("state", _) => Ok(GroupKind::State),
+        (_, Some(tokens)) if tokens > 0 => Ok(GroupKind::SlidingWindow(tokens)),
+        _ => {
+            let text =
+                format!("{text:?} is no kind of cache group: give \"full\", \"window=TOKENS\" or \"state\"");
+            Err(Error::argument(text))
+        }
+    }
+}
+
+fn kind_name(kind: GroupKind) -> String {
+    match kind {
+        GroupKind::Full => "full".to_owned(),
+        GroupKind::SlidingWindow(tokens) => format!("window={tokens}"),
+        GroupKind::State => "state".to_owned(),
     }
 }
 
 impl Layout {
     /// Whether its tensors lie in memory of this process.
     pub(crate) fn has_memory(&self) -> bool {
-        self.tensors.iter().any(|tensor| tensor.memory.is_some())
+        self.tensors().any(|tensor| tensor.memory.is_some())
     }
 
     fn place(&self) -> Option<Place> {
-        self.tensors.first().and_then(|tensor| tensor.memory.as_ref()).map(|memory| memory.place)
+        self.tensors().next().and_then(|tensor| tensor.memory.as_ref()).map(|memory| memory.place)
+    }
+
+    fn tensors(&self) -> impl Iterator<Item = &BlockTensor> {
+        self.groups.iter().flat_map(|group| &group.tensors)
+    }
+
+    /// The group to which tensors are added.
+    fn last(&mut self) -> &mut TensorGroup {
+        let last = self.groups.len() - 1;
+        &mut self.groups[last]
+    }
+
+    /// Tensors of workers in other processes.
+    fn add_elsewhere(&mut self, tensor_bytes: Vec<u32>) -> Result<()> {
+        for (at, bytes) in tensor_bytes.into_iter().enumerate() {
+            if bytes == 0 {
+                return Err(Error::argument(format!("tensor {at}: 0 bytes a block: give 1 or more")));
+            }
+            self.add_to_group(BlockTensor { block_bytes: bytes as usize, memory: None })?;
+        }
+        Ok(())
+    }
+
+    /// Adds a tensor whose blocks are as long as those of the others.
+    fn add_to_group(&mut self, tensor: BlockTensor) -> Result<()> {
+        let number = self.groups.len() - 1;
+        let last = self.last();
+        let first = last.tensors.first().filter(|_| last.is_named).map(|first| first.block_bytes);
+        if let Some(first) = first.filter(|first| *first != tensor.block_bytes) {
+            let (at, bytes) = (last.tensors.len(), tensor.block_bytes);
+            let text = format!(
+                "tensor {at} of cache group {number}: {bytes} bytes a block, and tensor 0 has {first}: tensors of a group have \
+                 blocks of the same bytes; begin another group for it"
+            );
+            return Err(Error::argument(text));
+        }
+        last.tensors.push(tensor);
+        Ok(())
     }
 
     fn push(&mut self, memory: TensorMemory, block_bytes: usize) -> Result<()> {
-        let at = self.tensors.len();
+        let at = self.last().tensors.len();
         let refuse = |text: String| Err(Error::argument(format!("tensor {at}: {text}")));
         let TensorMemory { address, length, block_stride, place, .. } = memory;
         if address == 0 {
@@ -199,13 +322,12 @@ impl Layout {
                 "memory of {place}, and tensor 0 lies on {other}: all tensors of a layout lie in one place"
             ));
         }
-        self.tensors.push(BlockTensor { block_bytes, memory: Some(memory) });
-        Ok(())
+        self.add_to_group(BlockTensor { block_bytes, memory: Some(memory) })
     }
 
     /// Where the blocks of a tensor lie, and the bytes of each.
     fn blocks_of(&self, py: Python<'_>, view: &TensorView, block_axis: i64) -> Result<(TensorMemory, usize)> {
-        let at = self.tensors.len();
+        let at = self.groups.last().map_or(0, |group| group.tensors.len());
         let refuse = |text: String| Err(Error::argument(format!("tensor {at}: {text}")));
         let TensorView { address, place, dtype, shape, strides, is_read_only, owner } = view;
         if *is_read_only {
@@ -245,10 +367,24 @@ impl Layout {
 
     /// The shape that the manager's other tiers have: bytes, tensor by tensor.
     pub(crate) fn model(&self) -> Result<ModelConfig> {
-        if self.tensors.is_empty() {
-            return Err(Error::argument("the layout has no tensors: add the engine's KV tensors to it"));
+        if let Some(empty) = self.groups.iter().position(|group| group.tensors.is_empty()) {
+            let text = match self.groups.len() {
+                1 => "the layout has no tensors: add the engine's KV tensors to it".to_owned(),
+                _ => format!("cache group {empty} has no tensors: add the engine's KV tensors to it"),
+            };
+            return Err(Error::argument(text));
         }
-        Ok(ModelConfig::opaque(self.page_size, self.tensors.iter().map(|tensor| tensor.block_bytes as u32)))
+        let bytes = |tensor: &BlockTensor| tensor.block_bytes as u32;
+        if let [TensorGroup { is_named: false, tensors, .. }] = &self.groups[..] {
+            return Ok(ModelConfig::opaque(self.page_size, tensors.iter().map(bytes)));
+        }
+        let group = |TensorGroup { kind, tensors, .. }: &TensorGroup| CacheGroup {
+            kind: *kind,
+            layers: tensors.len() as u32,
+            content: LayerContent::Opaque { rank_bytes: tensors.first().map_or(0, bytes) },
+        };
+        let groups = self.groups.iter().map(group).collect();
+        Ok(ModelConfig { page_size: self.page_size, groups, ..ModelConfig::default() })
     }
 
     /// The layout, bound to the engine's memory; the owners live as long as it does.
@@ -257,8 +393,18 @@ impl Layout {
             Some(Place::Cuda(ordinal)) => Some(cuda::open(ordinal)?),
             _ => None,
         };
+        let groups = self.groups.iter().map(|group| self.bind_group(py, group, device.as_ref()));
+        Ok(EngineMemory { groups: groups.collect::<Result<_>>()?, device })
+    }
+
+    fn bind_group(
+        &self,
+        py: Python<'_>,
+        group: &TensorGroup,
+        device: Option<&CudaDevice>,
+    ) -> Result<BoundLayout> {
         let (mut places, mut bindings) = (Vec::new(), Vec::new());
-        for (region, tensor) in (0..).zip(&self.tensors) {
+        for (region, tensor) in (0..).zip(&group.tensors) {
             let Some(memory) = &tensor.memory else {
                 let text = "the layout is that of workers in other processes: name their sockets (`workers`), \
                             or add tensors of this process";
@@ -266,11 +412,10 @@ impl Layout {
             };
             let (block_stride, block_bytes) = (memory.block_stride as u64, tensor.block_bytes as u32);
             places.push(OpaqueTensor { region, offset: 0, block_stride, block_bytes });
-            bindings.push(RegionBinding::new(memory.bind(py, device.as_ref())?));
+            bindings.push(RegionBinding::new(memory.bind(py, device)?));
         }
         let layout: Arc<dyn BlockLayout> = Arc::new(OpaqueLayout::new(self.num_blocks, places)?);
-        let bound = BoundLayout::bind(layout, bindings)?;
-        Ok(EngineMemory { bound, device })
+        Ok(BoundLayout::bind(layout, bindings)?)
     }
 }
 

@@ -4,12 +4,15 @@ use pyo3::prelude::*;
 
 /// What a look-up promises: so many blocks from the first that the engine lacks.
 #[pyclass(module = "kvbm_rs", frozen, get_all)]
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct LookUp {
     /// Blocks.
     pub(crate) blocks: usize,
     /// Of these, blocks by tier, G1 to G4.
     pub(crate) by_tier: [usize; 4],
+    /// For each cache group the first of the sequence's blocks that a load brings, and the one
+    /// behind the last; empty where nothing was found.
+    pub(crate) groups: Vec<(usize, usize)>,
 }
 
 #[pymethods]

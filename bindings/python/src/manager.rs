@@ -9,12 +9,12 @@ use crate::events::Events;
 use crate::fence::Fence;
 use crate::guard::{Process, caught, detached, drop_detached};
 use crate::integers::{block_ids, seconds};
-use crate::layout::{EngineMemory, Layout};
+use crate::layout::Layout;
 use crate::loads::{FinishedLoad, LookUp, OffloadStarted};
 use crate::sequence::{AnySequence, Namespace};
 use crate::status::status_of;
 use kvbm::config::Config as Settings;
-use kvbm::{Comparison, Elements, Engine, KvBlockManager as Manager, LoadOptions, Tier};
+use kvbm::{BlockId, Comparison, Elements, Engine, GroupId, KvBlockManager as Manager, LoadOptions, Tier};
 use parking_lot::RwLock;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -65,6 +65,18 @@ impl KvBlockManager {
     }
 }
 
+/// When a load begins and ends.
+fn load_options(after: Option<&Fence>, timeout: Option<f64>) -> Result<LoadOptions> {
+    let mut options = LoadOptions::default();
+    if let Some(fence) = Fence::of_manager(after)? {
+        options = options.after(fence);
+    }
+    if let Some(timeout) = timeout {
+        options = options.until(Instant::now() + seconds(timeout)?);
+    }
+    Ok(options)
+}
+
 #[pymethods]
 impl KvBlockManager {
     /// A manager over the engine's blocks as `layout` describes them. `config` says what else there
@@ -101,12 +113,9 @@ impl KvBlockManager {
             };
             let builder = Manager::<Engine>::builder().model(model).namespace(namespace);
             let manager = match bound {
-                Some(EngineMemory { bound, device }) => {
-                    let builder = match device {
-                        Some(device) => builder.engine_device(vec![(Arc::new(device), bound)]),
-                        None => builder.engine_host(vec![bound]),
-                    };
-                    builder.configure(configure).build()?
+                Some(bound) => {
+                    let memory = (bound.device(), bound.groups);
+                    builder.engine_groups(vec![memory]).configure(configure).build()?
                 }
                 None if shadow => {
                     builder.engine_blocks(num_blocks).configure(configure).build_metadata_only()?
@@ -143,19 +152,29 @@ impl KvBlockManager {
 
     /// What can be loaded of `sequence` from its block `first` on, the first that the engine lacks.
     /// The same answer and the same pins for the same request until `commit`, `abandon`, or the
-    /// ticket is too old. `None`: ask again later.
-    #[pyo3(signature = (request, sequence, first = 0))]
+    /// ticket is too old. `None`: ask again later. `end`: the sequence's blocks from this one on
+    /// are not asked for. With several cache groups, as far as all of them can serve it.
+    #[pyo3(signature = (request, sequence, first = 0, *, end = None))]
     fn look_up(
         &self,
         py: Python<'_>,
         request: &str,
         sequence: AnySequence<'_>,
         first: usize,
+        end: Option<usize>,
     ) -> PyResult<Option<LookUp>> {
         let chain = sequence.chain();
-        self.call(py, |open| match open.manager.tickets().look_up(request, chain, first)? {
-            kvbm::LookUp::Ready { blocks, by_tier } => Ok(Some(LookUp { blocks, by_tier })),
-            kvbm::LookUp::Pending => Ok(None),
+        let chain = chain.slice(0..end.unwrap_or(usize::MAX));
+        self.call(py, |open| {
+            let tickets = open.manager.tickets();
+            match tickets.look_up(request, chain, first)? {
+                kvbm::LookUp::Ready { blocks, by_tier } => {
+                    let groups = tickets.promised(request);
+                    let groups = groups.into_iter().map(|range| (range.start, range.end)).collect();
+                    Ok(Some(LookUp { blocks, by_tier, groups }))
+                }
+                kvbm::LookUp::Pending => Ok(None),
+            }
         })
     }
 
@@ -211,16 +230,27 @@ impl KvBlockManager {
         after: Option<&Fence>,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        let (ids, after) = (block_ids(ids)?, Fence::of_manager(after)?);
-        let timeout = timeout.map(seconds).transpose()?;
-        let mut options = LoadOptions::default();
-        if let Some(fence) = after {
-            options = options.after(fence);
-        }
-        if let Some(timeout) = timeout {
-            options = options.until(Instant::now() + timeout);
-        }
+        let (ids, options) = (block_ids(ids)?, load_options(after, timeout)?);
         self.call(py, |open| Ok(open.manager.tickets().commit_with(request, &ids, options)?))
+    }
+
+    /// Like `commit`, for models with several cache groups: `ids[g]` has an engine block for each
+    /// block that `LookUp.groups[g]` names. All arrive or none does.
+    #[pyo3(signature = (request, ids, after = None, *, timeout = None))]
+    fn commit_groups(
+        &self,
+        py: Python<'_>,
+        request: &str,
+        ids: Vec<Bound<'_, PyAny>>,
+        after: Option<&Fence>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let ids = ids.iter().map(block_ids).collect::<PyResult<Vec<_>>>()?;
+        let options = load_options(after, timeout)?;
+        self.call(py, |open| {
+            let ids: Vec<&[BlockId]> = ids.iter().map(Vec::as_slice).collect();
+            Ok(open.manager.tickets().commit_groups(request, &ids, options)?)
+        })
     }
 
     /// Like `commit`, where the engine has computed the promised blocks into `ids` and wants to know
@@ -281,8 +311,9 @@ impl KvBlockManager {
 
     /// Copies engine blocks to host memory in the background: `ids[i]` holds block `first + i` of
     /// `sequence`. The blocks hold their final bytes when this is called, or when the engine has
-    /// passed `after`.
-    #[pyo3(signature = (ids, sequence, first = 0, after = None))]
+    /// passed `after`. `group` is the cache group of the blocks, where the layout has several; those
+    /// of a window or state may begin anywhere in the sequence.
+    #[pyo3(signature = (ids, sequence, first = 0, after = None, *, group = 0))]
     fn offload(
         &self,
         py: Python<'_>,
@@ -290,11 +321,12 @@ impl KvBlockManager {
         sequence: AnySequence<'_>,
         first: usize,
         after: Option<&Fence>,
+        group: u16,
     ) -> PyResult<OffloadStarted> {
         let (ids, after) = (block_ids(ids)?, Fence::of_manager(after)?);
         let chain = sequence.chain();
         self.call(py, |open| {
-            let begun = open.manager.offload(&ids, chain, first, after)?;
+            let begun = open.manager.offload_group(GroupId(group), &ids, chain, first, after)?;
             Ok(OffloadStarted::from(begun))
         })
     }

@@ -44,9 +44,15 @@ struct Open {
 }
 
 /// The memory of a rank, for the movers of this process.
-pub(crate) fn mover_of(rank: u16, memory: &EngineMemory) -> MoverMemory {
-    let device = memory.device.clone().map(|device| Arc::new(device) as Arc<dyn kvbm::device::Device>);
-    MoverMemory { rank: Rank(rank), device, g1: memory.bound.clone() }
+pub(crate) fn mover_of(rank: u16, memory: &EngineMemory) -> Result<MoverMemory> {
+    let [g1] = &memory.groups[..] else {
+        let groups = memory.groups.len();
+        let text = format!(
+            "the layout has {groups} cache groups, and a node daemon keeps blocks of one: use a KvBlockManager"
+        );
+        return Err(Error::argument(text));
+    };
+    Ok(MoverMemory { rank: Rank(rank), device: memory.device(), g1: g1.clone() })
 }
 
 /// How a process is attached.
@@ -113,7 +119,7 @@ impl NodeEngine {
         let open = detached(py, move || {
             let device = memory.as_ref().and_then(|memory| memory.device.clone());
             let events = device.map(EngineEvents::new).transpose()?;
-            let movers = memory.iter().map(|memory| mover_of(0, memory)).collect();
+            let movers = memory.iter().map(|memory| mover_of(0, memory)).collect::<Result<_>>()?;
             let engine = Attached::attach(terms, true, movers)?;
             Ok(Arc::new(Open { engine, events, points: AtomicU64::new(0) }))
         })?;
@@ -159,7 +165,9 @@ impl NodeEngine {
     ) -> PyResult<Option<LookUp>> {
         let chain = sequence.chain();
         self.call(py, |open| match open.engine.look_up(request, chain, first)? {
-            kvbm::LookUp::Ready { blocks, by_tier } => Ok(Some(LookUp { blocks, by_tier })),
+            kvbm::LookUp::Ready { blocks, by_tier } => {
+                Ok(Some(LookUp { blocks, by_tier, groups: Vec::new() }))
+            }
             kvbm::LookUp::Pending => Ok(None),
         })
     }

@@ -70,7 +70,7 @@ impl NodeMover {
         let terms = EngineTerms { ranks, ..EngineTerms::new(socket, engine, layout.num_blocks()) };
         let open = detached(py, move || {
             let events = memory.device.clone().map(EngineEvents::new).transpose()?;
-            let engine = Attached::attach(terms, false, vec![mover_of(rank, &memory)])?;
+            let engine = Attached::attach(terms, false, vec![mover_of(rank, &memory)?])?;
             Ok(Arc::new(Open { engine, events }))
         })?;
         Ok(Self { made: Process::this(), open: RwLock::new(Some(open)) })

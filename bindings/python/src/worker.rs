@@ -6,6 +6,7 @@ use crate::errors::{Error, Kind, Result};
 use crate::guard::{Process, caught, detached, drop_detached};
 use crate::integers::{block_ids, seconds};
 use crate::layout::Layout;
+use kvbm::config::Capacity;
 use kvbm::device::Event;
 use kvbm::{Rank, WorkerServer};
 use parking_lot::RwLock;
@@ -85,6 +86,8 @@ impl Worker {
     ) -> PyResult<Self> {
         let mut settings = config.settings.clone();
         settings.model = layout.model()?;
+        // G1 is the engine's.
+        settings.device.capacity = Capacity::NONE;
         settings.namespace.model = model;
         settings.parallelism.tensor_parallel = ranks;
         let bound = layout.bind(py)?;

@@ -6,7 +6,7 @@ use crate::metrics::PrefetchOutcome;
 use crate::onboard::PrefixTransfer;
 use crate::transfers::{Destination, Handle, Purpose, Request};
 use kvbm_plan::Tier;
-use kvbm_pool::{Arrival, Prefix};
+use kvbm_pool::{Arrival, Prefix, TierMask};
 use kvbm_tokens::BlockChain;
 use std::any::Any;
 use std::sync::Arc;
@@ -25,7 +25,23 @@ pub struct Prefetched {
 /// Starts the copies of those blocks of `chain` that only G3 has, as far as the budget goes. Nobody
 /// waits for them.
 pub(crate) fn ahead(leader: &Arc<Leader>, chain: BlockChain<'_>) -> Prefetched {
-    let (mut prefix, _) = leader.registry.match_chain(FIRST_GROUP, chain);
+    let parts = if leader.has_groups() {
+        leader.registry.match_groups(chain, TierMask::ALL)
+    } else {
+        vec![leader.registry.match_chain(FIRST_GROUP, chain).0]
+    };
+    let mut all = Prefetched::default();
+    for part in parts {
+        let Prefetched { started, over_budget, no_room } = ahead_of(leader, part);
+        all.started += started;
+        all.over_budget += over_budget;
+        all.no_room += no_room;
+    }
+    all
+}
+
+/// The same of the blocks of a cache group.
+fn ahead_of(leader: &Arc<Leader>, mut prefix: Prefix) -> Prefetched {
     leader.transfers.leave_out_disk(&mut prefix);
     let wanted = on_disk(&prefix).count();
     let Some(share) = leader.prefetch_budget.take(wanted).filter(|_| wanted > 0) else {

@@ -137,8 +137,15 @@ class Layout:
         device: str = "cpu",
     ) -> None: ...
     def add_tensor(self, tensor: Any, *, block_axis: int = 0) -> None: ...
+    def begin_group(self, kind: str) -> None: ...
     @staticmethod
-    def of_workers(num_blocks: int, page_size: int, tensor_bytes: Sequence[int]) -> Layout: ...
+    def of_workers(
+        num_blocks: int,
+        page_size: int,
+        tensor_bytes: Sequence[int] = (),
+        *,
+        groups: Sequence[tuple[str, Sequence[int]]] = (),
+    ) -> Layout: ...
     @property
     def num_blocks(self) -> int: ...
     @property
@@ -149,6 +156,8 @@ class Layout:
     def daemon_model(self) -> str: ...
     @property
     def tensor_bytes(self) -> list[int]: ...
+    @property
+    def groups(self) -> list[tuple[str, list[int]]]: ...
     @property
     def num_tensors(self) -> int: ...
     @property
@@ -162,6 +171,8 @@ class LookUp:
     def blocks(self) -> int: ...
     @property
     def by_tier(self) -> list[int]: ...
+    @property
+    def groups(self) -> list[tuple[int, int]]: ...
 
 @final
 class FinishedLoad:
@@ -244,7 +255,12 @@ class KvBlockManager:
     @property
     def closed(self) -> bool: ...
     def look_up(
-        self, request: str, sequence: TokenSequence | ExternalSequence, first: int = 0
+        self,
+        request: str,
+        sequence: TokenSequence | ExternalSequence,
+        first: int = 0,
+        *,
+        end: int | None = None,
     ) -> LookUp | None: ...
     def stage(
         self,
@@ -260,6 +276,14 @@ class KvBlockManager:
         self,
         request: str,
         ids: Sequence[int] | Buffer,
+        after: Fence | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> None: ...
+    def commit_groups(
+        self,
+        request: str,
+        ids: Sequence[Sequence[int] | Buffer],
         after: Fence | None = None,
         *,
         timeout: float | None = None,
@@ -281,6 +305,8 @@ class KvBlockManager:
         sequence: TokenSequence | ExternalSequence,
         first: int = 0,
         after: Fence | None = None,
+        *,
+        group: int = 0,
     ) -> OffloadStarted: ...
     def places(self, sequence: TokenSequence | ExternalSequence) -> list[list[str]]: ...
     def released(self, ids: Sequence[int] | Buffer) -> list[int]: ...
@@ -415,6 +441,8 @@ class Event:
     def tier(self) -> str | None: ...
     @property
     def position(self) -> int | None: ...
+    @property
+    def group(self) -> int | None: ...
 
 @final
 class Gap:

@@ -117,13 +117,14 @@ class Recording:
         *,
         request: str | None = None,
         sequence: _Sequence | None = None,
+        end: int | None = None,
         **fields: Any,
     ) -> None:
         """A call that began at `began` nanoseconds of the monotonic clock and is over."""
         if self._is_over:
             return
         with self._lock:
-            self._guarded(lambda: self._add(call, began, request, sequence, fields))
+            self._guarded(lambda: self._add(call, began, request, sequence, end, fields))
 
     def _add(
         self,
@@ -131,6 +132,7 @@ class Recording:
         began: int,
         request: str | None,
         sequence: _Sequence | None,
+        end: int | None,
         fields: dict[str, Any],
     ) -> None:
         if self._is_over:
@@ -144,7 +146,7 @@ class Recording:
         if request is not None:
             line["request"] = self._request(request)
         if sequence is not None:
-            hashes = sequence.hashes
+            hashes = sequence.hashes[:end]
             fresh = [hash for hash in hashes if hash not in self._blocks]
             if len(self._blocks) + len(fresh) > _MOST_BLOCKS:
                 self._end(f"more than {_MOST_BLOCKS} different blocks")
@@ -237,6 +239,10 @@ class RecordedManager(KvBlockManager):
         workers: Sequence[str | os.PathLike[str]] = (),
         recording: Recording | None = None,
     ) -> RecordedManager:
+        if len(layout.groups) > 1:
+            raise ConfigInvalid(
+                f"option 'record': the model has {len(layout.groups)} cache groups, and recordings know one; leave it out"
+            )
         manager = cast(
             "RecordedManager",
             super().__new__(cls, config, layout, namespace, shadow=shadow, workers=workers),
@@ -260,7 +266,9 @@ class RecordedManager(KvBlockManager):
             self._recording.add(call, began, **fields, **result(returned))
         return returned
 
-    def look_up(self, request: str, sequence: _Sequence, first: int = 0) -> LookUp | None:
+    def look_up(
+        self, request: str, sequence: _Sequence, first: int = 0, *, end: int | None = None
+    ) -> LookUp | None:
         def result(found: LookUp | None) -> dict[str, Any]:
             if found is None:
                 return {"pending": True}
@@ -269,10 +277,11 @@ class RecordedManager(KvBlockManager):
         run = super().look_up
         found: LookUp | None = self._note(
             "look_up",
-            lambda: run(request, sequence, first),
+            lambda: run(request, sequence, first, end=end),
             result,
             request=request,
             sequence=sequence,
+            end=end,
             first=first,
         )
         return found
@@ -324,7 +333,13 @@ class RecordedManager(KvBlockManager):
         return over
 
     def offload(
-        self, ids: Any, sequence: _Sequence, first: int = 0, after: Fence | None = None
+        self,
+        ids: Any,
+        sequence: _Sequence,
+        first: int = 0,
+        after: Fence | None = None,
+        *,
+        group: int = 0,
     ) -> OffloadStarted:
         def result(begun: OffloadStarted) -> dict[str, Any]:
             refused = [block for block, _ in begun.refused]
@@ -333,7 +348,7 @@ class RecordedManager(KvBlockManager):
         run = super().offload
         begun: OffloadStarted = self._note(
             "offload",
-            lambda: run(ids, sequence, first, after),
+            lambda: run(ids, sequence, first, after, group=group),
             result,
             sequence=sequence,
             first=first,

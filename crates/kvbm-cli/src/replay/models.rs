@@ -57,6 +57,7 @@ fn within(model: ModelConfig, block_bytes: u64) -> ModelConfig {
                 LayerContent::Kv { num_kv_heads, head_dim: smaller(head_dim), outer_dim, dtype }
             }
             LayerContent::State { bytes } => LayerContent::State { bytes: smaller(bytes) },
+            LayerContent::Opaque { rank_bytes } => LayerContent::Opaque { rank_bytes: smaller(rank_bytes) },
         };
         CacheGroup { content, ..*group }
     };

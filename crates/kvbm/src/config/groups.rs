@@ -26,6 +26,12 @@ pub enum LayerContent {
         /// Its bytes, over all ranks.
         bytes: u32,
     },
+    /// Bytes without axes, of whatever kind: the layers are the engine's tensors, each bound to a
+    /// tensor of an [`OpaqueLayout`].
+    Opaque {
+        /// A tensor's bytes of a block, on each rank.
+        rank_bytes: u32,
+    },
 }
 
 /// Layers that cache alike: they have blocks of their own.
@@ -57,6 +63,7 @@ impl CacheGroup {
                 [page_size, heads, head_dim, outer_dim, dtype.unwrap_or(model).width()]
             }
             LayerContent::State { .. } => [self.rank_state_bytes(ranks), 1, 1, 1, 1],
+            LayerContent::Opaque { rank_bytes } => [rank_bytes, 1, 1, 1, 1],
         };
         factors
             .into_iter()
@@ -67,7 +74,7 @@ impl CacheGroup {
     pub(crate) fn rank_state_bytes(&self, ranks: u32) -> u32 {
         match self.content {
             LayerContent::State { bytes } => bytes.div_ceil(ranks.max(1)),
-            LayerContent::Kv { .. } => 0,
+            LayerContent::Kv { .. } | LayerContent::Opaque { .. } => 0,
         }
     }
 
@@ -81,7 +88,7 @@ impl CacheGroup {
             ("state", None) => GroupKind::State,
             _ => return None,
         };
-        let (mut numbers, mut type_of) = ([None; 5], None);
+        let (mut numbers, mut type_of) = ([None; 6], None);
         for word in words {
             let (name, value) = word.split_once('=')?;
             if name == "dtype" && type_of.is_none() {
@@ -93,13 +100,13 @@ impl CacheGroup {
                 return None;
             }
         }
-        let [layers, heads, head_dim, outer, bytes] = numbers;
-        let content = match (kind, bytes, type_of) {
-            (GroupKind::State, Some(bytes), None) if (heads, head_dim, outer) == (None, None, None) => {
-                LayerContent::State { bytes }
-            }
-            (GroupKind::State, ..) | (_, Some(_), _) => return None,
-            (_, None, dtype) => LayerContent::Kv {
+        let [layers, heads, head_dim, outer, bytes, rank_bytes] = numbers;
+        let has_axes = (heads, head_dim, outer, type_of) != (None, None, None, None);
+        let content = match (kind, bytes, rank_bytes, type_of) {
+            (GroupKind::State, Some(bytes), None, _) if !has_axes => LayerContent::State { bytes },
+            (_, None, Some(rank_bytes), _) if !has_axes => LayerContent::Opaque { rank_bytes },
+            (GroupKind::State, ..) | (_, Some(_), ..) | (_, _, Some(_), _) => return None,
+            (_, None, None, dtype) => LayerContent::Kv {
                 num_kv_heads: heads?,
                 head_dim: head_dim?,
                 outer_dim: outer.unwrap_or(2),
@@ -109,7 +116,7 @@ impl CacheGroup {
         Some(Self { kind, layers: layers?, content })
     }
 
-    const NUMBERS: [&str; 5] = ["layers", "heads", "head_dim", "outer", "bytes"];
+    const NUMBERS: [&str; 6] = ["layers", "heads", "head_dim", "outer", "bytes", "rank_bytes"];
 }
 
 /// As it is read.
@@ -123,6 +130,7 @@ impl fmt::Display for CacheGroup {
         write!(f, " layers={}", self.layers)?;
         match self.content {
             LayerContent::State { bytes } => write!(f, " bytes={bytes}"),
+            LayerContent::Opaque { rank_bytes } => write!(f, " rank_bytes={rank_bytes}"),
             LayerContent::Kv { num_kv_heads, head_dim, outer_dim, dtype } => {
                 write!(f, " heads={num_kv_heads} head_dim={head_dim} outer={outer_dim}")?;
                 dtype.map_or(Ok(()), |dtype| write!(f, " dtype={dtype}"))
@@ -160,8 +168,8 @@ impl fmt::Display for CacheGroups {
 
 impl Setting for CacheGroups {
     fn expected() -> String {
-        "groups with commas between them or as an array, such as \"window=1024 layers=10 heads=16 head_dim=128\" \
-         or \"state layers=4 bytes=311296\""
+        "groups with commas between them or as an array, such as \"window=1024 layers=10 heads=16 head_dim=128\", \
+         \"state layers=4 bytes=311296\" or \"full layers=2 rank_bytes=65536\""
             .into()
     }
 
@@ -215,14 +223,15 @@ impl ModelConfig {
     /// Whether blocks have heads that another number of ranks can divide anew: those of one group
     /// that keeps tokens.
     pub(crate) fn has_heads(&self) -> bool {
-        !self.is_opaque() && self.groups.as_slice().len() <= 1
+        let of_tokens = || matches!(self.cache_group(GroupId(0)).content, LayerContent::Kv { .. });
+        !self.is_opaque() && self.groups.as_slice().len() <= 1 && of_tokens()
     }
 
     /// KV heads of a layer, where blocks are of one group that keeps tokens; else 1.
     pub(crate) fn heads(&self) -> u32 {
         match self.cache_group(GroupId(0)).content {
             LayerContent::Kv { num_kv_heads, .. } => num_kv_heads,
-            LayerContent::State { .. } => 1,
+            LayerContent::State { .. } | LayerContent::Opaque { .. } => 1,
         }
     }
 
@@ -262,10 +271,15 @@ mod tests {
     #[test]
     fn groups_are_read_as_they_are_shown() {
         let text = "window=1024 layers=5 heads=16 head_dim=128 outer=2 dtype=f8_e4m3, \
-                    full layers=1 heads=1 head_dim=576 outer=1, state layers=4 bytes=311296";
+                    full layers=1 heads=1 head_dim=576 outer=1, state layers=4 bytes=311296, \
+                    state layers=4 rank_bytes=4096, window=31 layers=3 rank_bytes=100";
         let groups = CacheGroups::read(Raw::Bare(text)).unwrap();
         assert_eq!(groups.to_string(), text.split_whitespace().collect::<Vec<_>>().join(" "));
-        let [window, latent, state] = groups.as_slice() else { panic!("{groups}") };
+        let [window, latent, state, opaque_state, opaque_window] = groups.as_slice() else {
+            panic!("{groups}")
+        };
+        assert_eq!(opaque_state.rank_bytes(16, DType::BF16, 4), 4 * 4096, "bytes of each rank");
+        assert_eq!((opaque_state.blocks_needed(16), opaque_window.blocks_needed(16)), (Some(1), Some(2)));
         assert_eq!(window.kind, GroupKind::SlidingWindow(1024));
         assert_eq!(window.blocks_needed(16), Some(64));
         assert_eq!(window.rank_bytes(16, DType::BF16, 2), 5 * 2 * 16 * 8 * 128);
@@ -284,6 +298,9 @@ mod tests {
             "full layers=1 heads=1 head_dim=1 bytes=3",
             "state layers=1",
             "state layers=1 bytes=1 heads=1",
+            "state layers=1 bytes=1 rank_bytes=1",
+            "full layers=1 heads=1 head_dim=1 rank_bytes=3",
+            "full layers=1 rank_bytes=3 dtype=bf16",
             "state layers=1 bytes=1 dtype=bf16",
             "full layers=-1 heads=1 head_dim=1",
             "full layers=1 heads=1 head_dim=1,,",

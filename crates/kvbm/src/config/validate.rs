@@ -32,6 +32,7 @@ impl Config {
         self.validate_namespace()?;
         self.validate_device()?;
         self.validate_workers()?;
+        self.validate_admin()?;
         self.validate_tiers()?;
         self.validate_volumes()?;
         self.validate_remote()?;
@@ -87,6 +88,26 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    fn validate_admin(&self) -> Result<(), ConfigError> {
+        let admin = &self.admin;
+        if let Some(socket) = &admin.socket
+            && socket.as_os_str().len() > MAX_SOCKET_PATH
+        {
+            let rule = format!("must have at most {MAX_SOCKET_PATH} bytes");
+            return broken("admin.socket", &socket.display(), &rule);
+        }
+        match (admin.http, &admin.token_file) {
+            (Some(addr), None) => {
+                broken("admin.http", &addr, "needs admin.token_file: without a token any user could call")
+            }
+            (None, Some(file)) => {
+                let rule = "has no use without admin.http: the socket asks the kernel who calls";
+                broken("admin.token_file", &file.display(), rule)
+            }
+            _ => Ok(()),
+        }
     }
 
     fn validate_remote(&self) -> Result<(), ConfigError> {
@@ -264,7 +285,7 @@ impl Config {
             return broken(KEY, &format!("{} groups", groups.len()), &rule);
         }
         groups.iter().try_for_each(|group| self.validate_group(group))?;
-        if !groups.iter().any(|group| matches!(group.content, LayerContent::Kv { .. })) {
+        if groups.iter().all(|group| group.kind == GroupKind::State) {
             let rule = "must have a group that keeps tokens: a cache of states alone shares no prefix";
             return broken(KEY, &model.groups, rule);
         }
@@ -295,8 +316,15 @@ impl Config {
                 ]
             }
             LayerContent::State { bytes } => [("bytes", u64::from(bytes), u64::from(u32::MAX)); 3],
+            LayerContent::Opaque { rank_bytes } => {
+                [("rank_bytes", u64::from(rank_bytes), u64::from(u32::MAX)); 3]
+            }
         };
-        let layers = ("layers", u64::from(group.layers), MAX_LAYERS);
+        let most = match group.content {
+            LayerContent::Opaque { .. } => OpaqueLayout::MAX_TENSORS as u64,
+            LayerContent::Kv { .. } | LayerContent::State { .. } => MAX_LAYERS,
+        };
+        let layers = ("layers", u64::from(group.layers), most);
         let window = match group.kind {
             GroupKind::SlidingWindow(tokens) => ("window", u64::from(tokens), u64::from(u32::MAX)),
             GroupKind::Full | GroupKind::State => layers,

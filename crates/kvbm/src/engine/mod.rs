@@ -9,19 +9,24 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `tickets` | prefixes promised to requests, and their loads | `onboard` |
+//! | `tickets` | requests and what they were promised | `promises`, `answers` |
+//! | `promises` | pinned blocks of each cache group, and their loads | `onboard` |
+//! | `answers` | what callers of tickets are told | - |
 //! | `onboard` | an onboard into engine blocks | `generations`, `offload` |
 //! | `offload` | an offload of engine blocks | `generations` |
 //! | `generations` | generations and holds of engine blocks | - |
 
+mod answers;
 mod generations;
 mod offload;
 mod onboard;
+mod promises;
 mod tickets;
 
 use crate::manager::{FenceError, KvBlockManager};
 use crate::signal::Signal;
 use crate::transfers::Check;
+pub use answers::{FinishedLoad, LookUp, TicketError};
 pub use generations::NoSuchBlock;
 use generations::{Generations, Hold};
 use kvbm_plan::{BlockId, Comparison, Failure, FailureKind, Tier};
@@ -31,7 +36,7 @@ pub use onboard::{EngineOnboardError, EngineOnboarding, LoadOptions};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
-pub use tickets::{FinishedLoad, LookUp, TicketError, Tickets};
+pub use tickets::Tickets;
 
 /// G1 is memory that the engine allocated and whose blocks it names.
 #[derive(Debug)]
@@ -134,6 +139,20 @@ impl KvBlockManager<Engine> {
     /// A number that is not above all earlier ones, or the workers are in this process.
     pub fn fence_at(&self, number: u64) -> Result<Fence, FenceError> {
         self.numbered_fence(number)
+    }
+
+    /// Host memory that other processes map, by rank, and the blocks of G2 in it, for
+    /// [`Builder::keep_host`](crate::Builder::keep_host) of another process. Call it when this
+    /// manager was [shut down](Self::shutdown): what changes later is not in it.
+    #[cfg(feature = "worker")]
+    pub fn kept_host(&self) -> Vec<crate::KeptHost> {
+        let (blocks, _) = self.leader.registry.snapshot(Tier::G2);
+        let held: HashSet<_> = blocks.into_iter().collect();
+        let mut ranks: Vec<_> = self.workers.iter().filter_map(crate::Worker::kept_host).collect();
+        for rank in &mut ranks {
+            rank.contents.retain(|content| held.contains(&(content.block, content.identity)));
+        }
+        ranks
     }
 
     /// Ids that exist, each once.

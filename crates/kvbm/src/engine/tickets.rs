@@ -5,91 +5,32 @@
 //! [`Tickets::commit`] turns a ticket into a load, [`Tickets::abandon`] ends either.
 //! [`Tickets::finished`] names each load once, when no copy writes to its blocks any more.
 
-use super::{Engine, EngineError, EngineOnboarding, Fence, LoadOptions};
-use crate::error::BlockFailure;
+use super::answers::{FinishedLoad, LookUp, TIME_TO_LIVE, TicketError};
+use super::promises::{Load, Promise};
+use super::{Engine, Fence, LoadOptions};
 use crate::leader::Leader;
 use crate::manager::KvBlockManager;
 use crate::prefetch;
 use crate::transfers::Purpose;
 use crate::volume::Probe;
 use kvbm_plan::{BlockId, Comparison, SequenceHash, Tier};
-use kvbm_pool::{Prefix, PrefixBlock};
 use kvbm_tokens::{BlockChain, ChainOrigin, NamespaceTag};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Wake, Waker};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Most tickets; the oldest one ends when another comes.
 const MAX_TICKETS: usize = 4096;
-/// A ticket that nobody asks for ends after this time: its pins must not keep room from others.
-const TIME_TO_LIVE: Duration = Duration::from_secs(10);
 /// All tickets together pin at most one in so many blocks of a tier.
 const PINNED_SHARE: u32 = 4;
 /// Questions to volumes that wait for the thread that asks.
 const MAX_PROBES: usize = 64;
-
-/// What is there for a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LookUp {
-    /// So many blocks from the given position on, pinned until the ticket ends.
-    Ready {
-        /// All of them.
-        blocks: usize,
-        /// The same by tier: G1 to G4. G1 is always 0.
-        by_tier: [usize; 4],
-    },
-    /// Volumes are being asked: look up again later.
-    Pending,
-}
-
-/// A call about a ticket that cannot be carried out.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TicketError {
-    /// The request has no ticket: none was made, it ended, or it has expired.
-    #[error("request {request} has no ticket: look it up first, and commit within {} s", TIME_TO_LIVE.as_secs())]
-    NoTicket {
-        /// The request.
-        request: String,
-    },
-    /// The request's blocks are on their way.
-    #[error("request {request} is being loaded: wait until it is finished, or abandon it")]
-    Loading {
-        /// The request.
-        request: String,
-    },
-    /// More blocks than were promised.
-    #[error("{ids} engine blocks for request {request}, which was promised {promised}: look it up again")]
-    TooMany {
-        /// The request.
-        request: String,
-        /// Ids given.
-        ids: usize,
-        /// Blocks promised.
-        promised: usize,
-    },
-    /// The load does not start. The ticket has ended.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-}
-
-/// A load that is over: no copy writes to its blocks any more.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FinishedLoad {
-    /// The request.
-    pub request: String,
-    /// Blocks from the front that hold verified bytes; none where it was abandoned.
-    pub arrived: usize,
-    /// Blocks asked for.
-    pub wanted: usize,
-    /// The others.
-    pub failures: Vec<BlockFailure>,
-}
 
 /// The tickets of a manager, see [`KvBlockManager::tickets`].
 pub struct Tickets<'a>(&'a KvBlockManager<Engine>);
@@ -114,9 +55,9 @@ enum Ticket {
     /// Volumes are being asked.
     Probing(Key),
     /// These blocks are pinned.
-    Promised { key: Key, prefix: Prefix, since: Instant },
+    Promised { key: Key, promise: Promise, since: Instant },
     /// These are on their way.
-    Loading(EngineOnboarding),
+    Loading(Load),
 }
 
 /// What a volume is asked for.
@@ -186,12 +127,18 @@ impl Tickets<'_> {
         if let Some(known) = self.known(request, key, now)? {
             return Ok(known);
         }
-        self.0.leader.metrics.lookups.add(chain.len().saturating_sub(first) as u64);
-        let (prefix, asks) = self.0.leader.match_prefix(chain, Probe::Never);
-        if asks && prefix.len() < chain.len() && self.ask(request, key, chain) {
-            return Ok(LookUp::Pending);
-        }
-        Ok(self.table().promise(&self.0.leader, request, key, prefix, now))
+        let leader = &self.0.leader;
+        leader.metrics.lookups.add(chain.len().saturating_sub(first) as u64);
+        let promise = if leader.has_groups() {
+            Promise::of_groups(leader, chain, first)
+        } else {
+            let (prefix, asks) = leader.match_prefix(chain, Probe::Never);
+            if asks && prefix.len() < chain.len() && self.ask(request, key, chain) {
+                return Ok(LookUp::Pending);
+            }
+            Promise::of(leader, prefix, first)
+        };
+        Ok(self.table().promise(leader, request, key, promise, now))
     }
 
     /// Like [`look_up`](Self::look_up), for engines that cannot be told of a load that fails: only
@@ -202,7 +149,7 @@ impl Tickets<'_> {
     /// of blocks from `first` on.
     ///
     /// # Errors
-    /// [`TicketError::Loading`].
+    /// [`TicketError::Loading`]; [`TicketError::OneGroup`].
     pub fn stage<'a>(
         &self,
         request: &str,
@@ -217,6 +164,9 @@ impl Tickets<'_> {
             return Ok(blocks);
         }
         let leader = &self.0.leader;
+        if leader.has_groups() {
+            return Err(TicketError::OneGroup { call: "stage", groups: leader.groups().count() });
+        }
         leader.metrics.lookups.add(chain.len().saturating_sub(first) as u64);
         let (mut prefix, _) = leader.match_prefix(chain, Probe::Never);
         leader.leave_out_slow(&mut prefix, first, Tier::G2);
@@ -232,7 +182,8 @@ impl Tickets<'_> {
         }
         let staged = prefix.blocks().iter().skip(first).take_while(|block| block.tier == Tier::G2).count();
         prefix.truncate(first.saturating_add(staged));
-        let LookUp::Ready { blocks, .. } = self.table().promise(leader, request, key, prefix, now) else {
+        let promise = Promise::of(leader, prefix, first);
+        let LookUp::Ready { blocks, .. } = self.table().promise(leader, request, key, promise, now) else {
             return Ok(0);
         };
         Ok(blocks)
@@ -244,11 +195,9 @@ impl Tickets<'_> {
         match tickets.get_mut(request) {
             Some(Ticket::Loading(_)) => return Err(TicketError::Loading { request: request.to_owned() }),
             Some(Ticket::Probing(known)) if *known == key => return Ok(Some(LookUp::Pending)),
-            Some(Ticket::Promised { key: known, prefix, since })
-                if *known == key && prefix.lost().is_none() =>
-            {
+            Some(Ticket::Promised { key: known, promise, since }) if *known == key && !promise.is_lost() => {
                 *since = now;
-                return Ok(Some(ready(prefix)));
+                return Ok(Some(ready(promise)));
             }
             _ => {}
         }
@@ -281,6 +230,16 @@ impl Tickets<'_> {
         is_asked
     }
 
+    /// What `request` was promised: for each cache group the blocks of the sequence that a load
+    /// brings, all up to the same end. Full attention has each from the first that the engine lacks
+    /// on; a window or state has the last ones. Empty where the request has no ticket with blocks.
+    pub fn promised(&self, request: &str) -> Vec<Range<usize>> {
+        match self.table().tickets.lock().get(request) {
+            Some(Ticket::Promised { promise, .. }) => promise.ranges(),
+            _ => Vec::new(),
+        }
+    }
+
     /// Starts the load of the first `ids.len()` promised blocks into `ids`; the copy waits for
     /// `after`. The outcome comes from [`finished`](Self::finished). No ids end the ticket.
     ///
@@ -301,6 +260,24 @@ impl Tickets<'_> {
         ids: &[BlockId],
         options: LoadOptions,
     ) -> Result<(), TicketError> {
+        self.start(request, &[ids], options, None)
+    }
+
+    /// Like [`commit_with`](Self::commit_with), with an id for each block that
+    /// [`promised`](Self::promised) names, group by group. No ids in any group end the ticket. The
+    /// loads of all groups start and end together: where a block of one fails, none of the request
+    /// counts as arrived, and [`finished`](Self::finished) names the load when no copy of any group
+    /// writes any more. [`layer_ready`](Self::layer_ready) counts layers within their groups.
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit); the ticket has not ended where there is not one id for each
+    /// block.
+    pub fn commit_groups(
+        &self,
+        request: &str,
+        ids: &[&[BlockId]],
+        options: LoadOptions,
+    ) -> Result<(), TicketError> {
         self.start(request, ids, options, None)
     }
 
@@ -312,7 +289,7 @@ impl Tickets<'_> {
     /// nor what follows it.
     ///
     /// # Errors
-    /// As [`commit`](Self::commit).
+    /// As [`commit`](Self::commit); [`TicketError::OneGroup`].
     pub fn audit(
         &self,
         request: &str,
@@ -320,56 +297,38 @@ impl Tickets<'_> {
         after: Option<Fence>,
         comparison: Comparison,
     ) -> Result<(), TicketError> {
-        self.start(request, ids, LoadOptions { after, ..LoadOptions::default() }, Some(comparison))
+        let groups = self.0.leader.groups().count();
+        if groups > 1 {
+            return Err(TicketError::OneGroup { call: "audit", groups });
+        }
+        self.start(request, &[ids], LoadOptions { after, ..LoadOptions::default() }, Some(comparison))
     }
 
     fn start(
         &self,
         request: &str,
-        ids: &[BlockId],
+        ids: &[&[BlockId]],
         options: LoadOptions,
         compare: Option<Comparison>,
     ) -> Result<(), TicketError> {
-        let table = self.table();
-        let mut tickets = table.tickets.lock();
-        let mut prefix = match tickets.remove(request) {
-            Some(Ticket::Promised { prefix, key, since }) => {
-                let promised = prefix.blocks().len();
-                if ids.len() > promised {
-                    tickets.insert(request.to_owned(), Ticket::Promised { key, prefix, since });
-                    return Err(TicketError::TooMany {
-                        request: request.to_owned(),
-                        ids: ids.len(),
-                        promised,
-                    });
-                }
-                prefix
-            }
-            Some(loading @ Ticket::Loading(_)) => {
-                tickets.insert(request.to_owned(), loading);
-                return Err(TicketError::Loading { request: request.to_owned() });
-            }
-            Some(Ticket::Probing(_)) | None => {
-                return Err(TicketError::NoTicket { request: request.to_owned() });
-            }
-        };
-        drop(tickets);
-        prefix.truncate(prefix.start() + ids.len());
+        let mut promise = self.take_promise(request, ids)?;
+        promise.truncate(ids.first().map_or(0, |ids| ids.len()));
         if compare.is_some() {
-            let is_near = |block: &&PrefixBlock| matches!(block.tier, Tier::G2 | Tier::G3);
-            let near = prefix.blocks().iter().take_while(is_near).count();
-            prefix.truncate(prefix.start() + near);
+            promise.keep_near();
         }
-        let ids = &ids[..ids.len().min(prefix.blocks().len())];
-        if ids.is_empty() {
+        let blocks: Vec<usize> = promise.blocks().collect();
+        let ids: Vec<&[BlockId]> =
+            ids.iter().zip(blocks).map(|(ids, blocks)| &ids[..ids.len().min(blocks)]).collect();
+        if ids.iter().all(|ids| ids.is_empty()) {
             return Ok(());
         }
-        let onboarding = self.0.start(prefix, ids, options, compare)?;
+        let load = promise.load(self.0, &ids, options, compare)?;
+        let table = self.table();
         if let Some(notify) = table.notify() {
-            onboarding.notify(&Context::from_waker(&Waker::from(Arc::clone(notify))));
+            load.notify(&Context::from_waker(&Waker::from(Arc::clone(notify))));
         }
         let mut tickets = table.tickets.lock();
-        tickets.insert(request.to_owned(), Ticket::Loading(onboarding));
+        tickets.insert(request.to_owned(), Ticket::Loading(load));
         // What ended before this point woke nobody, or somebody who found no load yet.
         let is_over = matches!(tickets.get(request), Some(Ticket::Loading(load)) if load.is_done());
         drop(tickets);
@@ -377,6 +336,21 @@ impl Tickets<'_> {
             Arc::clone(notify).wake();
         }
         Ok(())
+    }
+
+    /// Ends the ticket of a request that is to be loaded into `ids`, unless they do not fit what it
+    /// was promised.
+    fn take_promise(&self, request: &str, ids: &[&[BlockId]]) -> Result<Promise, TicketError> {
+        let mut tickets = self.table().tickets.lock();
+        match tickets.get(request) {
+            Some(Ticket::Promised { promise, .. }) => check_ids(request, promise, ids)?,
+            Some(Ticket::Loading(_)) => return Err(TicketError::Loading { request: request.to_owned() }),
+            Some(Ticket::Probing(_)) | None => {}
+        }
+        match tickets.remove(request) {
+            Some(Ticket::Promised { promise, .. }) => Ok(promise),
+            _ => Err(TicketError::NoTicket { request: request.to_owned() }),
+        }
     }
 
     /// Whether `layer` of all blocks of the request's load is in place
@@ -392,9 +366,9 @@ impl Tickets<'_> {
     pub fn abandon(&self, request: &str) -> bool {
         let mut tickets = self.table().tickets.lock();
         match tickets.remove(request) {
-            Some(Ticket::Loading(mut onboarding)) => {
-                onboarding.cancel();
-                tickets.insert(request.to_owned(), Ticket::Loading(onboarding));
+            Some(Ticket::Loading(mut load)) => {
+                load.cancel();
+                tickets.insert(request.to_owned(), Ticket::Loading(load));
                 true
             }
             ended => {
@@ -409,8 +383,8 @@ impl Tickets<'_> {
     pub fn abandon_where(&self, mut is_theirs: impl FnMut(&str) -> bool) {
         let mut tickets = self.table().tickets.lock();
         for (_, ticket) in tickets.iter_mut().filter(|(request, _)| is_theirs(request)) {
-            if let Ticket::Loading(onboarding) = ticket {
-                onboarding.cancel();
+            if let Ticket::Loading(load) = ticket {
+                load.cancel();
             }
         }
         let is_theirs = |request: &String, ticket: &mut Ticket| {
@@ -429,7 +403,7 @@ impl Tickets<'_> {
             // Nothing to read where no load has ended since.
             let _ = rustix::io::read(&notify.0, &mut [0_u8; 8]);
         }
-        let done: Vec<(String, EngineOnboarding)> = {
+        let done: Vec<(String, Load)> = {
             let mut tickets = table.tickets.lock();
             let is_done = |ticket: &mut Ticket| matches!(ticket, Ticket::Loading(load) if load.is_done());
             let done = tickets.extract_if(|_, ticket| is_done(ticket));
@@ -439,14 +413,9 @@ impl Tickets<'_> {
             })
             .collect()
         };
-        let finished = |(request, load): (String, EngineOnboarding)| {
-            let wanted = load.len();
-            match load.wait() {
-                Ok(arrived) => FinishedLoad { request, arrived, wanted, failures: Vec::new() },
-                Err(error) => {
-                    FinishedLoad { request, arrived: error.arrived, wanted, failures: error.failures }
-                }
-            }
+        let finished = |(request, load): (String, Load)| {
+            let (arrived, wanted, failures) = load.wait();
+            FinishedLoad { request, arrived, wanted, failures }
         };
         done.into_iter().map(finished).collect()
     }
@@ -465,9 +434,27 @@ impl Tickets<'_> {
     }
 }
 
-fn ready(prefix: &Prefix) -> LookUp {
-    let by_tier = Tier::ALL.map(|tier| prefix.count(tier));
-    LookUp::Ready { blocks: prefix.blocks().len(), by_tier }
+fn ready(promise: &Promise) -> LookUp {
+    LookUp::Ready { blocks: promise.len(), by_tier: promise.by_tier() }
+}
+
+/// Whether `ids` fit what was promised. Fewer than promised do where layers are alike.
+fn check_ids(request: &str, promise: &Promise, ids: &[&[BlockId]]) -> Result<(), TicketError> {
+    let (request, groups) = (|| request.to_owned(), promise.groups());
+    if ids.len() != groups {
+        return Err(TicketError::Groups { request: request(), given: ids.len(), groups });
+    }
+    let gives_up = ids.iter().all(|ids| ids.is_empty());
+    for (group, (ids, promised)) in ids.iter().zip(promise.blocks()).enumerate() {
+        let ids = ids.len();
+        if groups == 1 && ids > promised {
+            return Err(TicketError::TooMany { request: request(), ids, promised });
+        }
+        if groups > 1 && ids != promised && !gives_up {
+            return Err(TicketError::Count { request: request(), group, ids, promised });
+        }
+    }
+    Ok(())
 }
 
 impl TicketTable {
@@ -487,15 +474,13 @@ impl TicketTable {
     }
 
     /// Keeps what was found for `request`, and makes room among the older tickets.
-    fn promise(&self, leader: &Leader, request: &str, key: Key, mut prefix: Prefix, now: Instant) -> LookUp {
-        let mut prefix = prefix.split_off(key.first);
-        leader.leave_out_slow(&mut prefix, 0, Tier::G1);
-        let answer = ready(&prefix);
-        if prefix.is_empty() {
+    fn promise(&self, leader: &Leader, request: &str, key: Key, promise: Promise, now: Instant) -> LookUp {
+        let answer = ready(&promise);
+        if promise.is_empty() {
             return answer;
         }
         let mut tickets = self.tickets.lock();
-        tickets.insert(request.to_owned(), Ticket::Promised { key, prefix, since: now });
+        tickets.insert(request.to_owned(), Ticket::Promised { key, promise, since: now });
         let ended = make_room(&mut tickets, leader, request, now);
         drop(tickets);
         // Pins end without the lock.
@@ -514,10 +499,10 @@ fn make_room(
     let mut promised: Vec<(Instant, String)> = Vec::new();
     let mut pinned = [0_u32; 4];
     for (request, ticket) in tickets.iter() {
-        if let Ticket::Promised { prefix, since, .. } = ticket {
+        if let Ticket::Promised { promise, since, .. } = ticket {
             promised.push((*since, request.clone()));
             for (tier, count) in Tier::ALL.into_iter().zip(&mut pinned) {
-                *count += prefix.count(tier) as u32;
+                *count += promise.count(tier) as u32;
             }
         }
     }
@@ -532,9 +517,9 @@ fn make_room(
             continue;
         }
         if let Some(ticket) = tickets.remove(&request) {
-            if let Ticket::Promised { prefix, .. } = &ticket {
+            if let Ticket::Promised { promise, .. } = &ticket {
                 for (tier, count) in Tier::ALL.into_iter().zip(&mut pinned) {
-                    *count = count.saturating_sub(prefix.count(tier) as u32);
+                    *count = count.saturating_sub(promise.count(tier) as u32);
                 }
             }
             left -= 1;
@@ -553,16 +538,15 @@ fn answer(questions: &Receiver<Question>, tickets: &Mutex<HashMap<String, Ticket
             continue;
         }
         let chain = BlockChain::of_run(namespace, origin, &hashes);
-        let (mut prefix, _) = leader.match_prefix(chain, Probe::Wait);
-        let mut prefix = prefix.split_off(key.first);
-        leader.leave_out_slow(&mut prefix, 0, Tier::G1);
+        let (prefix, _) = leader.match_prefix(chain, Probe::Wait);
+        let promise = Promise::of(&leader, prefix, key.first);
         let mut tickets = tickets.lock();
         let ended = if is_wanted(&tickets) {
             let since = kvbm_plan::clock::now();
-            tickets.insert(request.clone(), Ticket::Promised { key, prefix, since });
+            tickets.insert(request.clone(), Ticket::Promised { key, promise, since });
             make_room(&mut tickets, &leader, &request, since)
         } else {
-            vec![Ticket::Promised { key, prefix, since: kvbm_plan::clock::now() }]
+            vec![Ticket::Promised { key, promise, since: kvbm_plan::clock::now() }]
         };
         drop(tickets);
         drop(ended);

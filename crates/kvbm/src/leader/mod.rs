@@ -16,6 +16,7 @@
 //! | `rank_loss` | ranks that go away and come back | - |
 //! | `shutdown` | flush, clear, forget, shutdown | - |
 //! | `status` | the status and its metrics | - |
+//! | `timed_pins` | pins that end at a time | - |
 
 mod inbox;
 mod loads;
@@ -23,6 +24,7 @@ mod prefetch_budget;
 mod rank_loss;
 mod shutdown;
 mod status;
+mod timed_pins;
 
 use crate::config::FIRST_GROUP;
 use crate::events::EventPump;
@@ -42,11 +44,13 @@ use kvbm_pool::{GroupConfig, PinError, Prefix, Registry, TierMask};
 use kvbm_tokens::BlockChain;
 use parking_lot::Mutex;
 pub(crate) use prefetch_budget::PrefetchBudget;
-pub use shutdown::{ClearError, FlushError, FlushReport, ShutdownReport};
+pub use shutdown::{ClearError, FlushError, FlushReport, ForgetReceipt, ShutdownReport};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
+pub use timed_pins::PinForError;
+use timed_pins::TimedPins;
 
 /// How often late transfers are looked for.
 const EXPIRY_TICK: Duration = Duration::from_millis(50);
@@ -84,6 +88,7 @@ pub(crate) struct Leader {
     /// For its figures; the manager owns it.
     pub(crate) events: OnceLock<Weak<EventPump>>,
     inbox: Mutex<Inbox>,
+    timed_pins: TimedPins,
     /// Names given to private blocks.
     private_names: AtomicU64,
 }
@@ -107,6 +112,7 @@ impl Leader {
             peers: OnceLock::new(),
             events: OnceLock::new(),
             inbox: Mutex::default(),
+            timed_pins: TimedPins::default(),
             private_names: AtomicU64::new(0),
             registry,
             groups,
@@ -153,8 +159,13 @@ impl Leader {
 
     /// Gives up on what is past its deadline.
     pub(crate) fn expire(&self, now: Instant) {
-        let tasks: [&dyn Fn(); 3] =
-            [&|| self.volumes.tend(now), &|| self.watch_ranks(now), &|| self.transfers.expire(now)];
+        let end_pins = || self.end_timed_pins(now);
+        let tasks: [&dyn Fn(); 4] = [
+            &|| self.volumes.tend(now),
+            &|| self.watch_ranks(now),
+            &|| self.transfers.expire(now),
+            &end_pins,
+        ];
         for task in tasks {
             // Links and policies are foreign code. Whatever they do, deadlines are kept: others
             // wait for them.
@@ -168,7 +179,7 @@ impl Leader {
     /// tier, and whether peers or volumes were asked, or would be. Counts as one use of every block
     /// in it.
     pub(crate) fn match_prefix(&self, chain: BlockChain<'_>, probe: Probe) -> (Prefix, bool) {
-        if self.groups.len() > 1 {
+        if self.has_groups() {
             // Volumes hold no blocks of such models.
             return (self.match_groups(chain).swap_remove(0), false);
         }
@@ -193,7 +204,7 @@ impl Leader {
 
     /// For each cache group its part of the longest prefix of `chain` that all of them can serve.
     pub(crate) fn match_groups(&self, chain: BlockChain<'_>) -> Vec<Prefix> {
-        if self.groups.len() <= 1 {
+        if !self.has_groups() {
             return vec![self.match_prefix(chain, Probe::Wait).0];
         }
         let mut parts = self.registry.match_groups(chain, TierMask::ALL);
@@ -212,6 +223,11 @@ impl Leader {
             self.registry.touch(group, used);
         }
         parts
+    }
+
+    /// Whether the model has several cache groups.
+    pub(crate) fn has_groups(&self) -> bool {
+        self.groups.len() > 1
     }
 
     /// The cache groups.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..engine_names import Used
+from ._vllm_groups import boundary_states
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,7 +103,16 @@ _USED: tuple[Used, ...] = (
     (
         "vllm.distributed.kv_events",
         "BlockStored",
-        ("block_hashes", "parent_block_hash", "token_ids", "block_size", "medium"),
+        (
+            "block_hashes",
+            "parent_block_hash",
+            "token_ids",
+            "block_size",
+            "medium",
+            "group_idx",
+            "kv_cache_spec_kind",
+            "kv_cache_spec_sliding_window",
+        ),
     ),
     (
         "vllm.v1.core.kv_cache_utils",
@@ -396,9 +406,12 @@ def attention_backends(vllm_config: Any) -> list[str]:
 class ConfigView:
     """What the connector reads of `VllmConfig`."""
 
-    def __init__(self, vllm_config: Any) -> None:
+    def __init__(self, vllm_config: Any, sizes: tuple[int, int] | None = None) -> None:
+        """`sizes`: tokens of a block and of a hash, where the cache groups say them."""
         self._config = vllm_config
         self._transfer = vllm_config.kv_transfer_config
+        self._block_size = None if sizes is None else sizes[0]
+        self._hash_size = None if sizes is None else sizes[1]
 
     @property
     def engine_id(self) -> str:
@@ -418,7 +431,7 @@ class ConfigView:
 
     @property
     def block_size(self) -> int:
-        return int(self._config.cache_config.block_size)
+        return self._block_size or int(self._config.cache_config.block_size)
 
     @property
     def cache_dtype(self) -> str:
@@ -438,7 +451,7 @@ class ConfigView:
 
     @property
     def hash_block_size(self) -> int:
-        size = getattr(self._config.cache_config, "hash_block_size", None)
+        size = self._hash_size or getattr(self._config.cache_config, "hash_block_size", None)
         return int(size) if size else self.block_size
 
     @property
@@ -521,6 +534,10 @@ class RequestView:
         return int(self._request.num_computed_tokens)
 
     @property
+    def num_prompt_tokens(self) -> int:
+        return int(self._request.num_prompt_tokens)
+
+    @property
     def block_hashes(self) -> list[bytes]:
         """vLLM's own hash of each complete block of known tokens."""
         hashes: list[bytes] = self._request.block_hashes
@@ -583,25 +600,30 @@ class StepView:
         ended: set[str] = self._output.finished_req_ids
         return ended
 
-    def block_ids(self, request_id: str) -> list[int] | None:
-        """All blocks of a scheduled request."""
+    def block_ids(self, request_id: str) -> tuple[list[int], ...] | None:
+        """All blocks of a scheduled request, by cache group."""
         state = self._output.kv_connector_block_state
+        ids: tuple[list[int], ...] | None
         ids = None if state is None else state.get_block_ids(request_id)
-        return None if ids is None else ids[0]
+        return ids
 
-    def new_blocks(self) -> Iterable[tuple[list[int], int]]:
-        """Blocks that requests got since the last step, and how many tokens from their front are
-        computed already.
+    def boundary_states(self) -> list[tuple[str, int, int, int]]:
+        """See `_vllm_groups.boundary_states`."""
+        return boundary_states(self._output)
+
+    def new_blocks(self) -> Iterable[tuple[tuple[list[int], ...], int]]:
+        """Blocks that requests got since the last step, by cache group, and how many tokens from
+        their front are computed already.
         """
         for new in self._output.scheduled_new_reqs:
-            yield new.block_ids[0], int(new.num_computed_tokens)
+            yield new.block_ids, int(new.num_computed_tokens)
         cached = self._output.scheduled_cached_reqs
         for request_id, blocks, computed in zip(
             cached.req_ids, cached.new_block_ids, cached.num_computed_tokens
         ):
             if blocks is not None:
                 # A resumed request gets all its blocks anew; a running one only what follows.
-                yield blocks[0], int(computed) if request_id in cached.resumed_req_ids else 0
+                yield blocks, int(computed) if request_id in cached.resumed_req_ids else 0
 
 
 class EventFactory:
@@ -622,7 +644,10 @@ class EventFactory:
         block_size: int,
         adapter: str | None,
         medium: str,
+        group: tuple[int, str, int | None] | None = None,
     ) -> Any:
+        """`group`: number, kind and window of the cache group, where there are several."""
+        number, kind, window = (None, None, None) if group is None else group
         return self._events.BlockStored(
             block_hashes=[self._external(block)],
             parent_block_hash=None if parent is None else self._external(parent),
@@ -631,10 +656,15 @@ class EventFactory:
             lora_id=None,
             medium=medium,
             lora_name=adapter,
+            group_idx=number,
+            kv_cache_spec_kind=kind,
+            kv_cache_spec_sliding_window=window,
         )
 
-    def removed(self, block: bytes, medium: str) -> Any:
-        return self._events.BlockRemoved(block_hashes=[self._external(block)], medium=medium)
+    def removed(self, block: bytes, medium: str, group: int | None = None) -> Any:
+        return self._events.BlockRemoved(
+            block_hashes=[self._external(block)], medium=medium, group_idx=group
+        )
 
     def cleared(self) -> Any:
         return self._events.AllBlocksCleared()

@@ -20,7 +20,9 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from .. import Fence
 from ..errors import ConfigInvalid, KvbmError
 from . import _vllm_compat as compat
+from . import _vllm_groups
 from .events import CacheEvents
+from .groups import CacheGroups, retained
 from .process import EngineProcess, RankMemory, engine_process, logger
 from .requests import TrackedRequest
 from .stats import KvbmPromMetrics, KvbmStats
@@ -71,6 +73,10 @@ class Save:
     request: TrackedRequest
     first: int
     ids: list[int]
+    #: The cache group.
+    group: int = 0
+    #: Whether it is offered again, with what follows it, where it was not taken.
+    is_repeated: bool = True
 
 
 @dataclass
@@ -81,8 +87,8 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
     `reused` and `saves` are empty, and `ended` and `bad` say what workers report to vLLM.
     """
 
-    #: Requests and the blocks to load into.
-    loads: list[tuple[str, list[int]]] = field(default_factory=list)
+    #: Requests and the blocks to load into, by cache group.
+    loads: list[tuple[str, list[list[int]]]] = field(default_factory=list)
     #: Blocks that the step overwrites.
     reused: list[int] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
@@ -96,6 +102,8 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
     ended: set[str] = field(default_factory=set)
     #: Blocks that did not arrive.
     bad: set[int] = field(default_factory=set)
+    #: Requests whose load failed in a model of several cache groups.
+    failed: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -107,7 +115,7 @@ class RankHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
 
 @dataclass
 class _Loading:
-    ids: list[int]
+    ids: list[list[int]]
     began: float
 
 
@@ -120,25 +128,27 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        _check(vllm_config, kv_cache_config)
-        view = compat.ConfigView(vllm_config)
+        groups = _check(vllm_config, kv_cache_config)
+        self._groups: CacheGroups | None = groups
+        view = compat.ConfigView(vllm_config, None if groups is None else groups.sizes)
         self._rank: int | None = None
         if view.has_remote_workers and role == KVConnectorRole.WORKER:
             self._rank = compat.tensor_parallel_rank()
-        self._process: EngineProcess = engine_process(view, self._rank)
+        self._process: EngineProcess = engine_process(view, self._rank, groups)
         self._block_size = view.block_size
         self._is_async = self._process.options.load == "async"
         self._has_remote_workers = view.has_remote_workers
         self._num_blocks = int(kv_cache_config.num_blocks)
         # Of the scheduler.
         self._requests: dict[str, TrackedRequest] = {}
-        self._to_load: list[tuple[str, list[int]]] = []
+        self._to_load: list[tuple[str, list[list[int]]]] = []
         self._events: CacheEvents | None = None
         self._step = 0
         # Of the worker; of the scheduler where workers are in other processes.
         self._loading: dict[str, _Loading] = {}
         self._bad: set[int] = set()
         self._ended: set[str] = set()
+        self._failed: set[str] = set()
         self._had_tokens = True
         self._attention_backends = functools.partial(compat.attention_backends, vllm_config)
         self._publishes_events = view.publishes_events
@@ -148,7 +158,7 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def _start(self, ranks: list[RankMemory]) -> None:
         self._process.start(self._attention_backends(), ranks)
         if self._publishes_events and self._process.options.daemon is None:
-            self._events = CacheEvents(self._process.own_manager, self._block_size)
+            self._events = CacheEvents(self._process.own_manager, self._block_size, self._groups)
         elif self._publishes_events:
             logger.warning(
                 "kvbm: events of blocks that a node daemon keeps are published by it (its events.url), not by vLLM"
@@ -206,12 +216,17 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         most = min(tracked.hash(), (tracked.view.num_tokens - 1) // size)
         first = num_computed_tokens // size
         promised, tracked.promised, tracked.first = tracked.promised, 0, first
-        if first >= most or tracked.view.skips_reading:
+        has_failed = tracked.view.id in process.gave_up
+        if first >= most or tracked.view.skips_reading or has_failed:
             if promised:
                 # vLLM computed the blocks for another request since it asked the last time.
                 process.manager.abandon(tracked.view.id)
             return 0, False
-        found = process.manager.look_up(tracked.view.id, tracked.sequence, first)
+        if self._groups is None:
+            found = process.manager.look_up(tracked.view.id, tracked.sequence, first)
+        else:
+            # With several groups a prefix cannot be cut off where it is promised.
+            found = process.own_manager.look_up(tracked.view.id, tracked.sequence, first, end=most)
         process.counters.add("look_ups")
         if found is None:
             process.counters.add("pending_look_ups")
@@ -231,6 +246,7 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             process.manager.abandon(tracked.view.id)
             return 0, False
         tracked.promised, tracked.by_tier = blocks, _split(blocks, found.by_tier)
+        tracked.groups = found.groups
         return blocks * size, self._is_async
 
     @_guarded(lambda: None)
@@ -243,9 +259,16 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             if promised:
                 self._process.manager.abandon(tracked.view.id)
             return
-        ids = blocks.get_block_ids()[0][tracked.first : tracked.first + wanted]
+        ranges = [(tracked.first, tracked.first + wanted)]
+        if self._groups is not None:
+            # All that was promised or nothing; an empty list of groups is a load that fails.
+            ranges = tracked.groups if wanted == promised else []
+        ids = [
+            [int(block) for block in group[first:end]]
+            for group, (first, end) in zip(blocks.get_block_ids(), ranges)
+        ]
         # Appended in any case: a request that waits for a load has to hear of its end.
-        self._to_load.append((tracked.view.id, [int(block) for block in ids]))
+        self._to_load.append((tracked.view.id, ids))
         for tier, name in ((1, "hit_tokens_g2"), (2, "hit_tokens_g3"), (3, "hit_tokens_g4")):
             self._process.counters.add(name, tracked.by_tier[tier] * self._block_size)
 
@@ -274,7 +297,9 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         plan.has_tokens = step.total > 0
         self._process.step_begins(step.total)
         for new, computed in step.new_blocks():
-            plan.reused += new[computed // self._block_size :]
+            for group in new:
+                # 0 is vLLM's null block.
+                plan.reused += [block for block in group[computed // self._block_size :] if block]
         for request_id, tokens in step.scheduled.items():
             tracked = self._requests.get(request_id)
             if tracked is None:
@@ -288,16 +313,52 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             ids = step.block_ids(request_id)
             if ids is None or final <= tracked.offered:
                 continue
-            final = min(final, len(ids))
-            first, tracked.offered = tracked.offered, final
-            if 0 in ids[first:final]:
-                continue  # vLLM's null block
-            plan.saves.append(Save(tracked, first, [int(block) for block in ids[first:final]]))
-            if self._events is not None:
-                self._events.note(tracked, first, final)
+            self._plan_saves(plan, tracked, final, ids)
+        if self._groups is not None:
+            self._plan_states(plan, step)
         for request_id in step.finished:
             self._requests.pop(request_id, None)
         self._process.manager.step()
+
+    def _plan_saves(
+        self, plan: StepPlan, tracked: TrackedRequest, final: int, ids: tuple[list[int], ...]
+    ) -> None:
+        """Blocks of a request up to `final` that were not offered yet."""
+        if self._groups is None:
+            final = min(final, len(ids[0]))
+        first, tracked.offered = tracked.offered, final
+        if self._groups is None:
+            if 0 in ids[0][first:final]:
+                return  # vLLM's null block
+            runs = [(0, first, ids[0][first:final])]
+        else:
+            prompt = (tracked.view.num_prompt_tokens - 1) // self._block_size
+            runs = [
+                (number, start, blocks)
+                for number, group in enumerate(self._groups)
+                if not group.is_state
+                for start, blocks in retained(
+                    list(ids[number][first:final]),
+                    first,
+                    group.window_blocks,
+                    None if group.is_full else self._groups.retention,
+                    prompt,
+                )
+            ]
+        for number, start, blocks in runs:
+            save = Save(tracked, start, [int(block) for block in blocks], number)
+            plan.saves.append(save)
+        if self._events is not None:
+            self._events.note(tracked, first, final)
+
+    def _plan_states(self, plan: StepPlan, step: compat.StepView) -> None:
+        """States that are complete when the step is over: of them vLLM names the blocks."""
+        for request_id, number, block, tokens in step.boundary_states():
+            tracked = self._requests.get(request_id)
+            blocks, rest = divmod(tokens, self._block_size)
+            if tracked is None or rest or not 0 < blocks <= tracked.hash() or not block:
+                continue
+            plan.saves.append(Save(tracked, blocks - 1, [block], number, is_repeated=False))
 
     def _start_transfers(self, plan: StepPlan) -> None:
         """Starts the loads and saves of the step; the workers are in other processes.
@@ -317,6 +378,7 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         plan.loads, plan.reused, plan.saves = [], [], []
         plan.ended, self._ended = self._ended, set()
         plan.bad, self._bad = self._bad, set()
+        plan.failed, self._failed = self._failed, set()
 
     @_guarded(lambda: None)
     def _start_saves(self, saves: list[Save], number: int) -> None:
@@ -332,7 +394,9 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_guarded(lambda: (False, None))
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        tracked = self._requests.pop(compat.RequestView(request).id, None)
+        request_id = compat.RequestView(request).id
+        tracked = self._requests.pop(request_id, None)
+        self._process.gave_up.discard(request_id)
         if tracked is not None and tracked.promised:
             self._process.manager.abandon(tracked.view.id)
         # Finished blocks keep their bytes until vLLM reuses them, and it says so then.
@@ -406,21 +470,37 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         for request_id, ids in plan.loads:
             self._load(request_id, ids, after)
 
-    def _load(self, request_id: str, ids: list[int], after: Fence | None = None) -> None:
+    def _load(self, request_id: str, ids: list[list[int]], after: Fence | None = None) -> None:
         try:
-            manager = self._process.manager
-            manager.before_reuse(ids, _REUSE_WAIT)
-            manager.commit(request_id, ids, after, timeout=self._process.options.load_timeout)
+            manager, timeout = self._process.manager, self._process.options.load_timeout
+            manager.before_reuse([block for group in ids for block in group], _REUSE_WAIT)
+            if self._groups is None:
+                manager.commit(request_id, ids[0], after, timeout=timeout)
+            elif not ids or any(not group or 0 in group for group in ids):
+                raise KvbmError("vLLM gave no blocks for what a cache group was promised")
+            else:
+                self._process.own_manager.commit_groups(request_id, ids, after, timeout=timeout)
             self._loading[request_id] = _Loading(ids, time.monotonic())
         except Exception as error:
             # The ticket is too old, the blocks are busy: nothing was loaded, and vLLM computes it.
             self._process.failed("load", error)
             self._not_loaded(request_id, ids)
 
-    def _not_loaded(self, request_id: str, ids: list[int]) -> None:
-        self._process.counters.add("failed_blocks", len(ids))
-        self._bad.update(ids)
+    def _not_loaded(self, request_id: str, ids: list[list[int]]) -> None:
+        self._process.counters.add("failed_blocks", max(map(len, ids), default=1))
         self._ended.add(request_id)
+        self._report(request_id, ids, 0)
+
+    def _report(self, request_id: str, ids: list[list[int]], arrived: int) -> None:
+        """Tells vLLM what of a load did not arrive: blocks, or, with several cache groups, the
+        request, all of which is computed then.
+        """
+        if self._groups is None:
+            self._bad.update(ids[0][arrived:])
+            return
+        self._failed.add(request_id)
+        self._process.gave_up.add(request_id)
+        self._process.manager.abandon(request_id)
 
     @_guarded(lambda: None)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
@@ -455,18 +535,24 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         counters, manager = self._process.counters, self._process.manager
         self._audit(save, after)
         try:
-            begun = manager.offload(save.ids, save.request.sequence, save.first, after)
+            if self._groups is None:
+                begun = manager.offload(save.ids, save.request.sequence, save.first, after)
+            else:
+                begun = self._process.own_manager.offload(
+                    save.ids, save.request.sequence, save.first, after, group=save.group
+                )
         except KvbmError as error:
             # No room, or a load writes one of them: offered again with the next block of the
             # request.
-            save.request.offered = min(save.request.offered, save.first)
+            if save.is_repeated:
+                save.request.offered = min(save.request.offered, save.first)
             counters.add("no_room_blocks", len(save.ids))
             logger.debug("kvbm: %d blocks were not saved: %s", len(save.ids), error)
             return
         counters.add("saved_blocks", begun.started)
         counters.add("present_blocks", begun.present)
         counters.add("refused_blocks", len(begun.refused))
-        if begun.refused:
+        if begun.refused and save.is_repeated:
             # A block before them left host memory: the whole chain is offered again.
             save.request.offered = 0
 
@@ -489,7 +575,7 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         if self._has_remote_workers:
             plan: StepPlan = self._get_connector_metadata()
-            self._bad = plan.bad
+            self._bad, self._failed = plan.bad, set(plan.failed)
             if plan.bad:
                 # Where a node daemon went, only this process knows whether a copy still writes them.
                 self._process.worker.wait_idle(list(plan.bad), _REUSE_WAIT)
@@ -500,6 +586,14 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 self._wait_idle()
         ended, self._ended = self._ended, set()
         return None, ended or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        """What vLLM asks: `get_finished`, and which loads failed in a model of several groups."""
+        if self._groups is None:
+            return super().get_transfer_results(finished_req_ids)
+        _, received = self.get_finished(finished_req_ids)
+        failed, self._failed = self._failed, set()
+        return _vllm_groups.transfer_results(received, failed)
 
     def _wait_idle(self) -> None:
         """While no request can run, the end of a load is waited for here, without the GIL."""
@@ -530,7 +624,7 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                     done.wanted,
                     why,
                 )
-                self._bad.update(loading.ids[done.arrived :])
+                self._report(done.request, loading.ids, done.arrived)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         bad, self._bad = self._bad, set()
@@ -560,8 +654,8 @@ def _split(blocks: int, by_tier: list[int]) -> list[int]:
     return split
 
 
-def _check(vllm_config: Any, kv_cache_config: Any) -> None:
-    """Refuses what would not work, with the way out."""
+def _check(vllm_config: Any, kv_cache_config: Any) -> CacheGroups | None:
+    """Refuses what would not work, with the way out. The cache groups, where there are several."""
     missing = compat.missing()
     if missing:
         raise KvbmError(
@@ -580,12 +674,16 @@ def _check(vllm_config: Any, kv_cache_config: Any) -> None:
         )
     if view.has_remote_workers:
         _check_ranks(view)
-    groups = compat.cache_groups(kv_cache_config)
-    if len(groups) != 1 or not groups[0].startswith(("FullAttention", "MLAAttention")):
+    groups = CacheGroups.read(kv_cache_config)
+    names = compat.cache_groups(kv_cache_config)
+    if groups is None and (
+        len(names) != 1 or not names[0].startswith(("FullAttention", "MLAAttention"))
+    ):
         raise ConfigInvalid(
-            f"the model has the cache groups {', '.join(groups)}: kvbm supports one group of full attention until groups are "
-            "supported; start vLLM with --disable-hybrid-kv-cache-manager, where the model allows it"
+            f"the model has the cache group {', '.join(names) or 'none'}: kvbm supports full attention, alone or beside windows and "
+            "states; leave --kv-transfer-config out"
         )
+    return groups
 
 
 def _check_ranks(view: compat.ConfigView) -> None:

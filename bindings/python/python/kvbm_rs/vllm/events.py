@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import Event, Gap, KvBlockManager
 from . import _vllm_compat as compat
+from .groups import CacheGroups
 from .requests import TrackedRequest
 
 __all__ = ["CacheEvents"]
@@ -20,8 +21,11 @@ _MOST = 1 << 17
 class CacheEvents:
     """Blocks that were stored and removed since the last call of `take`."""
 
-    def __init__(self, manager: KvBlockManager, block_size: int) -> None:
+    def __init__(
+        self, manager: KvBlockManager, block_size: int, groups: CacheGroups | None = None
+    ) -> None:
         self._events = manager.events()
+        self._groups = groups
         self._block_size = block_size
         self._factory = compat.EventFactory()
         self._known: OrderedDict[bytes, tuple[bytes, bytes | None, list[int], str | None]] = (
@@ -66,6 +70,15 @@ class CacheEvents:
         if known is None or medium is None:
             return []
         block, parent, tokens, adapter = known
+        number = None if self._groups is None else event.group
         if event.kind == "store":
-            return [self._factory.stored(block, parent, tokens, self._block_size, adapter, medium)]
-        return [self._factory.removed(block, medium)]
+            about = None
+            if self._groups is not None and number is not None:
+                group = self._groups.groups[number]
+                about = (number, group.spec_kind, group.sliding_window)
+            return [
+                self._factory.stored(
+                    block, parent, tokens, self._block_size, adapter, medium, about
+                )
+            ]
+        return [self._factory.removed(block, medium, number)]

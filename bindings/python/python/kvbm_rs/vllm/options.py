@@ -200,6 +200,20 @@ class Options:
                 "options 'audit' and 'shadow': shadow mode stores nothing that could be compared; leave one out"
             )
 
+    def check_groups(self, groups: int) -> None:
+        """Refuses what a model of several cache groups does not have."""
+        for name, is_set, way_out in (
+            ("daemon", self.daemon is not None, "give 'host' in place of it"),
+            ("load", self.load != "async", "leave it out: loads are asynchronous"),
+            ("audit", self.audit > 0, "leave it out"),
+            ("record", self.record is not None, "leave it out"),
+        ):
+            if is_set:
+                raise ConfigInvalid(
+                    f"option {name!r} is {getattr(self, name)!r}, and the model has {groups} cache groups: it knows models with one; "
+                    f"{way_out}"
+                )
+
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

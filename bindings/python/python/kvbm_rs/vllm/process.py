@@ -30,6 +30,7 @@ from ..recording import build_manager
 from . import _vllm_compat as compat
 from . import node
 from .audit import Audit, comparison_of
+from .groups import CacheGroups, layout_of_groups
 from .identity import adapter_version, namespace_of, process_root_is_random, tensor_shapes
 from .options import Options
 from .requests import TrackedRequest
@@ -47,15 +48,17 @@ _LOCK = threading.Lock()
 _SAMPLES = 100_000
 
 
-def engine_process(view: compat.ConfigView, rank: int | None = None) -> EngineProcess:
+def engine_process(
+    view: compat.ConfigView, rank: int | None = None, groups: CacheGroups | None = None
+) -> EngineProcess:
     """The one of this engine in this process; made with the first of its connectors. `rank`: of a
-    worker that is a process of its own.
+    worker that is a process of its own. `groups`: of a model that has several cache groups.
     """
     key = view.engine_id if rank is None else f"{view.engine_id}-{rank}"
     with _LOCK:
         process = _PROCESSES.get(key)
         if process is None:
-            process = _PROCESSES[key] = EngineProcess(view, key)
+            process = _PROCESSES[key] = EngineProcess(view, key, groups)
         return process
 
 
@@ -69,6 +72,8 @@ class RankMemory:
     num_blocks: int
     #: Bytes of a block in each tensor.
     tensor_bytes: list[int]
+    #: Kinds and tensors of the cache groups, where there are several (`Layout.groups`).
+    groups: list[tuple[str, list[int]]]
     #: Of the tensors, as `tensor_shapes` describes them.
     shapes: list[Any]
     #: Names of the attention backends.
@@ -78,9 +83,16 @@ class RankMemory:
 class EngineProcess:
     """The manager of an engine, or the worker of a rank, and what the connectors count."""
 
-    def __init__(self, view: compat.ConfigView, key: str) -> None:
-        self.view, self._key = view, key
+    def __init__(
+        self, view: compat.ConfigView, key: str, groups: CacheGroups | None = None
+    ) -> None:
+        self.view, self._key, self.groups = view, key, groups
         self.options = Options.read(view.extra, view.data_parallel)
+        if groups is not None:
+            self.options.check_groups(len(groups))
+        #: Requests whose load failed in a model of several cache groups: vLLM asks for them again,
+        #: and they are computed.
+        self.gave_up: set[str] = set()
         self.counters = Counters()
         self.step_ns: deque[int] = deque(maxlen=_SAMPLES)
         self.layout: Layout | None = None
@@ -123,6 +135,10 @@ class EngineProcess:
 
     def register(self, kv_caches: dict[str, Any], num_blocks: int) -> None:
         """The worker's tensors."""
+        self._tensors = dict(kv_caches)
+        if self.groups is not None:
+            self.layout = layout_of_groups(self.groups, kv_caches, num_blocks)
+            return
         views: list[Any] = []
         seen = set()
         for name, tensor in kv_caches.items():
@@ -131,7 +147,6 @@ class EngineProcess:
             seen.add(tensor.data_ptr())
             views += compat.block_views(name, tensor, num_blocks)
         self.layout = layout_of(views, page_size=self.view.block_size)
-        self._tensors = dict(kv_caches)
 
     @property
     def _is_on_device(self) -> bool:
@@ -179,6 +194,7 @@ class EngineProcess:
             socket,
             self.layout.num_blocks,
             self.layout.tensor_bytes,
+            self.layout.groups,
             tensor_shapes(self._tensors.values()),
             backends,
         )
@@ -224,7 +240,7 @@ class EngineProcess:
         if self.options.shadow:
             self.shadow = ShadowReport(
                 self.view.block_size,
-                self.layout.block_bytes * max(1, len(ranks)),
+                self.layout.block_bytes * max(1, len(ranks)) * self._blocks_of_tokens,
                 self.options.prefill_tokens_per_s,
             )
         logger.info("%s", self.describe(time.monotonic() - started))
@@ -240,11 +256,15 @@ class EngineProcess:
         else:
             _, host, disk, _ = manager.capacity
             on_disk = manager.status()["tiers"]["g3"]
-            parts.append(f"{host * size / 2**30:.2f} GiB of host memory = {host * tokens:,} tokens")
+            memory, each = host * size / 2**30, self._blocks_of_tokens
+            parts.append(f"{memory:.2f} GiB of host memory = {host // each * tokens:,} tokens")
+            if self.groups is not None:
+                kinds = ", ".join(group.kind for group in self.groups)
+                parts.append(f"{each} cache groups ({kinds})")
             if disk:
-                there = on_disk["inactive"] + on_disk["active"]
+                there = (on_disk["inactive"] + on_disk["active"]) // each
                 parts.append(
-                    f"disk for {disk * tokens:,} tokens, {there * tokens:,} of them from before"
+                    f"disk for {disk // each * tokens:,} tokens, {there * tokens:,} of them from before"
                 )
         parts.append(f"blocks of {tokens} tokens, {size / 1024:.0f} KiB")
         if self._is_on_device:
@@ -261,6 +281,11 @@ class EngineProcess:
             "kvbm hashes tokens" if self.own_hashes else f"vLLM's {self.view.hash_algorithm} hashes"
         )
         return f"kvbm: {'; '.join(parts)} (ready in {seconds:.2f} s)"
+
+    @property
+    def _blocks_of_tokens(self) -> int:
+        """Blocks that the same tokens have: one in each cache group."""
+        return 1 if self.groups is None else len(self.groups)
 
     @property
     def manager(self) -> KvBlockManager | NodeEngine:
@@ -379,11 +404,14 @@ def _layout_of_ranks(
         )
     first = ranks[0]
     for memory in ranks[1:]:
-        for what in ("num_blocks", "tensor_bytes", "shapes", "backends"):
+        for what in ("num_blocks", "tensor_bytes", "groups", "shapes", "backends"):
             one, other = getattr(first, what), getattr(memory, what)
             if one != other:
                 raise BuildFailed(
                     f"{what} of rank {memory.rank} differs from rank {first.rank}: {other} and {one}; kvbm needs ranks alike"
                 )
-    layout = Layout.of_workers(first.num_blocks, view.block_size, first.tensor_bytes)
+    if first.groups:
+        layout = Layout.of_workers(first.num_blocks, view.block_size, groups=first.groups)
+    else:
+        layout = Layout.of_workers(first.num_blocks, view.block_size, first.tensor_bytes)
     return layout, first.shapes, first.backends

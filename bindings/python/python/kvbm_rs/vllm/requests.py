@@ -17,6 +17,7 @@ class TrackedRequest:
         "audited",
         "by_tier",
         "first",
+        "groups",
         "is_audited",
         "offered",
         "promised",
@@ -37,6 +38,8 @@ class TrackedRequest:
         self.first = 0
         #: Blocks that were promised and are not being loaded yet.
         self.promised = 0
+        #: With several cache groups: for each the blocks that its part has, as first and end.
+        self.groups: list[tuple[int, int]] = []
         #: Of these, by tier.
         self.by_tier = [0, 0, 0, 0]
         #: Blocks that were offered for a copy.
