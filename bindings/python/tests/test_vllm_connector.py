@@ -573,11 +573,12 @@ def test_overwritten_blocks_are_named_whatever_fails(
 
     released: list[int] = []
     release = type(engine.manager).released
-    monkeypatch.setattr(
-        type(engine.manager),
-        "released",
-        lambda manager, ids: released.extend(ids) or release(manager, ids),
-    )
+
+    def noted(manager: Any, ids: list[int]) -> Any:
+        released.extend(ids)
+        return release(manager, ids)
+
+    monkeypatch.setattr(type(engine.manager), "released", noted)
     monkeypatch.setattr(engine.scheduler._process, "step_begins", broken)
     request = Request("a", PROMPT)
     engine.match(request)

@@ -175,11 +175,12 @@ class KvbmTier(SecondaryTierManager):  # type: ignore[misc]
 
 
 def _open(view: compat.TierView, memory: memoryview, options: dict[str, Any]) -> PageStore:
+    folder = own_folder(view.data_parallel)
     config, own = read_settings(
         {name: value for name, value in options.items() if value is not None},
         where=_WHERE,
         own=("weights", "log_level", "record", "record_limit"),
-        folder=own_folder(view.data_parallel),
+        folder=folder,
         defaults=_DEFAULTS,
     )
     if not options.keys() & {"config", "disk", "disk.dir", "volume", "volume.uri"}:
@@ -206,7 +207,7 @@ def _open(view: compat.TierView, memory: memoryview, options: dict[str, Any]) ->
         config,
         layout,
         namespace,
-        record=record if record is None or ranks == 1 else f"{record}.dp{rank}",
+        record=record if record is None or folder is None else f"{record}.{folder}",
         record_limit=own.get("record_limit", RECORD_LIMIT),
     )
 
