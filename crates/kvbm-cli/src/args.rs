@@ -12,6 +12,8 @@ use kvbm::events_plane::EventUrl;
 use kvbm::layout::DType;
 
 use crate::bench::BenchCommand;
+use crate::ctl::CtlArgs;
+use crate::ctl::top::TopArgs;
 use crate::disk::DiskCommand;
 use crate::doctor::EngineName;
 use crate::events::EventsCommand;
@@ -72,6 +74,14 @@ pub enum CliCommand {
     Serve(ServeArgs),
     /// Run the worker of one rank for a leader in another process, until SIGTERM or Ctrl-C.
     Worker(WorkerArgs),
+    /// Ask a running manager, or steer it.
+    Ctl(CtlArgs),
+    /// Watch a running manager in a terminal.
+    Top(TopArgs),
+    /// Print a dashboard for Grafana, made of the metrics that there are.
+    Dashboard,
+    /// Print alert rules for Prometheus, made of the metrics that there are.
+    Alerts,
     /// Show how blocks lie in memory.
     Layout {
         /// What to show.

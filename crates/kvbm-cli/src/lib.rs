@@ -5,6 +5,7 @@
 
 pub mod args;
 pub mod bench;
+pub mod ctl;
 pub mod disk;
 pub mod doctor;
 pub mod events;
@@ -13,6 +14,7 @@ pub mod human;
 pub mod interrupt;
 pub mod layout;
 mod log_lines;
+pub mod monitoring;
 pub mod note;
 mod notify;
 mod number;
@@ -58,6 +60,10 @@ pub fn run() -> ExitCode {
         None => run_replay(&ReplayArgs::demo()),
         Some(CliCommand::Replay(args)) => run_replay(args),
         Some(CliCommand::Bench { command }) => bench::run(command),
+        Some(CliCommand::Ctl(args)) => ctl::run(args),
+        Some(CliCommand::Top(args)) => ctl::top::run(args),
+        Some(CliCommand::Dashboard) => monitoring::dashboard(),
+        Some(CliCommand::Alerts) => monitoring::alerts(),
         Some(CliCommand::Disk { command }) => run_disk(command),
         Some(CliCommand::Doctor(args)) => run_doctor(args),
         Some(CliCommand::Events { command }) => events::run(command),

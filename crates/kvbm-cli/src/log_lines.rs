@@ -1,14 +1,33 @@
 //! The log of a command that runs for long: lines on standard error.
 
 use std::fmt::{Debug, Write};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::note::note;
 
-/// Writes events of level `INFO` and above, each as one line.
+/// Writes events of the level and above, each as one line.
 struct LogLines;
+
+/// The levels, the most important one first.
+const LEVELS: [Level; 5] = [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE];
+
+/// The lowest level that is written, as its place in [`LEVELS`]: `INFO`.
+static LOWEST: AtomicUsize = AtomicUsize::new(2);
+
+/// The lowest level that is written.
+pub(crate) fn level() -> Level {
+    LEVELS[LOWEST.load(Ordering::Relaxed).min(LEVELS.len() - 1)]
+}
+
+/// From now on, events of `level` and above are written.
+pub(crate) fn set_level(level: Level) {
+    let place = LEVELS.iter().position(|known| *known == level).unwrap_or(2);
+    LOWEST.store(place, Ordering::Relaxed);
+}
 
 /// The text of an event: its message, then its fields.
 #[derive(Default)]
@@ -34,8 +53,13 @@ impl Visit for LineText {
 }
 
 impl Subscriber for LogLines {
+    /// The level may change, so no answer is kept.
+    fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
+        if metadata.is_event() { Interest::sometimes() } else { Interest::never() }
+    }
+
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && *metadata.level() <= Level::INFO
+        metadata.is_event() && *metadata.level() <= level()
     }
 
     fn event(&self, event: &Event<'_>) {

@@ -2,13 +2,15 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use kvbm::admin::{AdminEngine, AdminHost};
 use kvbm::config::Config;
-use kvbm_node::{LineTimes, NodeServer};
+use kvbm_node::{AttachedEngine, LineTimes, NodeServer};
 
 use crate::args::WrongUsage;
 use crate::note::note;
@@ -31,6 +33,15 @@ pub struct ServeArgs {
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 
+    /// Take the place of the daemon at this socket, with its host memory: the model, the
+    /// namespace, the ranks, host.capacity and transfer.staging are as they were.
+    #[arg(long)]
+    pub take_over: bool,
+
+    /// Socket for `kvbm ctl` and `kvbm top`, for this user alone [default: admin.socket].
+    #[arg(long, value_name = "PATH")]
+    pub admin: Option<PathBuf>,
+
     /// Share host memory with the nodes that are announced in this folder, and read from theirs
     /// [default: remote.directory, where remote.enabled].
     #[arg(long, value_name = "DIR")]
@@ -48,6 +59,10 @@ pub struct ServeArgs {
 /// Serves engines until SIGTERM or Ctrl-C.
 pub fn run(args: &ServeArgs) -> Result<()> {
     let mut config = Config::load(Some(&args.config))?;
+    if args.admin.is_some() {
+        config.admin.socket.clone_from(&args.admin);
+        config.validate()?;
+    }
     if let Some(folder) = &args.remote {
         config.remote.enabled = true;
         config.remote.directory = Some(folder.clone());
@@ -61,8 +76,14 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     };
     interrupt::catch();
     log_lines::install();
-    let server = NodeServer::bind(&config, socket, config.node.engine_blocks, LineTimes::default())
-        .context("cannot start the node daemon")?;
+    let (blocks, times) = (config.node.engine_blocks, LineTimes::default());
+    let server = match args.take_over {
+        true => NodeServer::take_over(&config, socket, blocks, times),
+        false => NodeServer::bind(&config, socket, blocks, times),
+    };
+    let server = server.context("cannot start the node daemon")?;
+    let engines = Box::new(server.engine_list());
+    server.manager().admin().hosted_by(Arc::new(Daemon { engines }));
     let _metrics =
         args.metrics.map(|addr| crate::serve_metrics(server.manager().metrics(), addr)).transpose()?;
     crate::show(&format!("{}\n", first_line(&config, &server)), false)?;
@@ -81,6 +102,10 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         server.serve();
         ended.store(true, Ordering::Release);
     });
+    if server.is_handed_over() {
+        note("kvbm serve: another daemon has taken over");
+        return Ok(());
+    }
     let report = server.shutdown(STOP_TIME);
     if report.not_saved > 0 {
         note(&format!(
@@ -93,6 +118,27 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         anyhow::bail!("what is on disk is not durable: {error}");
     }
     Ok(())
+}
+
+/// What operators see and steer of this process.
+struct Daemon {
+    engines: Box<dyn Fn() -> Vec<AttachedEngine> + Send + Sync>,
+}
+
+impl AdminHost for Daemon {
+    fn engines(&self) -> Vec<AdminEngine> {
+        let engine = |AttachedEngine { name, blocks, pids, ready }| AdminEngine { name, blocks, pids, ready };
+        (self.engines)().into_iter().map(engine).collect()
+    }
+
+    fn log_level(&self) -> Option<String> {
+        Some(log_lines::level().to_string().to_ascii_lowercase())
+    }
+
+    fn set_log_level(&self, level: &str) -> Result<(), String> {
+        log_lines::set_level(level.parse().map_err(|_| format!("there is no level '{level}'"))?);
+        Ok(())
+    }
 }
 
 fn first_line(config: &Config, server: &NodeServer) -> String {

@@ -46,7 +46,7 @@
 //! | `handshake` | what both ends must agree on | `frame` |
 //! | `queue` | frames that wait to be sent, in two lanes | - |
 //! | `peer` | the process at the other end | - |
-//! | `socket_file` | the worker's socket: private, and no other's | - |
+//! | `socket_file` | a socket: private, and no other's | - |
 //! | `frame` | lengths and kinds on the wire | - |
 #![forbid(unsafe_code)]
 
@@ -74,6 +74,7 @@ pub use daemon::{
 };
 pub use handshake::{HandshakeError, LeaderTerms, SharedSetting, WorkerTerms};
 pub use leader::{LeaderLine, LineSendError, LineStatus};
-pub use peer::ProcessState;
+pub use peer::{ProcessState, expect_same_user};
 pub use queue::Lane;
+pub use socket_file::SocketFile;
 pub use worker::{BindError, LeaderInfo, MessageSender, Service, Session, WorkerListener};

@@ -26,6 +26,14 @@ pub enum ProcessState {
     MayRun,
 }
 
+/// Fails where the process at the other end of a Unix socket belongs to another user than this one.
+///
+/// # Errors
+/// [`io::ErrorKind::PermissionDenied`] names both users; the system's.
+pub fn expect_same_user(socket: impl AsFd) -> io::Result<()> {
+    Peer::of(socket)?.expect_same_user()
+}
+
 /// What happened first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ready {

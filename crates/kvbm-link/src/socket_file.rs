@@ -1,4 +1,4 @@
-//! The worker's socket: private, and no other's.
+//! A socket: private, and no other's.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -15,8 +15,10 @@ const OTHERS_WRITE: u32 = 0o022;
 /// Lets only owners remove what lies in a folder.
 const STICKY: u32 = 0o1000;
 
-/// A bound socket; its file goes with it.
-pub(crate) struct SocketFile {
+/// A bound Unix socket of mode 0600, in a folder in which no other user can replace it. Its file
+/// goes with it.
+#[derive(Debug)]
+pub struct SocketFile {
     pub(crate) listener: UnixListener,
     path: PathBuf,
     /// Which file it is: another may have taken the path.
@@ -24,8 +26,13 @@ pub(crate) struct SocketFile {
 }
 
 impl SocketFile {
-    /// Binds `path`. A file of a process that is gone is replaced.
-    pub(crate) fn bind(path: &Path) -> io::Result<Self> {
+    /// Binds `path`, for accepts that do not wait. The folder is created with mode 0700 where it is
+    /// absent. A file of a process that is gone is replaced.
+    ///
+    /// # Errors
+    /// The system's; others can write to the folder; another process listens there, or the file is
+    /// no socket.
+    pub fn bind(path: &Path) -> io::Result<Self> {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             private_folder(folder)?;
         }
@@ -37,7 +44,14 @@ impl SocketFile {
         Ok(Self { listener, path: path.to_owned(), inode })
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// What accepts clients. Whoever accepts one asks
+    /// [`expect_same_user`](crate::expect_same_user) first.
+    pub fn listener(&self) -> &UnixListener {
+        &self.listener
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 }

@@ -69,13 +69,14 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `builder` | building a manager: what is required cannot be forgotten | `engine`, `manager`, `leader`, `remote`, `events`, `offload`, `admission`, `tenants`, `volume`, `workers`, `socket_link`, `config`, `transfers`, `slots`, `ranks`, `metrics`, `worker` |
+//! | `builder` | building a manager: what is required cannot be forgotten | `admin`, `engine`, `manager`, `leader`, `remote`, `events`, `offload`, `admission`, `tenants`, `volume`, `workers`, `socket_link`, `config`, `transfers`, `slots`, `ranks`, `metrics`, `worker` |
 //! | `describe` | what an engine knows of its blocks | `manager` |
 //! | `engine` | G1 in the engine's hands | `manager`, `prefetch`, `onboard`, `leader`, `remote`, `volume`, `config`, `transfers`, `error`, `signal` |
 //! | `simulation` | what the simulator does in place of threads | `manager` |
 //! | `park` | private blocks of preempted sequences | `manager`, `leader`, `config`, `transfers`, `error` |
 //! | `groups` | models with several cache groups: prefixes and onboards over all of them | `manager`, `onboard`, `leader`, `places`, `error` |
-//! | `manager` | `KvBlockManager`: the calls of an engine | `prefetch`, `onboard`, `leader`, `events`, `places`, `remote`, `status`, `tenants`, `volume`, `workers`, `config`, `transfers`, `metrics`, `signal` |
+//! | `manager` | `KvBlockManager`: the calls of an engine | `admin`, `prefetch`, `onboard`, `leader`, `events`, `places`, `remote`, `status`, `tenants`, `volume`, `workers`, `config`, `transfers`, `metrics`, `signal` |
+//! | `admin` | calls of operators, over a Unix socket and HTTP | `leader`, `places`, `remote`, `status`, `tenants`, `volume`, `config`, `transfers`, `slots`, `circuit_breaker`, `ranks`, `metrics`, `http` |
 //! | `prefetch` | copying a prefix from G3 to G2, before it is promised or asked for | `onboard`, `leader`, `config`, `transfers`, `metrics` |
 //! | `onboard` | copying a prefix up to G1 | `leader`, `remote`, `volume`, `transfers`, `error`, `signal` |
 //! | `leader` | holds the parts together: messages, rank loss, shutdown | `config`, `events`, `remote`, `status`, `offload`, `admission`, `tenants`, `volume`, `transfers`, `slots`, `circuit_breaker`, `ranks`, `metrics` |
@@ -95,7 +96,8 @@
 //! | `slots` | slots of G3: releases, removals, directories, quarantine | `circuit_breaker`, `ranks`, `metrics`, `signal` |
 //! | `circuit_breaker` | stops requests to a store that fails, then probes it | - |
 //! | `ranks` | links to the workers, rank liveness, requests, handshakes | `metrics`, `signal`, `worker` |
-//! | `metrics` | counters and their exposition | - |
+//! | `metrics` | counters and their exposition | `http` |
+//! | `http` | as much of HTTP as metrics and administration need | - |
 //! | `signal` | one-shot completion for threads and futures | - |
 //! | `worker` | the seam between leader and workers | - |
 
@@ -106,6 +108,7 @@
 #[doc = include_str!("../../../docs/engine.md")]
 mod for_engine_authors {}
 
+pub mod admin;
 pub mod admission;
 pub mod builder;
 mod circuit_breaker;
@@ -115,6 +118,7 @@ mod engine;
 mod error;
 mod events;
 mod groups;
+pub mod http;
 mod leader;
 mod manager;
 pub mod metrics;
@@ -149,8 +153,8 @@ pub use error::BlockFailure;
 pub use events::{EventPump, EventsError, EventsStatus};
 pub use groups::{GroupBlocks, GroupOnboardError, GroupOnboarding, GroupPart, GroupPrefix};
 #[cfg(feature = "worker")]
-pub use kvbm_transfer::{BlocksBusy, FinishedPlan, MoveDone, Movers};
-pub use leader::{ClearError, FlushError, FlushReport, ShutdownReport};
+pub use kvbm_transfer::{BlocksBusy, FinishedPlan, HostContent, MoveDone, Movers};
+pub use leader::{ClearError, FlushError, FlushReport, ForgetReceipt, PinForError, ShutdownReport};
 pub use manager::{Committed, FenceError, KvBlockManager, OffloadError, Owned, RankLostError, SequenceError};
 pub use offload::OffloadBacklog;
 pub use onboard::{OnboardError, Onboarding};
@@ -167,7 +171,8 @@ pub use tenants::{TenantError, TenantOnTier, TenantStatus};
 pub use volume::{VolumeSetError, VolumeStatus};
 #[cfg(feature = "worker")]
 pub use workers::{
-    DiskStatus, G1Memory, GroupTensors, SharedHost, TookOver, Worker, WorkerError, WorkerServer, Workers,
+    DiskStatus, G1Memory, GroupTensors, KeptHost, SharedHost, TookOver, Worker, WorkerError, WorkerServer,
+    Workers,
 };
 
 #[cfg(feature = "worker")]

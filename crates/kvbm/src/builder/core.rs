@@ -1,6 +1,7 @@
 //! What every manager has: bookkeeping, leader, threads.
 
 use super::BuildError;
+use crate::admin::{Admin, AdminCalls};
 use crate::admission::{AdmissionPolicy, AdmitAll, CostAdmission};
 use crate::config::{
     Admission, Capacity, Config, ConfigError, EdgeConfig, EvictionPolicy, FIRST_GROUP, NamespaceConfig,
@@ -24,7 +25,7 @@ use crate::volume::{Change, Volumes};
 use crate::worker::{MessageSink, MetadataWorker, WorkerLink};
 #[cfg(feature = "worker")]
 use crate::workers::{G1Memory, Workers};
-use kvbm_plan::{Epoch, NodeId, Path, Rank, Striping, Tier};
+use kvbm_plan::{Epoch, NodeId, Path, Rank, RecoveredBlock, Striping, Tier};
 use kvbm_pool::{GroupConfig, PolicyKind, Registry, RegistryConfig, TenantConfig};
 use kvbm_tokens::{BlockHasher, Namespace};
 #[cfg(feature = "worker")]
@@ -69,6 +70,8 @@ pub(super) struct Core {
     /// Blocks of G1 on each rank, whoever owns it.
     g1_blocks: u32,
     leader: Arc<Leader>,
+    /// Blocks that are on G2 from the start.
+    pub(super) kept: Vec<RecoveredBlock>,
 }
 
 impl Core {
@@ -113,7 +116,7 @@ impl Core {
         let to_volumes = blocks[1] > 0 && alike && (more_volumes || !config.volume.is_empty());
         let leader = leader(&config, blocks, registry, names, admission, to_volumes);
         let g1_blocks = engine_blocks.unwrap_or(blocks[0]);
-        Ok(Self { config, namespace, hasher, blocks, g1_blocks, leader })
+        Ok(Self { config, namespace, hasher, blocks, g1_blocks, leader, kept: Vec::new() })
     }
 
     /// Where the worker of `rank` puts its messages. It does not keep the leader alive.
@@ -234,8 +237,9 @@ impl Core {
         if self.config.remote.enabled {
             self.meet_peers(&workers, agent)?;
         }
+        let admin = self.administer()?;
         let Self { config, namespace, hasher, leader, .. } = self;
-        Ok(KvBlockManager { leader, namespace, hasher, config, events, g1, workers })
+        Ok(KvBlockManager { admin, leader, namespace, hasher, config, events, g1, workers })
     }
 
     /// Takes part in remote memory.
@@ -265,9 +269,10 @@ impl Core {
             let (key, value) = ("remote.enabled", "true".to_owned());
             return Err(ConfigError::Rule { key, value, rule }.into());
         }
-        let events = self.start()?;
+        let (events, admin) = (self.start()?, self.administer()?);
         let Self { config, namespace, hasher, leader, .. } = self;
         Ok(KvBlockManager {
+            admin,
             leader,
             namespace,
             hasher,
@@ -284,6 +289,13 @@ impl Core {
         if self.blocks[Tier::G3.index()] > 0 {
             self.recover()?;
         }
+        if !self.kept.is_empty() {
+            // Behind G3: a parent may be there alone.
+            let metadata = kvbm_pool::BlockMetadata::default();
+            let kept = self.leader.registry.restore(Tier::G2, &self.kept, metadata)?;
+            let left_out = self.kept.len() as u64 - kept.restored.min(self.kept.len() as u64);
+            tracing::info!(target: "kvbm", blocks = kept.restored, left_out, "G2 taken over");
+        }
         self.leader.start_threads().map_err(|(name, source)| BuildError::Thread { name, source })?;
         let BlockCosts { tokens, .. } = self.leader.transfers.settings.block_costs;
         let ranks = u64::from(self.config.parallelism.tensor_parallel);
@@ -299,6 +311,13 @@ impl Core {
         let set = self.leader.events.set(Arc::downgrade(&events));
         debug_assert!(set.is_ok(), "events are started once");
         Ok(events)
+    }
+
+    /// Listens where the manager is administered.
+    fn administer(&self) -> Result<Admin, BuildError> {
+        let Self { config, namespace, leader, .. } = self;
+        let calls = AdminCalls::new(Arc::downgrade(leader), namespace.clone(), &config.namespace.model);
+        Ok(Admin::start(&config.admin, calls)?)
     }
 
     /// What the events of volumes are made of. They do not keep the leader alive.

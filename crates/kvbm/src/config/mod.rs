@@ -67,9 +67,9 @@ pub(crate) use volumes::{stored_bytes, volumes};
 pub(crate) const FIRST_GROUP: kvbm_plan::GroupId = kvbm_plan::GroupId(0);
 
 pub use sections::{
-    DeviceConfig, DiskConfig, EdgeConfig, EventsConfig, HostConfig, ModelConfig, NamespaceConfig, NodeConfig,
-    OffloadConfig, ParallelismConfig, PolicyConfig, RemoteConfig, TenantsConfig, TransferConfig,
-    VolumeConfig, VolumesConfig,
+    AdminConfig, DeviceConfig, DiskConfig, EdgeConfig, EventsConfig, HostConfig, ModelConfig,
+    NamespaceConfig, NodeConfig, OffloadConfig, ParallelismConfig, PolicyConfig, RemoteConfig, TenantsConfig,
+    TransferConfig, VolumeConfig, VolumesConfig,
 };
 pub use several::{Paths, TenantShares, TensorBytes};
 pub use units::{Blocks, Bytes, Capacity, ParseBytesError, ParseCapacityError};
@@ -90,6 +90,8 @@ pub struct Config {
     pub parallelism: ParallelismConfig,
     /// `[node]`
     pub node: NodeConfig,
+    /// `[admin]`
+    pub admin: AdminConfig,
     /// `[device]`: tier G1
     pub device: DeviceConfig,
     /// `[host]`: tier G2

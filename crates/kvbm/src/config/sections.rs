@@ -1,5 +1,6 @@
 //! The schema: every setting there is, with its type, default, unit and meaning.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -39,6 +40,7 @@ pub(super) const SECTIONS: &[Section] = &[
     NamespaceConfig::SECTION,
     ParallelismConfig::SECTION,
     NodeConfig::SECTION,
+    AdminConfig::SECTION,
     DeviceConfig::SECTION,
     HostConfig::SECTION,
     DiskConfig::SECTION,
@@ -141,6 +143,22 @@ section! {
         socket: Option<PathBuf> = None, [""];
         /// Blocks of G1 that all engines together have on each rank.
         engine_blocks: u32 = 1 << 20, ["blocks"], 1 to MAX_ENGINE_BLOCKS;
+    }
+}
+
+section! {
+    /// Where a running manager is administered, also one inside an engine (`kvbm ctl`, `kvbm top`;
+    /// docs/operate.md). Without `socket` and `http` nothing listens.
+    AdminConfig, "admin", |config| config.admin, {
+        /// Socket for calls: mode 0600, for processes of the same user alone. Its folder belongs to
+        /// this user, and no other one writes there. Each manager needs its own.
+        socket: Option<PathBuf> = None, [""];
+        /// Address for the same calls over HTTP, like `127.0.0.1:9401`. Needs `token_file`. Nothing
+        /// is encrypted: where other machines connect, put a proxy with TLS in front.
+        http: Option<SocketAddr> = None, [""];
+        /// File with the token that every call over HTTP carries: 16 to 4,096 bytes, mode 0600,
+        /// read once at the start.
+        token_file: Option<PathBuf> = None, [""];
     }
 }
 

@@ -32,6 +32,7 @@ impl Config {
         self.validate_namespace()?;
         self.validate_device()?;
         self.validate_workers()?;
+        self.validate_admin()?;
         self.validate_tiers()?;
         self.validate_volumes()?;
         self.validate_remote()?;
@@ -87,6 +88,26 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    fn validate_admin(&self) -> Result<(), ConfigError> {
+        let admin = &self.admin;
+        if let Some(socket) = &admin.socket
+            && socket.as_os_str().len() > MAX_SOCKET_PATH
+        {
+            let rule = format!("must have at most {MAX_SOCKET_PATH} bytes");
+            return broken("admin.socket", &socket.display(), &rule);
+        }
+        match (admin.http, &admin.token_file) {
+            (Some(addr), None) => {
+                broken("admin.http", &addr, "needs admin.token_file: without a token any user could call")
+            }
+            (None, Some(file)) => {
+                let rule = "has no use without admin.http: the socket asks the kernel who calls";
+                broken("admin.token_file", &file.display(), rule)
+            }
+            _ => Ok(()),
+        }
     }
 
     fn validate_remote(&self) -> Result<(), ConfigError> {

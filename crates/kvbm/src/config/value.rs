@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt::{Display, Write};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -228,6 +229,20 @@ impl Setting for PathBuf {
 
     fn show(&self) -> Option<String> {
         Some(quoted(&self.to_string_lossy()))
+    }
+}
+
+impl Setting for SocketAddr {
+    fn expected() -> String {
+        "an address such as \"127.0.0.1:9401\"".into()
+    }
+
+    fn read(raw: Raw<'_>) -> Option<Self> {
+        from_text(raw)
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(quoted(&self.to_string()))
     }
 }
 

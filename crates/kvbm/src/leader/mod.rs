@@ -16,6 +16,7 @@
 //! | `rank_loss` | ranks that go away and come back | - |
 //! | `shutdown` | flush, clear, forget, shutdown | - |
 //! | `status` | the status and its metrics | - |
+//! | `timed_pins` | pins that end at a time | - |
 
 mod inbox;
 mod loads;
@@ -23,6 +24,7 @@ mod prefetch_budget;
 mod rank_loss;
 mod shutdown;
 mod status;
+mod timed_pins;
 
 use crate::config::FIRST_GROUP;
 use crate::events::EventPump;
@@ -42,11 +44,13 @@ use kvbm_pool::{GroupConfig, PinError, Prefix, Registry, TierMask};
 use kvbm_tokens::BlockChain;
 use parking_lot::Mutex;
 pub(crate) use prefetch_budget::PrefetchBudget;
-pub use shutdown::{ClearError, FlushError, FlushReport, ShutdownReport};
+pub use shutdown::{ClearError, FlushError, FlushReport, ForgetReceipt, ShutdownReport};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
+pub use timed_pins::PinForError;
+use timed_pins::TimedPins;
 
 /// How often late transfers are looked for.
 const EXPIRY_TICK: Duration = Duration::from_millis(50);
@@ -84,6 +88,7 @@ pub(crate) struct Leader {
     /// For its figures; the manager owns it.
     pub(crate) events: OnceLock<Weak<EventPump>>,
     inbox: Mutex<Inbox>,
+    timed_pins: TimedPins,
     /// Names given to private blocks.
     private_names: AtomicU64,
 }
@@ -107,6 +112,7 @@ impl Leader {
             peers: OnceLock::new(),
             events: OnceLock::new(),
             inbox: Mutex::default(),
+            timed_pins: TimedPins::default(),
             private_names: AtomicU64::new(0),
             registry,
             groups,
@@ -153,8 +159,13 @@ impl Leader {
 
     /// Gives up on what is past its deadline.
     pub(crate) fn expire(&self, now: Instant) {
-        let tasks: [&dyn Fn(); 3] =
-            [&|| self.volumes.tend(now), &|| self.watch_ranks(now), &|| self.transfers.expire(now)];
+        let end_pins = || self.end_timed_pins(now);
+        let tasks: [&dyn Fn(); 4] = [
+            &|| self.volumes.tend(now),
+            &|| self.watch_ranks(now),
+            &|| self.transfers.expire(now),
+            &end_pins,
+        ];
         for task in tasks {
             // Links and policies are foreign code. Whatever they do, deadlines are kept: others
             // wait for them.

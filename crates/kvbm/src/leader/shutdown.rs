@@ -3,7 +3,7 @@
 use super::Leader;
 use crate::metrics::EvictReason;
 use crate::slots::Commit;
-use kvbm_plan::{BlockIdentity, Failure, NamespaceId, Path, Rank, Tier};
+use kvbm_plan::{BlockIdentity, Failure, NamespaceId, Path, Rank, Tier, VolumeId};
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
@@ -51,6 +51,31 @@ pub struct ShutdownReport {
     pub removals_unconfirmed: usize,
     /// Events that nobody took in time: followers learn of them from the next life.
     pub events_unpublished: u64,
+}
+
+/// What a `forget` removed, and what is not confirmed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ForgetReceipt {
+    /// Blocks that went from G1, G2 and G3. They cannot be found any more.
+    pub blocks: u64,
+    /// Copies that left each of G1, G2 and G3: a block may have had several.
+    pub copies: [u64; 3],
+    /// Copies that left volumes, as far as they were known.
+    pub on_volumes: u64,
+    /// Slots of G1, G2 and G3 with removed blocks of any namespace that somebody still uses. Their
+    /// bytes stay until the last user lets go.
+    pub in_use: u32,
+    /// Ranks whose disks have not confirmed all removals. They are sent them again.
+    pub disks_unconfirmed: usize,
+    /// Volumes that have not confirmed all removals. They are asked again.
+    pub volumes_unconfirmed: Vec<VolumeId>,
+}
+
+impl ForgetReceipt {
+    /// Whether nothing is left anywhere.
+    pub fn is_complete(&self) -> bool {
+        self.in_use == 0 && self.disks_unconfirmed == 0 && self.volumes_unconfirmed.is_empty()
+    }
 }
 
 /// A tier that has no blocks of ours to remove.
@@ -226,11 +251,28 @@ impl Leader {
         Ok(removed)
     }
 
-    pub(crate) fn forget(&self, namespace: NamespaceId, commit: Commit) -> u64 {
-        let (blocks, removed) = self.slots.forget(namespace, commit);
-        for (tier, removed) in Tier::SLOTTED.into_iter().zip(removed) {
-            self.metrics.tier(tier).evictions(EvictReason::Forgotten).add(removed);
+    /// Removes a namespace from every tier: blocks of G1, G2 and G3, copies there, copies on
+    /// volumes.
+    pub(crate) fn forget(&self, namespace: NamespaceId, commit: Commit) -> (u64, [u64; 3], u64) {
+        let (blocks, copies) = self.slots.forget(namespace, commit);
+        for (tier, copies) in Tier::SLOTTED.into_iter().zip(copies) {
+            self.metrics.tier(tier).evictions(EvictReason::Forgotten).add(copies);
         }
-        blocks + self.volumes.forget(Some(namespace), EvictReason::Forgotten)
+        (blocks, copies, self.volumes.forget(Some(namespace), EvictReason::Forgotten))
+    }
+
+    /// As [`forget`](Self::forget); waits until `deadline` for disks and volumes to confirm it.
+    pub(crate) fn forget_with_receipt(&self, namespace: NamespaceId, deadline: Instant) -> ForgetReceipt {
+        let (blocks, copies, on_volumes) = self.forget(namespace, Commit::Await);
+        let volumes_unconfirmed = self.volumes.unconfirmed(deadline);
+        let detached = |tier| self.registry.occupancy(tier).detached;
+        ForgetReceipt {
+            blocks,
+            copies,
+            on_volumes,
+            in_use: Tier::SLOTTED.into_iter().map(detached).sum(),
+            disks_unconfirmed: self.slots.unconfirmed(),
+            volumes_unconfirmed,
+        }
     }
 }

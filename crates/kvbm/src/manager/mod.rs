@@ -5,14 +5,17 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
+//! | `administration` | what operators ask for beside an engine | - |
 //! | `fences` | device events that plans wait for | - |
 //! | `hints` | what an engine knows of the future, and of itself | - |
 //! | `tenants` | calls about tenants | - |
 
+mod administration;
 mod fences;
 mod hints;
 mod tenants;
 
+use crate::admin::Admin;
 use crate::config::{Config, FIRST_GROUP, stored_bytes};
 use crate::events::EventPump;
 use crate::leader::{ClearError, Commit, FlushError, FlushReport, Leader, ShutdownReport};
@@ -45,6 +48,8 @@ const EVENTS_PATIENCE: Duration = Duration::from_secs(10);
 /// All methods may be called from any thread. Dropping the manager stops its workers; what was not
 /// written to disk by then is lost, so call [`shutdown`](Self::shutdown) first.
 pub struct KvBlockManager<G1Memory = Owned> {
+    /// First: nobody calls a manager that ends.
+    pub(crate) admin: Admin,
     pub(crate) leader: Arc<Leader>,
     pub(crate) namespace: Namespace,
     pub(crate) hasher: BlockHasher,
@@ -284,8 +289,7 @@ impl<G> KvBlockManager<G> {
     /// Takes the pins of `chain` on `tiers` back, but for blocks that another pinned one continues.
     /// How many ended (a block on two tiers has two).
     pub fn unpin<'a>(&self, chain: impl Into<BlockChain<'a>>, tiers: TierMask) -> usize {
-        let chain = chain.into();
-        self.leader.groups().map(|group| self.leader.registry.unpin(group, chain.hashes(), tiers)).sum()
+        self.leader.unpin(chain.into(), tiers)
     }
 
     /// Blocks of a namespace (a tenant, a model) leave every tier after `iterations` without use;
@@ -424,7 +428,8 @@ impl<G> KvBlockManager<G> {
     /// told when its worker starts again under this manager; where that is the only rank and the
     /// manager ends first, repeat this under the next one.
     pub fn forget(&self, namespace: &Namespace) -> u64 {
-        self.leader.forget(NamespaceId::from(namespace.tag()), Commit::Await)
+        let (blocks, _, on_volumes) = self.leader.forget(NamespaceId::from(namespace.tag()), Commit::Await);
+        blocks + on_volumes
     }
 
     /// As [`forget`](Self::forget), without waiting for a disk, as
@@ -435,7 +440,8 @@ impl<G> KvBlockManager<G> {
 
     /// The same for a namespace whose tag alone is known.
     pub fn forget_tag_in_background(&self, tag: NamespaceTag) -> u64 {
-        self.leader.forget(NamespaceId::from(tag), Commit::Background)
+        let (blocks, _, on_volumes) = self.leader.forget(NamespaceId::from(tag), Commit::Background);
+        blocks + on_volumes
     }
 
     /// Makes everything that is on G3 durable, and what was on its way there when this was called.

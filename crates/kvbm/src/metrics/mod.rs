@@ -19,12 +19,12 @@
 //! ```
 
 mod counters;
-mod deadline_stream;
 mod disks;
 mod expose;
 mod histogram;
 mod peers;
 mod ranks;
+mod schema;
 mod server;
 mod tenants;
 #[cfg(test)]
@@ -35,17 +35,18 @@ use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::http::HttpResponse;
 use prometheus_client::registry::Registry;
 
 pub use counters::{
     Counter, Counters, DropReason, EvictReason, Gauge, InFlight, LoadReason, PathMetrics, PathSummary,
     PrefetchOutcome, RecoveryOutcome, SlotState, TierMetrics, VolumeCounters,
 };
-pub use deadline_stream::DeadlineStream;
 pub use disks::{DiskCounters, DiskMetrics};
 pub use histogram::{LatencyBucket, LatencyHistogram, LatencySummary};
 pub use peers::{PeerCounters, RemoteMetrics};
 pub use ranks::RankMetrics;
+pub use schema::{MetricFamily, MetricKind};
 pub use server::{MetricsServer, ServeError};
 pub use tenants::{NO_TENANT, TenantMetrics, TenantTierMetrics};
 
@@ -93,6 +94,12 @@ impl Metrics {
             // Only a writer can fail, and a string does not.
             Err(fmt::Error) => String::new(),
         }
+    }
+
+    /// The answer to a scrape.
+    pub(crate) fn response(&self) -> HttpResponse {
+        let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+        HttpResponse { content_type, ..HttpResponse::text(200, self.encode()) }
     }
 
     /// The counters alone, for those whom the exposition will hold.

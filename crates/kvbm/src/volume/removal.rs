@@ -12,7 +12,7 @@ use super::{VolumeTier, Volumes, opening};
 use crate::metrics::EvictReason;
 use crate::ranks::requests::Request;
 use kvbm_plan::simulation::{Planted, planted};
-use kvbm_plan::{BlockIdentity, NamespaceId, Tier, VolumeAnswer, VolumeRequest};
+use kvbm_plan::{BlockIdentity, NamespaceId, Tier, VolumeAnswer, VolumeId, VolumeRequest};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -186,22 +186,26 @@ impl Volumes {
     /// Waits until what was forgotten is removed from every volume, or `deadline` passes: nobody
     /// requests for it after this manager. Volumes that have not confirmed it.
     pub(crate) fn wait_purges(&self, deadline: Instant) -> usize {
+        let pending = self.unconfirmed(deadline);
+        for volume in &pending {
+            tracing::warn!(
+                target: "kvbm", %volume,
+                "shut down before removals were confirmed: what was forgotten may be found there later; forget it again"
+            );
+        }
+        pending.len()
+    }
+
+    /// Waits until what was forgotten is removed from every volume, or `deadline` passes. Volumes
+    /// that have not confirmed it.
+    pub(crate) fn unconfirmed(&self, deadline: Instant) -> Vec<VolumeId> {
         loop {
             let now = kvbm_plan::clock::now();
             self.tend(now);
             let mut pending = self.all();
             pending.retain(|volume| volume.purges.lock().are_pending());
-            if pending.is_empty() {
-                return 0;
-            }
-            if now >= deadline {
-                for volume in &pending {
-                    tracing::warn!(
-                        target: "kvbm", volume = %volume.descriptor.id,
-                        "shut down before removals were confirmed: what was forgotten may be found there later; forget it again"
-                    );
-                }
-                return pending.len();
+            if pending.is_empty() || now >= deadline {
+                return pending.iter().map(|volume| volume.descriptor.id).collect();
             }
             kvbm_plan::clock::sleep(POLL.min(deadline - now));
         }

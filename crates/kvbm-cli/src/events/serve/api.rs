@@ -5,10 +5,26 @@ use std::time::Duration;
 use anyhow::Result;
 use kvbm::Tier;
 use kvbm::events_plane::vllm::{Adapter, EngineHash};
+use kvbm::http::HttpRequest;
 use kvbm::plan::GroupId;
 use serde_json::{Map, Value, json};
 
-use super::http::{Request, Response};
+/// An answer: a status and JSON.
+#[derive(Debug, PartialEq)]
+pub(super) struct Response {
+    pub(super) status: u16,
+    pub(super) body: Value,
+}
+
+impl Response {
+    const fn ok(body: Value) -> Self {
+        Self { status: 200, body }
+    }
+
+    fn error(status: u16, message: &str) -> Self {
+        Self { status, body: json!({ "error": message }) }
+    }
+}
 
 /// An index that follows its sources and answers.
 pub(super) trait Served: Send + Sync {
@@ -63,7 +79,7 @@ const MAX_HASHES: usize = 100_000;
 const MAX_TOKENS: usize = 1 << 20;
 
 /// The answer to a request.
-pub(super) fn answer(index: &dyn Served, request: &Request) -> Response {
+pub(super) fn answer(index: &dyn Served, request: &HttpRequest) -> Response {
     match (request.method.as_str(), request.path.as_str()) {
         ("GET", "/health") => Response::ok(index.health()),
         ("GET", "/sources") => Response::ok(json!({ "sources": index.sources() })),
@@ -215,10 +231,11 @@ mod tests {
 
     fn ask(index: &Index, method: &str, target: &str, body: &str) -> (u16, Value) {
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
-        let request = Request {
+        let request = HttpRequest {
             method: method.into(),
             path: path.into(),
             query: query.into(),
+            authorization: None,
             body: body.as_bytes().to_vec(),
         };
         let Response { status, body } = answer(index, &request);

@@ -3,16 +3,16 @@
 mod api;
 #[cfg(feature = "zmq")]
 mod engines;
-mod http;
 mod index;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
 use kvbm::events_plane::{KvIndex, Subscriber};
+use kvbm::http::{HttpLimits, HttpRequest, HttpResponse, HttpServer};
 
 use super::follow::{self, FollowArgs, Source};
 use crate::args::{WrongUsage, metrics_addr};
@@ -48,6 +48,14 @@ pub struct ServeIndexArgs {
     pub max_blocks: usize,
 }
 
+/// Hashes in a query make a long head, those in a body a long body.
+const LIMITS: HttpLimits = HttpLimits {
+    client_time: Duration::from_secs(5),
+    head_bytes: 64 << 10,
+    body_bytes: 4 << 20,
+    connections: 16,
+};
+
 /// Seconds without a sign of life after which a source is forgotten.
 const SILENCE: u64 = 30;
 
@@ -78,8 +86,14 @@ pub(super) fn run(args: &ServeIndexArgs) -> Result<()> {
         Source::Engines(engines) => Arc::new(engines::EngineIndex::new(engines, args.max_blocks)),
     };
     let served = Arc::clone(&index);
-    let server = http::Server::start(args.listen, move |request| api::answer(served.as_ref(), request))?;
-    note(&format!("index of {url}: http://{}", server.addr()));
+    let answer = move |request: &HttpRequest| {
+        let api::Response { status, body } = api::answer(served.as_ref(), request);
+        HttpResponse::json(status, &body)
+    };
+    let server = HttpServer::tcp(args.listen, "index", LIMITS, answer).with_context(|| {
+        format!("cannot listen on {}: choose a free port, or port 0 for any", args.listen)
+    })?;
+    note(&format!("index of {url}: http://{}", server.addr().unwrap_or(args.listen)));
     while !interrupt::asked() {
         index.follow(follow::TICK)?;
     }

@@ -1,0 +1,223 @@
+//! `kvbm top`: a running manager, live in a terminal.
+
+use std::fmt::Write;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use clap::Args;
+use serde_json::Value;
+
+use super::client::Client;
+use super::{ConnectArgs, shown, status};
+use crate::human::{bytes, count, percent, share};
+use crate::interrupt;
+use crate::number::whole;
+use crate::table::Table;
+
+/// How often it looks whether it was asked to stop.
+const TICK: Duration = Duration::from_millis(50);
+/// Characters of the bar of a tier.
+const BAR: usize = 20;
+/// A screen of its own, without a cursor; and back.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+/// To the upper left; what is behind a line, and what is below, goes.
+const HOME: &str = "\x1b[H";
+const END_LINE: &str = "\x1b[K\n";
+const BELOW: &str = "\x1b[J";
+
+/// Options of `kvbm top`.
+#[derive(Clone, Debug, Args)]
+pub struct TopArgs {
+    /// Whom to watch.
+    #[command(flatten)]
+    pub to: ConnectArgs,
+
+    /// Time between two frames.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, allow_negative_numbers = true, value_parser = whole::<u64>(1..=3600))]
+    pub interval: u64,
+
+    /// Print one frame and end: its rates are those since the manager's start.
+    #[arg(long)]
+    pub once: bool,
+}
+
+/// A status and when it was.
+struct Seen {
+    at: Instant,
+    status: Value,
+}
+
+/// Shows frames until Ctrl-C, or one.
+pub fn run(args: &TopArgs) -> Result<()> {
+    let client = Client::new(&args.to)?;
+    let mut before = Seen { at: Instant::now(), status: status(&client)? };
+    if args.once {
+        return crate::show(&frame(&before.status, &Value::Null, uptime(&before.status)), false);
+    }
+    let terminal = std::io::stdout().is_terminal();
+    interrupt::catch();
+    let _screen = Screen::enter(terminal)?;
+    let mut text = frame(&before.status, &Value::Null, uptime(&before.status));
+    loop {
+        draw(&text, terminal)?;
+        let until = before.at.checked_add(Duration::from_secs(args.interval));
+        while until.is_some_and(|until| Instant::now() < until) {
+            if interrupt::asked() {
+                return Ok(());
+            }
+            std::thread::sleep(TICK);
+        }
+        let at = Instant::now();
+        match status(&client) {
+            Ok(now) => {
+                // Another life of the manager counts from 0 again.
+                let same = now["epoch"] == before.status["epoch"] && now["pid"] == before.status["pid"];
+                let since = if same { at - before.at } else { uptime(&now) };
+                text = frame(&now, if same { &before.status } else { &Value::Null }, since);
+                before = Seen { at, status: now };
+            }
+            Err(error) => {
+                before.at = at;
+                text = format!(
+                    "{}\n\nno answer, trying again: {}\n",
+                    shown::heading(&before.status),
+                    crate::explain(&error)
+                );
+            }
+        }
+    }
+}
+
+/// A terminal's other screen, until it is dropped.
+struct Screen(bool);
+
+impl Screen {
+    fn enter(terminal: bool) -> Result<Self> {
+        if terminal {
+            crate::show(ENTER, false)?;
+        }
+        Ok(Self(terminal))
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        if self.0 {
+            // Whoever closed the terminal needs it no more.
+            let _ = crate::show(LEAVE, false);
+        }
+    }
+}
+
+fn draw(text: &str, terminal: bool) -> Result<()> {
+    if terminal {
+        crate::show(&format!("{HOME}{}{BELOW}", text.replace('\n', END_LINE)), false)
+    } else {
+        crate::show(&format!("{text}\n"), false)
+    }
+}
+
+fn uptime(status: &Value) -> Duration {
+    Duration::from_secs(status["uptime_s"].as_u64().unwrap_or(0).max(1))
+}
+
+fn number(value: &Value, name: &str) -> u64 {
+    value[name].as_u64().unwrap_or(0)
+}
+
+/// The item of a list that has this name.
+fn named<'a>(list: &'a Value, key: &str, name: &Value) -> &'a Value {
+    let items = list.as_array().map_or(&[][..], Vec::as_slice);
+    items.iter().find(|item| item[key] == *name).unwrap_or(&Value::Null)
+}
+
+/// One frame: what is now, and what happened since `before`.
+fn frame(now: &Value, before: &Value, since: Duration) -> String {
+    let per_second = |new: u64, old: u64| new.saturating_sub(old) as f64 / since.as_secs_f64().max(1e-3);
+    let mut out = format!("{}\n\n", shown::heading(now));
+    let asked = number(now, "lookup_blocks").saturating_sub(number(before, "lookup_blocks"));
+    let mut table = Table::new(["tier", "used", "of", "", "pinned", "hits", "hits/s", "evicted/s"]);
+    let mut found = 0;
+    for tier in shown::tiers(now) {
+        let old = named(&before["tiers"], "tier", &tier["tier"]);
+        let (capacity, used) = (number(tier, "capacity"), number(tier, "used"));
+        let hits = number(tier, "hit_blocks").saturating_sub(number(old, "hit_blocks"));
+        found += hits;
+        table.row([
+            tier["tier"].as_str().map(shown::plain).unwrap_or_default(),
+            count(used),
+            count(capacity),
+            bar(share(used, capacity)),
+            number(tier, "pinned").to_string(),
+            percent(share(hits, asked)),
+            format!("{:.0}", per_second(number(tier, "hit_blocks"), number(old, "hit_blocks"))),
+            format!("{:.0}", per_second(number(tier, "evicted_blocks"), number(old, "evicted_blocks"))),
+        ]);
+    }
+    out += &table.render();
+    let mut table = Table::new(["path", "moves", "blocks/s", "waiting", "running", "p99"]);
+    for path in now["paths"].as_array().map_or(&[][..], Vec::as_slice) {
+        let old = named(&before["paths"], "path", &path["path"]);
+        if number(path, "blocks") + number(path, "queued_blocks") + number(path, "running_blocks") == 0 {
+            continue;
+        }
+        let rate = per_second(number(path, "bytes"), number(old, "bytes"));
+        table.row([
+            path["path"].as_str().map(shown::plain).unwrap_or_default(),
+            format!("{}/s", bytes(rate as u64)),
+            format!("{:.0}", per_second(number(path, "blocks"), number(old, "blocks"))),
+            count(number(path, "queued_blocks")),
+            count(number(path, "running_blocks")),
+            crate::human::micros(path["p99_us"].as_f64().unwrap_or(0.0)),
+        ]);
+    }
+    // Writing to a string cannot fail.
+    let _ = write!(
+        out,
+        "\nlook-ups: {:.0} blocks/s, {} found; iteration {}\n\n{}",
+        asked as f64 / since.as_secs_f64().max(1e-3),
+        percent(share(found, asked)),
+        count(number(now, "iteration")),
+        table.render()
+    );
+    let engines = now["engines"].as_array().map_or(0, Vec::len);
+    if engines > 0 {
+        let _ = writeln!(out, "\n{engines} engines are attached");
+    }
+    out += &shown::troubles(now);
+    out
+}
+
+fn bar(share: f64) -> String {
+    let full = (share.clamp(0.0, 1.0) * BAR as f64).round() as usize;
+    format!("[{}{}]", "#".repeat(full), " ".repeat(BAR - full))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn seen(hits: u64, bytes: u64) -> Value {
+        json!({
+            "version": "1", "model": "m", "pid": 1, "uptime_s": 10, "lookup_blocks": hits * 2, "iteration": 7,
+            "tiers": [
+                { "tier": "g1", "capacity": 0 },
+                { "tier": "g2", "capacity": 100, "used": 50, "hit_blocks": hits, "evicted_blocks": 0 },
+            ],
+            "paths": [{ "path": "g2_g1", "blocks": 1, "bytes": bytes }],
+        })
+    }
+
+    #[test]
+    fn a_frame_has_what_happened_since_the_last_one() {
+        let text = frame(&seen(300, 30 << 20), &seen(100, 10 << 20), Duration::from_secs(2));
+        assert!(text.contains("[##########          ]"), "{text}");
+        assert!(text.contains("look-ups: 200 blocks/s, 50.0 % found"), "{text}");
+        assert!(text.contains("10 MiB/s") && !text.contains("\n  g1 "), "{text}");
+        let first = frame(&seen(300, 30 << 20), &Value::Null, Duration::from_secs(10));
+        assert!(first.contains("look-ups: 60 blocks/s"), "{first}");
+    }
+}

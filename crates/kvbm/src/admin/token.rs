@@ -1,0 +1,137 @@
+//! Who may call over HTTP.
+
+use std::fs::OpenOptions;
+use std::hint::black_box;
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Bytes of a token: fewer can be guessed, more are a mistake.
+const LENGTHS: std::ops::RangeInclusive<usize> = 16..=4096;
+/// Bits of a file's mode that let others in.
+const OTHERS: u32 = 0o077;
+
+/// A file that is no token.
+#[derive(Debug, thiserror::Error)]
+#[error("admin.token_file = {}: {why}", path.display())]
+pub struct TokenError {
+    /// The file.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+/// A secret that calls carry.
+pub(super) struct Token(Vec<u8>);
+
+impl Token {
+    /// Reads a file that belongs to this user, or to root, and that no other user reads.
+    pub(super) fn read(path: &Path) -> Result<Self, TokenError> {
+        let wrong = |why: String| TokenError { path: path.to_owned(), why };
+        let bytes = read_private(path).map_err(|error| wrong(error.to_string()))?;
+        let token = bytes.trim_ascii();
+        if !LENGTHS.contains(&token.len()) {
+            let (least, most) = (LENGTHS.start(), LENGTHS.end());
+            let why = format!(
+                "a token of {} bytes, {least} to {most} are needed: make one with `openssl rand -hex 32`",
+                token.len()
+            );
+            return Err(wrong(why));
+        }
+        if !token.iter().all(u8::is_ascii_graphic) {
+            return Err(wrong("a token has no spaces and no control characters".into()));
+        }
+        Ok(Self(token.to_vec()))
+    }
+
+    /// Whether the header `Authorization` has this token. How long that takes says nothing of the
+    /// token but its length.
+    pub(super) fn admits(&self, authorization: Option<&str>) -> bool {
+        let given = authorization.and_then(|text| {
+            let (scheme, token) = text.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+        });
+        let given = given.unwrap_or_default().as_bytes();
+        let mut difference = usize::from(given.len() != self.0.len());
+        for (at, byte) in self.0.iter().enumerate() {
+            difference |= usize::from(byte ^ given.get(at).copied().unwrap_or_default());
+            difference = black_box(difference);
+        }
+        difference == 0
+    }
+}
+
+fn read_private(path: &Path) -> io::Result<Vec<u8>> {
+    // A pipe could wait for ever.
+    let flags = rustix::fs::OFlags::NONBLOCK;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
+    let found = file.metadata()?;
+    if !found.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let own = rustix::process::geteuid().as_raw();
+    if found.uid() != own && found.uid() != 0 {
+        let text = format!("it belongs to user {}, this process to user {own}", found.uid());
+        return Err(io::Error::other(text));
+    }
+    if found.mode() & OTHERS != 0 {
+        let text = format!("others can open it (mode {:o}): chmod 600 it", found.mode() & 0o7777);
+        return Err(io::Error::other(text));
+    }
+    let mut bytes = Vec::new();
+    file.take(*LENGTHS.end() as u64 + 3).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_token_admits_itself_alone() {
+        let token = Token(b"0123456789abcdef".to_vec());
+        assert!(token.admits(Some("Bearer 0123456789abcdef")));
+        assert!(token.admits(Some("bearer 0123456789abcdef ")));
+        for wrong in [
+            None,
+            Some(""),
+            Some("Bearer"),
+            Some("Bearer "),
+            Some("Basic 0123456789abcdef"),
+            Some("Bearer 0123456789abcdeg"),
+            Some("Bearer 0123456789abcde"),
+            Some("Bearer 0123456789abcdef0"),
+            Some("0123456789abcdef"),
+        ] {
+            assert!(!token.admits(wrong), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_others_read_or_that_is_no_token_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        let write = |text: &str, mode| {
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        write("0123456789abcdef\n", 0o600);
+        assert!(Token::read(&path).unwrap().admits(Some("Bearer 0123456789abcdef")));
+        for (text, mode, why) in [
+            ("0123456789abcdef", 0o640, "mode 640"),
+            ("0123456789abcdef", 0o604, "chmod 600"),
+            ("short", 0o600, "5 bytes, 16 to 4096"),
+            ("0123456789 abcdef", 0o600, "no spaces"),
+        ] {
+            write(text, mode);
+            let error = Token::read(&path).err().unwrap().to_string();
+            assert!(error.contains(why) && error.contains("admin.token_file"), "{error}");
+        }
+        write(&"x".repeat(5000), 0o600);
+        assert!(Token::read(&path).is_err());
+        assert!(Token::read(folder.path()).is_err());
+        assert!(Token::read(&folder.path().join("absent")).is_err());
+    }
+}

@@ -1,0 +1,269 @@
+//! The server: listens, and has a thread for each connection.
+
+use super::request::{HttpRequest, read};
+use super::response::HttpResponse;
+use super::stream::DeadlineStream;
+use kvbm_link::SocketFile;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::{self, Read};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How often a listener looks whether it was stopped.
+const TICK: Duration = Duration::from_millis(100);
+/// How long a server that stops waits for its connections, beyond the time of a client.
+const STOP_TIME: Duration = Duration::from_secs(1);
+
+/// What a server does not exceed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HttpLimits {
+    /// Time that a client may take: to send its request and to read the answer. What happens
+    /// between does not count.
+    pub client_time: Duration,
+    /// Bytes of a request before its body.
+    pub head_bytes: usize,
+    /// Bytes of a body.
+    pub body_bytes: usize,
+    /// Connections at a time, each with a thread; further ones are answered with 503.
+    pub connections: usize,
+}
+
+impl Default for HttpLimits {
+    /// 5 s, 16 KiB, 4 MiB, 32 connections.
+    fn default() -> Self {
+        Self {
+            client_time: Duration::from_secs(5),
+            head_bytes: 16 << 10,
+            body_bytes: 4 << 20,
+            connections: 32,
+        }
+    }
+}
+
+/// Listens until it is dropped. It waits then for connections that it serves, for as long as their
+/// clients may take.
+#[derive(Debug)]
+pub struct HttpServer {
+    addr: Option<SocketAddr>,
+    path: Option<PathBuf>,
+    limits: HttpLimits,
+    stop: Arc<AtomicBool>,
+    open: Arc<AtomicUsize>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What answers requests. A function of a request is one.
+pub trait HttpService: Send + Sync + 'static {
+    /// Whether a request is answered, before its body is read.
+    ///
+    /// # Errors
+    /// What the client is told instead.
+    fn admit(&self, _head: &HttpRequest) -> Result<(), HttpResponse> {
+        Ok(())
+    }
+
+    /// The answer.
+    fn answer(&self, request: &HttpRequest) -> HttpResponse;
+}
+
+impl<F: Fn(&HttpRequest) -> HttpResponse + Send + Sync + 'static> HttpService for F {
+    fn answer(&self, request: &HttpRequest) -> HttpResponse {
+        self(request)
+    }
+}
+
+enum Listener {
+    Tcp(TcpListener),
+    /// Only processes of the same user are served.
+    Unix(SocketFile),
+}
+
+/// What the threads of a server share.
+struct Served {
+    service: Box<dyn HttpService>,
+    limits: HttpLimits,
+    open: Arc<AtomicUsize>,
+}
+
+impl HttpServer {
+    /// Listens at a TCP address; port 0 means any free one. `name` is the one of its thread.
+    ///
+    /// # Errors
+    /// The address cannot be bound, or the system refuses a thread.
+    pub fn tcp(
+        addr: SocketAddr,
+        name: &str,
+        limits: HttpLimits,
+        service: impl HttpService,
+    ) -> io::Result<Self> {
+        let listener = TcpListener::bind(addr)?;
+        listener.set_nonblocking(true)?;
+        let addr = listener.local_addr()?;
+        let mut server = Self::start(Listener::Tcp(listener), name, limits, Box::new(service))?;
+        server.addr = Some(addr);
+        Ok(server)
+    }
+
+    /// Listens at a Unix socket of mode 0600 and serves processes of this user alone. The folder is
+    /// created with mode 0700 where it is absent, and refused where others may write to it.
+    ///
+    /// # Errors
+    /// The socket cannot be bound, another process listens there, or the system refuses a thread.
+    pub fn unix(path: &Path, name: &str, limits: HttpLimits, service: impl HttpService) -> io::Result<Self> {
+        let socket = SocketFile::bind(path)?;
+        let mut server = Self::start(Listener::Unix(socket), name, limits, Box::new(service))?;
+        server.path = Some(path.to_owned());
+        Ok(server)
+    }
+
+    fn start(
+        listener: Listener,
+        name: &str,
+        limits: HttpLimits,
+        service: Box<dyn HttpService>,
+    ) -> io::Result<Self> {
+        let (stop, open) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let served = Arc::new(Served { service, limits, open: Arc::clone(&open) });
+        let (stopped, of_connection) = (Arc::clone(&stop), name.to_owned());
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            while !stopped.load(Ordering::Acquire) {
+                listener.wait();
+                match listener.accept() {
+                    Ok(Some(stream)) => served.admit(stream, &of_connection),
+                    Ok(None) => {}
+                    // Out of descriptors, for example: it may pass.
+                    Err(_) => std::thread::sleep(TICK),
+                }
+            }
+        })?;
+        Ok(Self { addr: None, path: None, limits, stop, open, thread: Some(thread) })
+    }
+
+    /// Where it listens on TCP: the port that was chosen, if 0 was asked for.
+    pub fn addr(&self) -> Option<SocketAddr> {
+        self.addr
+    }
+
+    /// The Unix socket that it listens at.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+}
+
+impl Drop for HttpServer {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            // Bounded by the tick. A panic there is its own report.
+            let _ = thread.join();
+        }
+        let until = Instant::now().checked_add(self.limits.client_time.saturating_add(STOP_TIME));
+        while self.open.load(Ordering::Acquire) > 0 && until.is_some_and(|until| Instant::now() < until) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Listener {
+    fn wait(&self) {
+        let mut fds = match self {
+            Self::Tcp(listener) => [PollFd::new(listener, PollFlags::IN)],
+            Self::Unix(socket) => [PollFd::new(socket.listener(), PollFlags::IN)],
+        };
+        let time = Timespec { tv_sec: 0, tv_nsec: i64::from(TICK.subsec_nanos()) };
+        // An interrupted wait is a short one.
+        let _ = poll(&mut fds, Some(&time));
+    }
+
+    /// The next client, if there is one that may be served.
+    fn accept(&self) -> io::Result<Option<DeadlineStream>> {
+        let accepted = match self {
+            Self::Tcp(listener) => listener.accept().map(|(stream, _)| Some(DeadlineStream::from(stream))),
+            Self::Unix(socket) => {
+                socket.listener().accept().map(|(stream, _)| match kvbm_link::expect_same_user(&stream) {
+                    Ok(()) => Some(DeadlineStream::from(stream)),
+                    Err(error) => {
+                        tracing::warn!(target: "kvbm", "a client was not served: {error}");
+                        refuse(&DeadlineStream::from(stream), &HttpResponse::error(403, &error.to_string()));
+                        None
+                    }
+                })
+            }
+        };
+        match accepted {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            other => other,
+        }
+    }
+}
+
+/// A place among the connections.
+struct Place(Arc<Served>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Served {
+    fn admit(self: &Arc<Self>, stream: DeadlineStream, name: &str) {
+        if self.open.fetch_add(1, Ordering::AcqRel) >= self.limits.connections {
+            self.open.fetch_sub(1, Ordering::AcqRel);
+            let text = format!("{} connections are served: try again", self.limits.connections);
+            refuse(&stream, &HttpResponse::error(503, &text));
+            return;
+        }
+        let place = Place(Arc::clone(self));
+        // A client that goes away or talks nonsense is its own problem.
+        let serve = move || drop(place.0.converse(stream));
+        if let Err(error) = std::thread::Builder::new().name(name.to_owned()).spawn(serve) {
+            tracing::error!(target: "kvbm", "no thread for a client: {error}");
+        }
+    }
+
+    fn converse(&self, mut stream: DeadlineStream) -> io::Result<()> {
+        stream.set_nonblocking(false)?;
+        let began = Instant::now();
+        stream.set_deadline(kvbm_plan::deadline_after(began, self.limits.client_time));
+        match read(&mut stream, &self.limits, self.service.as_ref())? {
+            Ok(request) => {
+                let left = self.limits.client_time.saturating_sub(began.elapsed());
+                let response = self.service.answer(&request);
+                stream.set_deadline(kvbm_plan::deadline_after(Instant::now(), left));
+                response.write(&mut stream, request.method == "HEAD")
+            }
+            Err(response) => {
+                response.write(&mut stream, false)?;
+                self.discard(&mut stream)
+            }
+        }
+    }
+
+    /// Reads what a client still sends, within bounds: the system resets a connection that is
+    /// closed with bytes unread, and the client would not see the answer.
+    fn discard(&self, stream: &mut DeadlineStream) -> io::Result<()> {
+        stream.end_writing()?;
+        let mut chunk = [0; 4096];
+        let mut left = self.limits.body_bytes;
+        while left > 0 {
+            match stream.read(&mut chunk)? {
+                0 => break,
+                n => left = left.saturating_sub(n),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Tells a client that it is not served, if that is possible at once.
+fn refuse(stream: &DeadlineStream, response: &HttpResponse) {
+    let mut text = Vec::new();
+    // Writing to memory does not fail. Whom the answer does not reach sees the end.
+    let _ = response.write(&mut text, false);
+    let _ = stream.write_at_once(&text);
+}
