@@ -52,7 +52,7 @@ usage: cargo xtask COMMAND
                                    processes killed while they write to disk, file systems shut down, lost and torn
                                    writes simulated; N defaults to 200; a part that this machine cannot run is named as
                                    skipped, and with --require-all it is a failure
-  node-test [--rounds N] [--seed N] [--json FILE]
+  node-test [--rounds N] [--take-overs N] [--seed N] [--json FILE]
                                    a node daemon and two engines of two ranks, killed, stopped and started again at random;
                                    every byte is verified; N defaults to 200 rounds
   verify-kernels                   that the prebuilt CUDA kernels belong to their source

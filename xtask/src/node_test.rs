@@ -13,24 +13,30 @@ use std::process::{Command, Stdio};
 /// Rounds of the step of `cargo xtask test`.
 const FEW: u64 = 12;
 const DEFAULT_ROUNDS: u64 = 200;
+/// Daemons that take over from each other: of the step, and unless the caller says otherwise.
+const FEW_TAKE_OVERS: u64 = 3;
+const DEFAULT_TAKE_OVERS: u64 = 50;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Options {
     rounds: u64,
+    take_overs: u64,
     seed: u64,
     json: Option<PathBuf>,
 }
 
 impl Options {
-    /// Reads `[--rounds N] [--seed N] [--json FILE]`.
+    /// Reads `[--rounds N] [--take-overs N] [--seed N] [--json FILE]`.
     pub(crate) fn parse(args: &[String]) -> Result<Self, String> {
-        let mut options = Self { rounds: DEFAULT_ROUNDS, seed: 1, json: None };
+        let mut options =
+            Self { rounds: DEFAULT_ROUNDS, take_overs: DEFAULT_TAKE_OVERS, seed: 1, json: None };
         let mut args = args.iter();
         while let Some(name) = args.next() {
             let value = args.next().ok_or_else(|| format!("`{name}` of `node-test` needs a value"))?;
             let number = || value.parse::<u64>().map_err(|_| format!("{name} {value}: expected a number"));
             match name.as_str() {
                 "--rounds" => options.rounds = number()?,
+                "--take-overs" => options.take_overs = number()?,
                 "--seed" => options.seed = number()?,
                 "--json" => options.json = Some(value.into()),
                 other => return Err(format!("unknown argument `{other}` of `node-test`")),
@@ -39,13 +45,16 @@ impl Options {
         if !(1..=100_000).contains(&options.rounds) {
             return Err(format!("--rounds {}: expected 1 to 100000", options.rounds));
         }
+        if options.take_overs > 100_000 {
+            return Err(format!("--take-overs {}: expected 0 to 100000", options.take_overs));
+        }
         Ok(options)
     }
 }
 
 /// Runs it; whether all rounds passed.
 pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
-    let (passed, report) = node_test(&Workspace::load()?, options.rounds, options.seed)?;
+    let (passed, report) = node_test(&Workspace::load()?, options)?;
     let text = serde_json::to_string_pretty(&report)?;
     match &options.json {
         Some(file) if file != Path::new("-") => {
@@ -58,14 +67,14 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
 
 /// A few rounds, as a step of `cargo xtask test`.
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
-    match node_test(workspace, FEW, 1) {
+    match node_test(workspace, &Options { rounds: FEW, take_overs: FEW_TAKE_OVERS, seed: 1, json: None }) {
         Ok((true, _)) => Outcome::Passed { tests: 0 },
         Ok((false, report)) => Outcome::Failed { why: format!("{report:#}"), tests: 0, failed: 0 },
         Err(error) => Err(error).into(),
     }
 }
 
-fn node_test(workspace: &Workspace, rounds: u64, seed: u64) -> anyhow::Result<(bool, Value)> {
+fn node_test(workspace: &Workspace, options: &Options) -> anyhow::Result<(bool, Value)> {
     let mut build = cargo(&workspace.root);
     succeed(build.args(["build", "--quiet", "-p", "kvbm-node", "--example", "node"]))?;
     let program = workspace.target.join("debug").join("examples").join("node");
@@ -73,10 +82,12 @@ fn node_test(workspace: &Workspace, rounds: u64, seed: u64) -> anyhow::Result<(b
     if dir.exists() {
         std::fs::remove_dir_all(&dir).with_context(|| format!("cannot empty {}", dir.display()))?;
     }
-    println!("node test, {rounds} rounds");
+    let Options { rounds, take_overs, seed, .. } = options;
+    println!("node test, {rounds} rounds, {take_overs} take-overs");
     let mut command = Command::new(&program);
     command.arg("test").arg("--dir").arg(&dir);
     command.args(["--rounds", &rounds.to_string(), "--seed", &seed.to_string()]);
+    command.args(["--take-overs", &take_overs.to_string()]);
     let output = command.stderr(Stdio::inherit()).output();
     let output = output.with_context(|| format!("cannot run {}", program.display()))?;
     std::fs::remove_dir_all(&dir).with_context(|| format!("cannot remove {}", dir.display()))?;
@@ -94,9 +105,11 @@ mod tests {
     fn options_have_defaults_and_bounds() {
         let parse =
             |line: &str| Options::parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
-        assert_eq!(parse("").unwrap(), Options { rounds: DEFAULT_ROUNDS, seed: 1, json: None });
-        let options = parse("--rounds 5 --json r.json --seed 9").unwrap();
-        assert_eq!((options.rounds, options.seed, options.json), (5, 9, Some("r.json".into())));
+        let all = Options { rounds: DEFAULT_ROUNDS, take_overs: DEFAULT_TAKE_OVERS, seed: 1, json: None };
+        assert_eq!(parse("").unwrap(), all);
+        let options = parse("--rounds 5 --json r.json --seed 9 --take-overs 0").unwrap();
+        assert_eq!((options.rounds, options.take_overs, options.seed), (5, 0, 9));
+        assert_eq!(options.json, Some("r.json".into()));
         assert!(parse("--rounds").unwrap_err().contains("needs a value"));
         assert!(parse("--rounds 0").unwrap_err().contains("1 to 100000"));
         assert!(parse("--fast 1").unwrap_err().contains("unknown argument"));

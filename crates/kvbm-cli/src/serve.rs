@@ -33,6 +33,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 
+    /// Take the place of the daemon at this socket, with its host memory: the model, the
+    /// namespace, the ranks, host.capacity and transfer.staging are as they were.
+    #[arg(long)]
+    pub take_over: bool,
+
     /// Socket for `kvbm ctl` and `kvbm top`, for this user alone [default: admin.socket].
     #[arg(long, value_name = "PATH")]
     pub admin: Option<PathBuf>,
@@ -71,8 +76,12 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     };
     interrupt::catch();
     log_lines::install();
-    let server = NodeServer::bind(&config, socket, config.node.engine_blocks, LineTimes::default())
-        .context("cannot start the node daemon")?;
+    let (blocks, times) = (config.node.engine_blocks, LineTimes::default());
+    let server = match args.take_over {
+        true => NodeServer::take_over(&config, socket, blocks, times),
+        false => NodeServer::bind(&config, socket, blocks, times),
+    };
+    let server = server.context("cannot start the node daemon")?;
     let engines = Box::new(server.engine_list());
     server.manager().admin().hosted_by(Arc::new(Daemon { engines }));
     let _metrics =
@@ -93,6 +102,10 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         server.serve();
         ended.store(true, Ordering::Release);
     });
+    if server.is_handed_over() {
+        note("kvbm serve: another daemon has taken over");
+        return Ok(());
+    }
     let report = server.shutdown(STOP_TIME);
     if report.not_saved > 0 {
         note(&format!(

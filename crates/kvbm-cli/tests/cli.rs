@@ -113,7 +113,7 @@ fn a_layout_and_its_copy_plan_are_drawn() {
 #[test]
 fn help_names_every_command() {
     let help = text(&kvbm(&["--help"]).stdout);
-    for command in ["replay", "bench", "doctor", "layout", "worker", "Exit status"] {
+    for command in ["replay", "bench", "doctor", "layout", "remote", "worker", "Exit status"] {
         assert!(help.contains(command), "{help}");
     }
 }

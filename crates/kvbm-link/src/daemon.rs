@@ -99,7 +99,7 @@ impl AttachedSender {
 pub struct Attachment {
     /// What it is told first.
     pub welcome: Vec<u8>,
-    /// What it gets with that, at most four.
+    /// What it gets with that, at most 64.
     pub files: Vec<OwnedFd>,
     /// What serves it.
     pub session: Box<dyn AttachedSession>,
@@ -250,8 +250,9 @@ impl Open {
                 return attach::refuse(&mut line, &reason);
             }
         };
-        let welcomed = attach::welcome(&mut line, &welcome, &files);
-        drop((line, files));
+        // The service may have taken longer than a handshake does.
+        let welcomed = attach::welcome(&mut Timed::new(&copy, self.times.handshake), &welcome, &files);
+        drop(files);
         self.lines.lock().push(sender);
         if welcomed.is_ok() {
             serve(&connection, session);

@@ -10,7 +10,7 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 
 /// Most descriptors that pass at a time; the system closes those beyond.
-const MAX_FILES: usize = 4;
+const MAX_FILES: usize = 64;
 const SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_FILES));
 
 /// Sends `bytes`, and `files` with the first of them.

@@ -29,7 +29,8 @@ impl SchedulerSession {
         let manager = &self.node.manager;
         Ok(Some(match ask {
             Ask::LookUp { request, run, first } => {
-                if !self.life.can_copy() {
+                let open = self.node.open.read();
+                if !*open || !self.life.can_copy() {
                     return Ok(Some(Answer::Ready { blocks: 0, by_tier: [0; 4] }));
                 }
                 let (request, hashes) = (self.life.request(&request), run.hashes());
@@ -52,7 +53,8 @@ impl SchedulerSession {
                 Answer::Known(manager.tickets().abandon(&self.life.request(&request)))
             }
             Ask::Offload { ids, run, first, after } => {
-                if !self.life.can_copy() {
+                let open = self.node.open.read();
+                if !*open || !self.life.can_copy() {
                     return Err("movers of some ranks are not ready: offer the blocks again later".into());
                 }
                 let (ids, hashes, after) = (self.shared(&ids)?, run.hashes(), self.fence(after)?);
@@ -123,6 +125,10 @@ impl SchedulerSession {
     }
 
     fn commit(&self, request: &str, ids: &[u32], after: u64, wait_ms: u32) -> Result<(), String> {
+        let open = self.node.open.read();
+        if !*open {
+            return Err("another daemon takes the place of this one".into());
+        }
         let (request, ids) = (self.life.request(request), self.shared(ids)?);
         let mut options = LoadOptions::default();
         if let Some(fence) = self.fence(after)? {

@@ -13,6 +13,14 @@ pub enum DaemonError {
     /// The socket cannot be listened at.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// The daemon at the socket does not hand its host memory over.
+    #[error("cannot take over from the daemon at {socket}: {reason}")]
+    TakeOver {
+        /// The socket.
+        socket: String,
+        /// Why.
+        reason: String,
+    },
     /// The memory of a rank cannot be passed on.
     #[error("host memory of rank {rank}: {reason}")]
     Memory {

@@ -28,12 +28,14 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `server` | the daemon: one manager, many engines | `calls`, `node`, `lives`, `movers`, `shape`, `protocol`, `error` |
+//! | `server` | the daemon: one manager, many engines | `successor`, `calls`, `node`, `lives`, `movers`, `handover`, `shape`, `protocol`, `error` |
+//! | `successor` | a daemon takes the place of another one | `node`, `handover`, `shape`, `protocol` |
 //! | `calls` | a scheduler's calls, carried out | `node`, `lives`, `protocol` |
 //! | `node` | what all sessions share | `lives`, `movers`, `protocol` |
 //! | `lives` | engines that are attached, and their blocks | `movers`, `points`, `protocol` |
 //! | `points` | points of an engine's work that copies wait for | - |
 //! | `movers` | the movers of one rank, as the daemon's worker sees them | `protocol` |
+//! | `handover` | what the new daemon is given: memory, and an index of it | `shape`, `protocol` |
 //! | `engine` | the engine's side: its calls | `attachment`, `mover`, `terms`, `protocol`, `error` |
 //! | `attachment` | attaching, and attaching again | `mover`, `terms`, `shape`, `protocol`, `error` |
 //! | `mover` | copies in the engine's process | `protocol` |
@@ -47,6 +49,7 @@ mod attachment;
 mod calls;
 mod engine;
 mod error;
+mod handover;
 mod lives;
 mod mover;
 mod movers;
@@ -55,6 +58,7 @@ mod points;
 mod protocol;
 mod server;
 mod shape;
+mod successor;
 mod terms;
 
 pub use engine::NodeEngine;

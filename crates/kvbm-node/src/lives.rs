@@ -193,7 +193,7 @@ impl Life {
                 }
                 *place = mover.cloned();
             }
-            Role::Left(_) => return Err("a process that has left does not enter".into()),
+            Role::Left(_) | Role::Successor => return Err("only engines enter".into()),
         }
         members.sessions += 1;
         members.tell();

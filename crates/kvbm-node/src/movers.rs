@@ -94,6 +94,13 @@ impl RankMovers {
         }
     }
 
+    /// Processes that have copies.
+    pub(crate) fn copying(&self) -> Vec<i32> {
+        let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
+        let has_copies = |session: &&Arc<MoverSession>| !session.pending.lock().copies.is_empty();
+        sessions.iter().filter(has_copies).map(|session| session.pid()).collect()
+    }
+
     fn of(&self, plan: &TransferPlan) -> Option<Arc<MoverSession>> {
         let at_g1 = plan.src.tier() == Tier::G1;
         let mut ids = plan.blocks.iter().map(|block| if at_g1 { block.src.0 } else { block.dst.0 });

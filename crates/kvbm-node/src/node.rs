@@ -4,6 +4,7 @@ use crate::lives::{Life, Lives};
 use crate::movers::{Range, RankMovers};
 use crate::protocol::{Load, Told};
 use kvbm::{BlockId, Engine, FinishedLoad, KvBlockManager, SharedHost};
+use parking_lot::RwLock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,6 +22,12 @@ pub(crate) struct Node {
     pub(crate) hosts: Vec<SharedHost>,
     pub(crate) lives: Lives,
     pub(crate) stopping: Arc<AtomicBool>,
+    /// Whether calls that start transfers are carried out. They are under way with a lock on it.
+    pub(crate) open: RwLock<bool>,
+    /// What a daemon that takes over must agree on.
+    pub(crate) handover_terms: Vec<(String, String)>,
+    /// Another daemon has its host memory.
+    pub(crate) handed_over: AtomicBool,
 }
 
 impl Node {

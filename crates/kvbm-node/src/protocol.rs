@@ -25,6 +25,8 @@ pub(crate) enum Role {
     Mover(u16),
     /// Has copied on this rank, and does not any more: nothing of its earlier lines touches memory.
     Left(u16),
+    /// A daemon that takes the place of this one, with its host memory.
+    Successor,
 }
 
 /// What a process offers.
@@ -49,7 +51,8 @@ pub(crate) struct Welcome {
     pub(crate) epoch: u64,
     /// Tag of the namespace: checksums are bound to it.
     pub(crate) namespace: [u8; HASH],
-    /// Of a mover: the memory that came with this.
+    /// Of a mover: the memory that came with this. Of a successor the files are the index of host
+    /// memory, then the memory of each rank.
     pub(crate) memory: Option<Memory>,
 }
 

@@ -2,17 +2,20 @@
 
 use crate::calls::SchedulerSession;
 use crate::error::DaemonError;
+use crate::handover;
 use crate::lives::{Life, Lives};
 use crate::movers::{MoverSession, RankMovers, Said};
 use crate::node::Node;
 use crate::protocol::{Bytes, MAX_NAME, Memory, Role, Terms, Welcome, decode, encode};
 use crate::shape::{difference, shape_of};
-use kvbm::config::Config;
-use kvbm::{Engine, KvBlockManager, Movers, ShutdownReport};
+use crate::successor;
+use kvbm::config::{Capacity, Config};
+use kvbm::{Engine, KeptHost, KvBlockManager, Movers, ShutdownReport};
 use kvbm_link::{AttachListener, AttachService, AttachedSender, AttachedSession, Attachment, LineTimes};
+use parking_lot::RwLock;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// How often a process that may still write to host memory is looked at.
@@ -23,7 +26,7 @@ const TELL: u32 = 200;
 /// A node daemon. It keeps host memory, disks, volumes, registry and checksums; engines attach to
 /// its socket, copy between their blocks and host memory themselves, and may come and go.
 pub struct NodeServer {
-    listener: AttachListener,
+    listener: Arc<AttachListener>,
     node: Arc<Node>,
 }
 
@@ -53,16 +56,55 @@ impl NodeServer {
         engine_blocks: u32,
         times: LineTimes,
     ) -> Result<Self, DaemonError> {
+        Self::start(config, socket, engine_blocks, times, None)
+    }
+
+    /// Takes the place of the daemon that listens at `socket`, with its host memory and the blocks
+    /// in it, and returns when that has ended. Its engines attach by themselves. Both have the same
+    /// model, namespace, ranks, `host.capacity` and `transfer.staging`; all else may differ.
+    ///
+    /// # Errors
+    /// [`DaemonError::TakeOver`]: nobody listens there, or the daemon refuses and serves on.
+    /// Others: it has ended, and what was in its host memory alone is lost.
+    pub fn take_over(
+        config: &Config,
+        socket: &Path,
+        engine_blocks: u32,
+        times: LineTimes,
+    ) -> Result<Self, DaemonError> {
+        // What is wrong here is found before the other daemon ends.
+        let mut checked = config.clone();
+        checked.device.capacity = Capacity::NONE;
+        checked.validate().map_err(kvbm::BuildError::from)?;
+        let kept = successor::take_over(config, socket, times);
+        let wrong = |reason| DaemonError::TakeOver { socket: socket.display().to_string(), reason };
+        Self::start(config, socket, engine_blocks, times, Some(kept.map_err(wrong)?))
+    }
+
+    fn start(
+        config: &Config,
+        socket: &Path,
+        engine_blocks: u32,
+        times: LineTimes,
+        kept: Option<Vec<KeptHost>>,
+    ) -> Result<Self, DaemonError> {
         let ranks = config.parallelism.tensor_parallel as usize;
         let movers: Vec<_> = (0..ranks).map(|_| Arc::<RankMovers>::default()).collect();
         let each = movers.iter().map(|movers| Arc::clone(movers) as Arc<dyn Movers>);
         let builder = KvBlockManager::<Engine>::builder().config(config.clone());
-        let manager = builder.engine_movers(engine_blocks, each).build()?;
+        let builder = builder.engine_movers(engine_blocks, each);
+        let manager = match kept {
+            Some(kept) => builder.keep_host(kept).build()?,
+            None => builder.build()?,
+        };
         let hosts: Vec<_> = manager.workers().iter().filter_map(|worker| worker.shared().cloned()).collect();
         let listener = AttachListener::bind(socket, times)?;
         let lives = Lives::new(engine_blocks, ranks as u16);
         let stopping = Arc::default();
-        Ok(Self { listener, node: Arc::new(Node { manager, movers, hosts, lives, stopping }) })
+        let handover_terms = handover::terms_of(config).map_err(kvbm::BuildError::from)?;
+        let (open, handed_over) = (RwLock::new(true), AtomicBool::new(false));
+        let node = Node { manager, movers, hosts, lives, stopping, open, handover_terms, handed_over };
+        Ok(Self { listener: Arc::new(listener), node: Arc::new(node) })
     }
 
     /// Where it listens.
@@ -88,7 +130,8 @@ impl NodeServer {
 
     /// Serves engines until it is stopped. Their lines are closed when it returns.
     pub fn serve(&self) {
-        let service: Arc<dyn AttachService> = Arc::new(Service(Arc::clone(&self.node)));
+        let service: Arc<dyn AttachService> =
+            Arc::new(Service { node: Arc::clone(&self.node), listener: Arc::downgrade(&self.listener) });
         std::thread::scope(|scope| {
             scope.spawn(|| self.node.tell_finished());
             self.listener.serve(&service);
@@ -103,6 +146,12 @@ impl NodeServer {
             stopping.store(true, Ordering::Release);
             stop();
         }
+    }
+
+    /// Whether another daemon has taken its place: [`serve`](Self::serve) has returned, or is about
+    /// to, and host memory lives on.
+    pub fn is_handed_over(&self) -> bool {
+        self.node.handed_over.load(Ordering::Acquire)
     }
 
     /// Saves what time allows, once nobody is served any more.
@@ -122,33 +171,42 @@ fn engines(node: &Node) -> Vec<AttachedEngine> {
 }
 
 /// Meets the processes that attach.
-struct Service(Arc<Node>);
+struct Service {
+    node: Arc<Node>,
+    listener: Weak<AttachListener>,
+}
 
 impl Service {
     fn meet(&self, terms: &Terms, out: &AttachedSender) -> Result<Attachment, String> {
         if terms.engine.is_empty() || terms.engine.len() > MAX_NAME {
             return Err(format!("an engine's name has 1 to {MAX_NAME} bytes, not {}", terms.engine.len()));
         }
+        if terms.role == Role::Successor {
+            return successor::hand_over(&self.node, terms, out, self.stop());
+        }
         if let Role::Left(rank) = terms.role {
-            if let Some(movers) = self.0.movers.get(usize::from(rank)) {
+            if let Some(movers) = self.node.movers.get(usize::from(rank)) {
                 movers.attached_anew(&terms.engine, out.pid());
             }
             return Ok(Attachment { welcome: Vec::new(), files: Vec::new(), session: Box::new(Farewell) });
         }
-        let tag = *self.0.manager.namespace().tag().as_bytes();
+        if !*self.node.open.read() {
+            return Err("another daemon takes its place: try again".into());
+        }
+        let tag = *self.node.manager.namespace().tag().as_bytes();
         if terms.namespace.is_some_and(|theirs| theirs != tag) {
             return Err("the namespace differs (model, weights, dtype, page size, adapter, salt): configure both alike".into());
         }
         let welcome =
-            Welcome { epoch: self.0.manager.epoch().0, namespace: tag, memory: self.memory(terms)? };
-        let life = self.0.lives.join(terms, |range| self.0.is_busy(range))?;
+            Welcome { epoch: self.node.manager.epoch().0, namespace: tag, memory: self.memory(terms)? };
+        let life = self.node.lives.join(terms, |range| self.node.is_busy(range))?;
         let session: Result<(Box<dyn AttachedSession>, Vec<_>), String> = match terms.role {
             Role::Scheduler => life.enter(terms.role, out, None).map(|()| {
-                let session = SchedulerSession::new(Arc::clone(&self.0), Arc::clone(&life), out.clone());
+                let session = SchedulerSession::new(Arc::clone(&self.node), Arc::clone(&life), out.clone());
                 (Box::new(session) as Box<dyn AttachedSession>, Vec::new())
             }),
             Role::Mover(rank) => self.attach_mover(&life, rank, out),
-            Role::Left(_) => Err("a process that has left has no session".into()),
+            Role::Left(_) | Role::Successor => Err("only engines have a session".into()),
         };
         match session {
             Ok((session, files)) => {
@@ -157,16 +215,28 @@ impl Service {
                 Ok(Attachment { welcome: encode(&welcome), files, session })
             }
             Err(reason) => {
-                self.0.lives.forget_if_empty(&life);
+                self.node.lives.forget_if_empty(&life);
                 Err(reason)
             }
         }
     }
 
+    /// Ends the daemon's service.
+    fn stop(&self) -> successor::Stop {
+        let (listener, stopping) = (Weak::clone(&self.listener), Arc::clone(&self.node.stopping));
+        Box::new(move || {
+            stopping.store(true, Ordering::Release);
+            if let Some(listener) = listener.upgrade() {
+                listener.stopper()();
+            }
+        })
+    }
+
     /// The memory that a process with these terms maps.
     fn memory(&self, terms: &Terms) -> Result<Option<Memory>, String> {
         let Role::Mover(rank) = terms.role else { return Ok(None) };
-        let host = self.0.hosts.get(usize::from(rank)).ok_or_else(|| format!("there is no rank {rank}"))?;
+        let host =
+            self.node.hosts.get(usize::from(rank)).ok_or_else(|| format!("there is no rank {rank}"))?;
         let ours = shape_of(host.slots.layout().config());
         if let Some(difference) = difference(&terms.shape, &ours) {
             return Err(difference);
@@ -182,24 +252,24 @@ impl Service {
         rank: u16,
         out: &AttachedSender,
     ) -> Result<(Box<dyn AttachedSession>, Vec<rustix::fd::OwnedFd>), String> {
-        let (movers, host) = (&self.0.movers[usize::from(rank)], &self.0.hosts[usize::from(rank)]);
+        let (movers, host) = (&self.node.movers[usize::from(rank)], &self.node.hosts[usize::from(rank)]);
         let file = rustix::io::fcntl_dupfd_cloexec(host.memory.file(), 0);
         let file = file.map_err(|error| format!("no descriptor for the memory: {error}"))?;
         let session = Arc::new(MoverSession::new(life.engine.clone(), life.range, out.clone()));
         life.enter(Role::Mover(rank), out, Some(&session))?;
         movers.attached_anew(&life.engine, out.pid());
         movers.add(&session);
-        let session = MoverLine { node: Arc::clone(&self.0), life: Arc::clone(life), rank, session };
+        let session = MoverLine { node: Arc::clone(&self.node), life: Arc::clone(life), rank, session };
         Ok((Box::new(session), vec![file]))
     }
 }
 
 impl AttachService for Service {
     fn attach(&self, terms: &[u8], out: AttachedSender) -> Result<Attachment, String> {
-        if self.0.stopping.load(Ordering::Acquire) {
+        if self.node.stopping.load(Ordering::Acquire) {
             return Err("it is shutting down: try again when it is back".into());
         }
-        if self.0.manager.is_draining() {
+        if self.node.manager.is_draining() {
             return Err("it is drained: attach to the daemon that comes after it".into());
         }
         self.meet(&decode::<Terms>(terms)?, &out)

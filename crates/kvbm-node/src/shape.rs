@@ -34,14 +34,21 @@ fn opaque_tensors(layout: &LayoutConfig) -> String {
     }
 }
 
-/// The first difference, in words.
+/// The first difference between what an engine has and what a daemon has, in words.
 pub(crate) fn difference(theirs: &[(String, String)], ours: &[(String, String)]) -> Option<String> {
+    let (name, theirs, ours) = first_difference(theirs, ours)?;
+    Some(format!("{name}: the engine has {theirs}, the daemon has {ours}; start both for the same model"))
+}
+
+/// The first difference: its name and both values.
+pub(crate) fn first_difference(
+    theirs: &[(String, String)],
+    ours: &[(String, String)],
+) -> Option<(String, String, String)> {
     let missing = "no such value".to_owned();
     ours.iter().find_map(|(name, ours)| {
         let theirs = theirs.iter().find(|(theirs, _)| theirs == name).map_or(&missing, |(_, value)| value);
-        (theirs != ours).then(|| {
-            format!("{name}: the engine has {theirs}, the daemon has {ours}; start both for the same model")
-        })
+        (theirs != ours).then(|| (name.clone(), theirs.clone(), ours.clone()))
     })
 }
 

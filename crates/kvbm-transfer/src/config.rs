@@ -5,7 +5,7 @@ use crate::movers::MoverTier;
 use kvbm_device::Device;
 use kvbm_disk::{DiskEngine, Recovered};
 use kvbm_kernels::Backend;
-use kvbm_plan::{Epoch, Path, Rank, TransferPlan};
+use kvbm_plan::{BlockId, BlockIdentity, Epoch, Path, Rank, TransferPlan};
 use kvbm_storage::BoundLayout;
 use kvbm_volume::{BlobSlice, VolumeRegistry};
 use std::fmt;
@@ -200,6 +200,17 @@ impl fmt::Debug for VolumeTier {
     }
 }
 
+/// A whole block in a slot of G2, with its checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostContent {
+    /// The slot.
+    pub block: BlockId,
+    /// What it holds.
+    pub identity: BlockIdentity,
+    /// Checksum of its bytes, bound to the identity.
+    pub checksum: u64,
+}
+
 /// Memory of a cache group.
 #[derive(Clone, Debug, Default)]
 pub struct GroupMemory {
@@ -230,6 +241,8 @@ pub struct WorkerConfig {
     pub claimed_elsewhere: bool,
     /// G2: host memory.
     pub g2: Option<BoundLayout>,
+    /// What is in `g2` at the start: another worker has put it there.
+    pub kept: Vec<HostContent>,
     /// Cache groups 1, 2 and so on, where there are several: `g1` and `g2` are those of group 0. A
     /// slot holds a block of any group.
     pub other_groups: Vec<GroupMemory>,
@@ -273,6 +286,7 @@ impl WorkerConfig {
             movers: None,
             claimed_elsewhere: false,
             g2: None,
+            kept: Vec::new(),
             other_groups: Vec::new(),
             g3: None,
             volumes: None,

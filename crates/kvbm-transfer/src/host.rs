@@ -4,13 +4,13 @@
 //! while they are written, whatever the leader asks for. The table also catches what a checksum
 //! alone cannot name: a slot that was swapped or is stale.
 
-use crate::config::VerifyHost;
+use crate::config::{HostContent, VerifyHost};
 use crate::error::StartError;
 use crate::slot_layout::{disk_layout, layouts};
 use kvbm_device::{DeviceError, HostRegion};
 use kvbm_disk::{BlockChecksum, ContentCrc, IoFragments};
 use kvbm_layout::{CopyPlan, Fragment, FragmentList, Selection};
-use kvbm_plan::{BlockIdentity, Failure, FailureKind, LayerRange, Tier};
+use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, LayerRange, Tier};
 use kvbm_storage::{BoundLayout, RegionBytes};
 use parking_lot::Mutex;
 use std::ops::Range;
@@ -101,6 +101,29 @@ impl HostTier {
         let known = if claimed_elsewhere { 0 } else { slots };
         let slots = Mutex::new((0..known).map(|_| Slot::default()).collect());
         Ok(Self { groups, sums, verify, reads: AtomicU64::new(0), slots, claimed_elsewhere })
+    }
+
+    /// Takes blocks as there: another worker of the same memory has put them there. Those of slots
+    /// beyond the last one are left out.
+    pub(crate) fn adopt(&self, kept: &[HostContent]) {
+        let mut slots = self.slots.lock();
+        for HostContent { block, identity, checksum } in kept {
+            if let Some(slot) = slots.get_mut(block.index()) {
+                slot.content = Content::Filled { identity: *identity, checksum: Some(*checksum) };
+            }
+        }
+    }
+
+    /// Whole blocks with a checksum.
+    pub(crate) fn contents(&self) -> Vec<HostContent> {
+        let slots = self.slots.lock();
+        let content = |(block, slot): (u32, &Slot)| match slot.content {
+            Content::Filled { identity, checksum: Some(checksum) } => {
+                Some(HostContent { block: BlockId(block), identity, checksum })
+            }
+            _ => None,
+        };
+        (0..).zip(slots.iter()).filter_map(content).collect()
     }
 
     /// How blocks of group 0 lie there.
@@ -557,6 +580,24 @@ mod tests {
         assert_eq!(write(&tier, 1, LAYER[0]).unwrap().finish(true, None), Ok(None));
         assert_eq!(tier.read(4, &block(1), None).unwrap_err().kind, FailureKind::Unsupported);
         assert_eq!(tier.write(4, &block(1), None).unwrap_err().kind, FailureKind::Unsupported);
+    }
+
+    #[test]
+    fn what_one_worker_has_another_one_of_the_same_memory_takes() {
+        let ours = tier();
+        write(&ours, 1, None).unwrap().finish(true, None).unwrap();
+        ours.write(2, &block(2), LAYER[0]).unwrap().finish(true, None).unwrap();
+        let contents = ours.contents();
+        assert_eq!(contents.len(), 1, "a part of a block is none: {contents:?}");
+        assert_eq!((contents[0].block, contents[0].identity), (BlockId(1), block(1)));
+        let sums = BlockChecksum::new([0; 16]);
+        let theirs =
+            Arc::new(HostTier::new([ours.bound().clone()], sums, VerifyHost::Always, false).unwrap());
+        let beyond = HostContent { block: BlockId(9), ..contents[0] };
+        theirs.adopt(&[contents[0], beyond]);
+        assert_eq!(theirs.contents(), contents);
+        assert_eq!(read(&theirs, 1, None).unwrap().verify(), Ok(true));
+        assert_eq!(read(&theirs, 2, None).unwrap_err(), FailureKind::Corrupt);
     }
 
     #[test]

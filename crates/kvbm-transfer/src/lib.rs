@@ -29,7 +29,7 @@
 //! | `start` | builds a worker: tiers, executors, threads | `manager`, `volume_requests`, `scrub`, `flush`, `execute`, `threads`, `hub`, `schedule`, `host`, `slot_layout`, `damaged_objects`, `config`, `movers`, `error`, `completion_queue` |
 //! | `remote` | G2 offered to peers, and filled from theirs | `manager`, `host` |
 //! | `predecessor` | blocks that a deployment with another number of ranks left on disk | `geometry`, `config` |
-//! | `manager` | the worker: commands in, reports out | `volume_requests`, `scrub`, `handle`, `flush`, `hub`, `host`, `schedule`, `stats`, `finished`, `report_slot`, `error` |
+//! | `manager` | the worker: commands in, reports out | `volume_requests`, `scrub`, `handle`, `flush`, `hub`, `host`, `schedule`, `stats`, `finished`, `report_slot`, `config`, `error` |
 //! | `volume_requests` | probes, removals, opening and closing of volumes | `execute`, `volume_threads`, `hub`, `damaged_objects`, `cuts`, `config`, `error` |
 //! | `scrub` | verifies G3 in the background | `hub` |
 //! | `handle` | a submitted plan: future, wait, cancel | `hub`, `report_slot` |
@@ -82,7 +82,9 @@ mod threads;
 mod volume_requests;
 mod volume_threads;
 
-pub use config::{DiskTier, GroupMemory, PathConfig, PathConfigs, VerifyHost, VolumeTier, WorkerConfig};
+pub use config::{
+    DiskTier, GroupMemory, HostContent, PathConfig, PathConfigs, VerifyHost, VolumeTier, WorkerConfig,
+};
 pub use error::{BlocksBusy, ShutdownError, StartError, SubmitError};
 pub use finished::FinishedPlan;
 pub use geometry::{GroupsGeometry, OpaqueGeometry, SlotGeometry, UnknownGeometry};

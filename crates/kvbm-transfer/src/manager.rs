@@ -1,5 +1,6 @@
 //! The worker: commands in, reports out.
 
+use crate::config::HostContent;
 use crate::error::{BlocksBusy, ShutdownError, SubmitError};
 use crate::finished::FinishedPlan;
 use crate::flush::Flusher;
@@ -156,6 +157,11 @@ impl TransferManager {
     /// plan. The last 65,536 are kept; [`WorkerStats::finished_dropped`] counts the others.
     pub fn drain_finished(&self) -> Vec<FinishedPlan> {
         self.hub.drain_finished()
+    }
+
+    /// Whole blocks in G2, with their checksums: of slots that the leader has given up, too.
+    pub fn host_contents(&self) -> Vec<HostContent> {
+        self.host.as_ref().map_or_else(Vec::new, |host| host.contents())
     }
 
     /// Counters so far.

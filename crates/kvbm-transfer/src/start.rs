@@ -198,7 +198,9 @@ impl Parts {
         let host = match &config.g2 {
             Some(_) => {
                 let groups = config.groups().filter_map(|[_, g2]| g2.cloned());
-                Some(Arc::new(HostTier::new(groups, sums, config.verify_host, config.claimed_elsewhere)?))
+                let host = HostTier::new(groups, sums, config.verify_host, config.claimed_elsewhere)?;
+                host.adopt(&config.kept);
+                Some(Arc::new(host))
             }
             None => None,
         };

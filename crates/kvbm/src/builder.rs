@@ -11,9 +11,11 @@ use crate::events::EventsError;
 use crate::manager::{KvBlockManager, Owned};
 use crate::worker::{MessageSink, WorkerLink};
 #[cfg(feature = "worker")]
-use crate::workers::{G1Memory, GroupTensors, WorkerError};
+use crate::workers::{G1Memory, GroupTensors, KeptHost, WorkerError};
 #[cfg(feature = "worker")]
 use kvbm_device::Device;
+#[cfg(feature = "worker")]
+use kvbm_plan::{BlockId, BlockIdentity, RecoveredBlock};
 use kvbm_plan::{Epoch, Rank};
 use kvbm_pool::EvictionPolicy;
 #[cfg(feature = "worker")]
@@ -21,6 +23,8 @@ use kvbm_storage::BoundLayout;
 use kvbm_tokens::{Namespace, NamespaceError};
 #[cfg(feature = "worker")]
 use kvbm_transfer::Movers;
+#[cfg(feature = "worker")]
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -222,7 +226,7 @@ impl Builder<NeedsDevice> {
         blocks: u32,
         ranks: impl IntoIterator<Item = Arc<dyn Movers>>,
     ) -> Builder<WithEngine> {
-        self.engine(ranks.into_iter().map(|movers| G1Memory::Movers(blocks, movers)).collect())
+        self.engine(ranks.into_iter().map(|movers| G1Memory::Movers(blocks, movers, None)).collect())
     }
 
     #[cfg(feature = "worker")]
@@ -342,7 +346,7 @@ impl Builder<WithOwned> {
         blocks: u32,
         ranks: impl IntoIterator<Item = Arc<dyn Movers>>,
     ) -> Builder<WithEngine> {
-        let ranks = ranks.into_iter().map(|movers| G1Memory::Movers(blocks, movers)).collect();
+        let ranks = ranks.into_iter().map(|movers| G1Memory::Movers(blocks, movers, None)).collect();
         Builder {
             config: self.config,
             namespace: self.namespace,
@@ -453,6 +457,19 @@ impl Builder<WithEngineBlocks> {
 
 #[cfg(feature = "worker")]
 impl Builder<WithEngine> {
+    /// Takes host memory that an earlier manager shared with other processes, one entry for each
+    /// rank, with the blocks in it: they are found from the start. The other manager has ended
+    /// ([`KvBlockManager::kept_host`]).
+    #[must_use]
+    pub fn keep_host(mut self, ranks: Vec<KeptHost>) -> Self {
+        for (memory, host) in self.state.0.iter_mut().zip(ranks) {
+            if let G1Memory::Movers(.., kept) = memory {
+                *kept = Some(Arc::new(host));
+            }
+        }
+        self
+    }
+
     /// Starts the workers of all ranks in this process.
     ///
     /// # Errors
@@ -466,10 +483,24 @@ impl Builder<WithEngine> {
         }
         let blocks = memory.iter().filter_map(G1Memory::engine_blocks).min().unwrap_or(0);
         let more = self.given.volumes.is_some();
-        let core = Core::new(self.config, self.namespace, self.given.policies, Some(blocks), more)?;
+        let mut core = Core::new(self.config, self.namespace, self.given.policies, Some(blocks), more)?;
+        core.kept = kept_by_all(&memory);
         let workers = core.local_workers(Some(memory), self.given.volumes)?;
         core.finish(workers, self.given.agent, Engine::new(blocks))
     }
+}
+
+/// Blocks that every rank has kept, in the same slot.
+#[cfg(feature = "worker")]
+fn kept_by_all(memory: &[G1Memory]) -> Vec<RecoveredBlock> {
+    let kept = |memory: &G1Memory| -> HashSet<(BlockId, BlockIdentity)> {
+        memory.kept().iter().map(|content| (content.block, content.identity)).collect()
+    };
+    let Some((first, others)) = memory.split_first() else { return Vec::new() };
+    let others: Vec<_> = others.iter().map(kept).collect();
+    let blocks = first.kept().iter().map(|content| (content.block, content.identity));
+    let everywhere = blocks.filter(|block| others.iter().all(|rank| rank.contains(block)));
+    everywhere.map(|(block, identity)| RecoveredBlock { block, identity }).collect()
 }
 
 /// Refuses sockets of workers where no worker listens at one.

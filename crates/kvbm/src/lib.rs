@@ -153,7 +153,7 @@ pub use error::BlockFailure;
 pub use events::{EventPump, EventsError, EventsStatus};
 pub use groups::{GroupBlocks, GroupOnboardError, GroupOnboarding, GroupPart, GroupPrefix};
 #[cfg(feature = "worker")]
-pub use kvbm_transfer::{BlocksBusy, FinishedPlan, MoveDone, Movers};
+pub use kvbm_transfer::{BlocksBusy, FinishedPlan, HostContent, MoveDone, Movers};
 pub use leader::{ClearError, FlushError, FlushReport, ForgetReceipt, PinForError, ShutdownReport};
 pub use manager::{Committed, FenceError, KvBlockManager, OffloadError, Owned, RankLostError, SequenceError};
 pub use offload::OffloadBacklog;
@@ -171,7 +171,8 @@ pub use tenants::{TenantError, TenantOnTier, TenantStatus};
 pub use volume::{VolumeSetError, VolumeStatus};
 #[cfg(feature = "worker")]
 pub use workers::{
-    DiskStatus, G1Memory, GroupTensors, SharedHost, TookOver, Worker, WorkerError, WorkerServer, Workers,
+    DiskStatus, G1Memory, GroupTensors, KeptHost, SharedHost, TookOver, Worker, WorkerError, WorkerServer,
+    Workers,
 };
 
 #[cfg(feature = "worker")]

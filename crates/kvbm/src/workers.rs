@@ -9,7 +9,7 @@ mod volumes;
 mod worker;
 
 use memory::RankMemory;
-pub use memory::{G1Memory, GroupTensors, SharedHost};
+pub use memory::{G1Memory, GroupTensors, KeptHost, SharedHost};
 pub use predecessor::TookOver;
 pub use server::WorkerServer;
 pub(crate) use volumes::open_volumes;
@@ -110,6 +110,19 @@ pub enum WorkerError {
     MemoryElsewhere {
         /// The rank.
         rank: Rank,
+    },
+    /// Kept memory of another size.
+    #[error(
+        "host memory of rank {rank} that is kept has {found} bytes, the configuration needs {needed}: leave host.capacity and \
+         transfer.staging as they were"
+    )]
+    KeptHost {
+        /// The rank.
+        rank: Rank,
+        /// Bytes of the memory.
+        found: u64,
+        /// Bytes needed.
+        needed: u64,
     },
     /// No device.
     #[error("device of rank {rank}: {source}")]

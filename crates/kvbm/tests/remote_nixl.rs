@@ -10,7 +10,7 @@ use kvbm::plan::NodeId;
 use kvbm::{KvBlockManager, Owned};
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Says to a process of this test that it is a node, and which.
@@ -35,7 +35,11 @@ fn node(id: u32, folder: &Path) -> KvBlockManager<Owned> {
 }
 
 /// A node in a process of its own, which has the sequence that begins with its number.
-struct NodeProcess(Child);
+struct NodeProcess {
+    child: Child,
+    /// Kept open: what the process says at its end must have somewhere to go.
+    _says: BufReader<ChildStdout>,
+}
 
 impl NodeProcess {
     fn start(id: u32, folder: &Path) -> Self {
@@ -43,17 +47,18 @@ impl NodeProcess {
         command.args(["--exact", "a_node_of_its_own", "--nocapture"]);
         command.env(CHILD, id.to_string()).env(FOLDER, folder);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert!(lines.map_while(Result::ok).any(|line| line.contains("node is ready")), "node {id}");
-        Self(child)
+        let mut says = BufReader::new(child.stdout.take().unwrap());
+        let is_ready = |line: String| line.contains("node is ready");
+        assert!(says.by_ref().lines().map_while(Result::ok).any(is_ready), "node {id}");
+        Self { child, _says: says }
     }
 }
 
 impl Drop for NodeProcess {
     fn drop(&mut self) {
         // It ends with its standard input; one that was killed has ended.
-        drop(self.0.stdin.take());
-        let _ended = self.0.wait();
+        drop(self.child.stdin.take());
+        let _ended = self.child.wait();
     }
 }
 
@@ -102,8 +107,8 @@ fn processes_share_what_they_have_and_a_killed_one_is_a_miss() {
     let lost = tokens(&manager, 2, BLOCKS);
     let prefix = manager.match_prefix(&lost);
     assert_eq!(prefix.len(), BLOCKS as usize);
-    second.0.kill().unwrap();
-    second.0.wait().unwrap();
+    second.child.kill().unwrap();
+    second.child.wait().unwrap();
     let began = Instant::now();
     let error = manager.onboard(prefix).wait().map(|cached| cached.len()).unwrap_err();
     assert!(error.arrived.is_empty(), "{error}");
@@ -114,6 +119,6 @@ fn processes_share_what_they_have_and_a_killed_one_is_a_miss() {
     while onboard(&manager, &other) < BLOCKS as usize {
         assert!(Instant::now() < until, "the other node is read");
     }
-    drop(third.0.stdin.take());
-    assert!(third.0.wait().unwrap().success(), "it ends in order");
+    drop(third.child.stdin.take());
+    assert!(third.child.wait().unwrap().success(), "it ends in order");
 }

@@ -1,16 +1,25 @@
 //! The daemon: it says ten times a second how its host memory stands.
 
-use crate::Options;
+use crate::{Options, TAKE_OVER};
 use kvbm::Tier;
 use kvbm_node::{LineTimes, NodeServer};
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub(crate) fn run(options: &Options) {
-    let server = NodeServer::bind(&crate::config(), &options.socket(), 4096, LineTimes::default()).unwrap();
+    let (config, socket, times) = (crate::config(), options.socket(), LineTimes::default());
+    let server = match options.name.as_str() {
+        TAKE_OVER => NodeServer::take_over(&config, &socket, 4096, times),
+        _ => NodeServer::bind(&config, &socket, 4096, times),
+    };
+    let (server, ended) = (server.unwrap(), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        scope.spawn(|| server.serve());
-        loop {
+        scope.spawn(|| {
+            server.serve();
+            ended.store(true, Ordering::Release);
+        });
+        while !ended.load(Ordering::Acquire) {
             let status = server.manager().status();
             let tier = &status.tiers[Tier::G2.index()];
             // Blocks that are there, and slots that are neither free nor hold one.

@@ -1,9 +1,10 @@
 //! A daemon and engines that are killed, stopped and started again at random, for `cargo xtask
 //! node-test`.
 //!
-//! `node test --rounds N --seed S --dir DIR` starts a daemon and two engines of two ranks, each a
-//! process of its own, and prints one line of JSON: `rounds, verified, wrong_bytes, hangs,
-//! leaked_slots, found_again`. Its exit status is 0 where nothing is wrong.
+//! `node test --rounds N --take-overs M --seed S --dir DIR` starts a daemon and two engines of two
+//! ranks, each a process of its own. After the rounds, M daemons take over from each other under
+//! load. It prints one line of JSON: `rounds, verified, wrong_bytes, hangs, leaked_slots,
+//! found_again, take_overs, lost_blocks`. Its exit status is 0 where nothing is wrong.
 #![allow(clippy::unwrap_used)] // A step that fails fails the test.
 
 mod daemon;
@@ -23,6 +24,8 @@ const HOST_BLOCKS: u32 = 512;
 /// Sequences that engines compute, and blocks of each: half of what host memory holds.
 const SEQUENCES: u32 = 32;
 const BLOCKS: usize = 8;
+/// Name of a daemon that takes over from the one before it.
+const TAKE_OVER: &str = "take-over";
 /// Ranks of each engine.
 const RANKS: u16 = 2;
 
@@ -31,19 +34,22 @@ const RANKS: u16 = 2;
 struct Options {
     dir: PathBuf,
     rounds: u64,
+    take_overs: u64,
     seed: u64,
     name: String,
 }
 
 impl Options {
     fn parse(args: impl Iterator<Item = String>) -> Self {
-        let mut options = Self { dir: PathBuf::new(), rounds: 1, seed: 1, name: String::new() };
+        let mut options =
+            Self { dir: PathBuf::new(), rounds: 1, take_overs: 0, seed: 1, name: String::new() };
         let mut args = args;
         while let Some(name) = args.next() {
             let value = args.next().unwrap_or_else(|| panic!("{name} needs a value"));
             match name.as_str() {
                 "--dir" => options.dir = value.into(),
                 "--rounds" => options.rounds = value.parse().expect("a number"),
+                "--take-overs" => options.take_overs = value.parse().expect("a number"),
                 "--seed" => options.seed = value.parse().expect("a number"),
                 "--name" => options.name = value,
                 other => panic!("unknown option {other}"),

@@ -1,7 +1,7 @@
 //! The test: rounds of accidents, and what must hold after each.
 
 use crate::process::TestProcess;
-use crate::{Options, Random};
+use crate::{Options, Random, TAKE_OVER};
 use rustix::process::Signal;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -24,6 +24,8 @@ struct Test<'a> {
     /// Thousandths of what was in host memory that an engine's next life found.
     found_again: Vec<u64>,
     leaked: u64,
+    /// Blocks of host memory that the next daemon did not have.
+    lost: u64,
 }
 
 /// What processes that are gone have said.
@@ -47,11 +49,18 @@ pub(crate) fn run(options: &Options) -> ExitCode {
         sums: Sums::default(),
         found_again: Vec::new(),
         leaked: 0,
+        lost: 0,
     };
     for round in 0..options.rounds {
         test.round(round);
     }
     test.next_life();
+    for turn in 0..options.take_overs {
+        test.take_over(turn);
+    }
+    if options.take_overs > 0 {
+        test.next_life();
+    }
     test.end()
 }
 
@@ -123,6 +132,47 @@ impl Test<'_> {
         self.start_engine(1);
     }
 
+    /// A daemon takes over from the one that is there, while both engines are at work.
+    fn take_over(&mut self, turn: u64) {
+        self.progress(&format!("before take-over {turn}"));
+        let slots = |daemon: &TestProcess| daemon.heard.lock().unwrap().slots;
+        let until = Instant::now() + QUIET;
+        // The engines compute no more than fits: nothing is evicted.
+        let before = loop {
+            if let Some([kept, ..]) = slots(&self.daemon) {
+                break kept;
+            }
+            assert!(Instant::now() < until, "the daemon says nothing");
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let mut next = TestProcess::start("daemon", self.options, TAKE_OVER, 0);
+        let after = loop {
+            if let Some([kept, ..]) = slots(&next) {
+                break Some(kept);
+            }
+            if let Some(status) = next.ended() {
+                self.sums.hangs.push(format!("take-over {turn}: the new daemon ended: {status}"));
+                break None;
+            }
+            if Instant::now() > until {
+                self.sums.hangs.push(format!("take-over {turn}: nothing for {QUIET:?}"));
+                break None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let Some(after) = after else { return };
+        match self.daemon.ended() {
+            Some(status) if status == "exit status: 0" => {}
+            other => self.sums.hangs.push(format!("take-over {turn}: the old daemon: {other:?}")),
+        }
+        if after < before {
+            eprintln!("take-over {turn}: {after} blocks of {before}");
+            self.lost += before - after;
+        }
+        self.hear_daemon();
+        self.daemon = next;
+    }
+
     /// Both engines do something.
     fn progress(&mut self, when: &str) {
         for at in 0..2 {
@@ -177,14 +227,18 @@ impl Test<'_> {
             eprintln!("{hang}");
         }
         println!(
-            "{{\"rounds\":{},\"verified\":{verified},\"wrong_bytes\":{wrong},\"hangs\":{},\"leaked_slots\":{},\"found_again\":{}.{:03}}}",
+            "{{\"rounds\":{},\"verified\":{verified},\"wrong_bytes\":{wrong},\"hangs\":{},\"leaked_slots\":{},\
+             \"found_again\":{}.{:03},\"take_overs\":{},\"lost_blocks\":{}}}",
             self.options.rounds,
             hangs.len(),
             self.leaked,
             found / 1000,
-            found % 1000
+            found % 1000,
+            self.options.take_overs,
+            self.lost
         );
-        let is_well = *wrong == 0 && hangs.is_empty() && self.leaked == 0 && found >= FOUND && *verified > 0;
+        let nothing_lost = self.leaked == 0 && self.lost == 0 && found >= FOUND;
+        let is_well = *wrong == 0 && hangs.is_empty() && nothing_lost && *verified > 0;
         if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 }

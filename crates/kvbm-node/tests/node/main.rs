@@ -11,3 +11,4 @@ mod calls;
 mod copies;
 mod hostile;
 mod lives;
+mod successor;

@@ -25,7 +25,7 @@ use crate::volume::{Change, Volumes};
 use crate::worker::{MessageSink, MetadataWorker, WorkerLink};
 #[cfg(feature = "worker")]
 use crate::workers::{G1Memory, Workers};
-use kvbm_plan::{Epoch, NodeId, Path, Rank, Striping, Tier};
+use kvbm_plan::{Epoch, NodeId, Path, Rank, RecoveredBlock, Striping, Tier};
 use kvbm_pool::{GroupConfig, PolicyKind, Registry, RegistryConfig, TenantConfig};
 use kvbm_tokens::{BlockHasher, Namespace};
 #[cfg(feature = "worker")]
@@ -70,6 +70,8 @@ pub(super) struct Core {
     /// Blocks of G1 on each rank, whoever owns it.
     g1_blocks: u32,
     leader: Arc<Leader>,
+    /// Blocks that are on G2 from the start.
+    pub(super) kept: Vec<RecoveredBlock>,
 }
 
 impl Core {
@@ -114,7 +116,7 @@ impl Core {
         let to_volumes = blocks[1] > 0 && alike && (more_volumes || !config.volume.is_empty());
         let leader = leader(&config, blocks, registry, names, admission, to_volumes);
         let g1_blocks = engine_blocks.unwrap_or(blocks[0]);
-        Ok(Self { config, namespace, hasher, blocks, g1_blocks, leader })
+        Ok(Self { config, namespace, hasher, blocks, g1_blocks, leader, kept: Vec::new() })
     }
 
     /// Where the worker of `rank` puts its messages. It does not keep the leader alive.
@@ -286,6 +288,13 @@ impl Core {
     fn start(&self) -> Result<Arc<EventPump>, BuildError> {
         if self.blocks[Tier::G3.index()] > 0 {
             self.recover()?;
+        }
+        if !self.kept.is_empty() {
+            // Behind G3: a parent may be there alone.
+            let metadata = kvbm_pool::BlockMetadata::default();
+            let kept = self.leader.registry.restore(Tier::G2, &self.kept, metadata)?;
+            let left_out = self.kept.len() as u64 - kept.restored.min(self.kept.len() as u64);
+            tracing::info!(target: "kvbm", blocks = kept.restored, left_out, "G2 taken over");
         }
         self.leader.start_threads().map_err(|(name, source)| BuildError::Thread { name, source })?;
         let BlockCosts { tokens, .. } = self.leader.transfers.settings.block_costs;

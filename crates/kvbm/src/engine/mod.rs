@@ -141,6 +141,20 @@ impl KvBlockManager<Engine> {
         self.numbered_fence(number)
     }
 
+    /// Host memory that other processes map, by rank, and the blocks of G2 in it, for
+    /// [`Builder::keep_host`](crate::Builder::keep_host) of another process. Call it when this
+    /// manager was [shut down](Self::shutdown): what changes later is not in it.
+    #[cfg(feature = "worker")]
+    pub fn kept_host(&self) -> Vec<crate::KeptHost> {
+        let (blocks, _) = self.leader.registry.snapshot(Tier::G2);
+        let held: HashSet<_> = blocks.into_iter().collect();
+        let mut ranks: Vec<_> = self.workers.iter().filter_map(crate::Worker::kept_host).collect();
+        for rank in &mut ranks {
+            rank.contents.retain(|content| held.contains(&(content.block, content.identity)));
+        }
+        ranks
+    }
+
     /// Ids that exist, each once.
     fn check(&self, ids: &[BlockId]) -> Result<(), EngineError> {
         self.g1.blocks.check(ids)?;

@@ -14,7 +14,7 @@ use kvbm_storage::{
     BoundLayout, DeviceAllocator, HugePages, PinFallback, PinnedAllocator, Population, PopulationEnd,
     RegionBinding, RegionBytes, SharedStorage, Storage, StorageAllocator, StorageKind, SystemAllocator,
 };
-use kvbm_transfer::{GroupMemory, MoverRing, MoverTier, Movers, disk_layout};
+use kvbm_transfer::{GroupMemory, HostContent, MoverRing, MoverTier, Movers, disk_layout};
 use kvbm_volume::VolumeRegistry;
 use std::fmt;
 use std::sync::Arc;
@@ -40,15 +40,16 @@ pub enum G1Memory {
     /// device, or in host memory where there is none. A block id means one group's block at a time.
     EngineGroups(Option<Arc<dyn Device>>, Vec<BoundLayout>),
     /// Of other processes, all of which together have so many blocks of the one cache group. They
-    /// map G2 and copy ([`Worker::shared`](super::Worker::shared)).
-    Movers(u32, Arc<dyn Movers>),
+    /// map G2 and copy ([`Worker::shared`](super::Worker::shared)). G2 is the memory of an earlier
+    /// worker, with what is in it, where one is given.
+    Movers(u32, Arc<dyn Movers>, Option<Arc<KeptHost>>),
 }
 
 impl fmt::Debug for G1Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Owned => f.write_str("Owned"),
-            Self::Movers(blocks, _) => write!(f, "{blocks} blocks of other processes"),
+            Self::Movers(blocks, ..) => write!(f, "{blocks} blocks of other processes"),
             engine => write!(f, "the engine's {:?}", engine.engine_layouts()),
         }
     }
@@ -73,7 +74,37 @@ pub struct SharedHost {
     pub slots: BoundLayout,
 }
 
+/// Host memory of an earlier worker of a rank, and what is in it.
+#[derive(Clone, Debug)]
+pub struct KeptHost {
+    /// The memory.
+    pub memory: Arc<SharedStorage>,
+    /// The blocks in it, with their checksums.
+    pub contents: Vec<HostContent>,
+}
+
+impl SharedHost {
+    /// How the memory of a rank lies that a worker of this configuration would share: bytes of it
+    /// are kept by a worker whose memory lies alike.
+    ///
+    /// # Errors
+    /// [`WorkerError`] names the setting.
+    pub fn layout_of(config: &Config, rank: Rank) -> Result<Arc<dyn BlockLayout>, WorkerError> {
+        let [_, g2_blocks, _] = config.tier_blocks();
+        let (all, _) = shared_layout(config, rank, g2_blocks)?;
+        Ok(Arc::new(all))
+    }
+}
+
 impl G1Memory {
+    /// The blocks of G2 that are there from the start.
+    pub(crate) fn kept(&self) -> &[HostContent] {
+        match self {
+            Self::Movers(.., Some(kept)) => &kept.contents,
+            _ => &[],
+        }
+    }
+
     /// The layouts of the engine's memory in this process, by cache group.
     pub fn engine_layouts(&self) -> &[BoundLayout] {
         match self {
@@ -86,7 +117,7 @@ impl G1Memory {
     /// Blocks of the engine's memory that every cache group has; none where G1 is ours.
     pub fn engine_blocks(&self) -> Option<u32> {
         match self {
-            Self::Movers(blocks, _) => Some(*blocks),
+            Self::Movers(blocks, ..) => Some(*blocks),
             _ => self.engine_layouts().iter().map(BoundLayout::num_blocks).min(),
         }
     }
@@ -98,8 +129,8 @@ impl G1Memory {
         rank: Rank,
         [g1_blocks, g2_blocks]: [u32; 2],
     ) -> Result<(RankG1, Vec<BoundLayout>), WorkerError> {
-        if let Self::Movers(blocks, movers) = self {
-            let (g1, g2) = shared_memory(config, rank, [*blocks, g2_blocks], movers)?;
+        if let Self::Movers(blocks, movers, kept) = self {
+            let (g1, g2) = shared_memory(config, rank, [*blocks, g2_blocks], movers, kept.as_deref())?;
             return Ok((g1, vec![g2]));
         }
         let (device, g1) = self.resolve_g1(config, rank, g1_blocks)?;
@@ -162,6 +193,7 @@ fn shared_memory(
     rank: Rank,
     [g1_blocks, g2_blocks]: [u32; 2],
     movers: &Arc<dyn Movers>,
+    kept: Option<&KeptHost>,
 ) -> Result<(RankG1, BoundLayout), WorkerError> {
     let needed = config.group_ids().count();
     if needed != 1 {
@@ -170,15 +202,17 @@ fn shared_memory(
     let wrong = |source| WorkerError::Storage { tier: Tier::G2, source };
     let layout = |source| WorkerError::Layout { tier: Tier::G2, source };
     let one = host_layout(config, FIRST_GROUP, rank, 1)?;
-    let slot = disk_layout(&one, 1).map_err(layout)?.total_bytes();
-    // A slot of a ring is a slot of G2: both begin at a page and have one order.
-    debug_assert_eq!(slot, one.total_bytes(), "slots of disk and host memory differ");
-    let ring = u32::try_from(config.transfer.staging.get() / slot.max(1)).unwrap_or(u32::MAX);
-    let ring = ring.clamp(2, MAX_RING_BLOCKS);
-    let slots = g2_blocks.saturating_add(2 * ring);
-    let all = host_layout(config, FIRST_GROUP, rank, slots)?;
+    let slot = one.total_bytes();
+    let (all, ring) = shared_layout(config, rank, g2_blocks)?;
     let huge_pages = if config.host.huge_pages { HugePages::Try } else { HugePages::No };
-    let memory = Arc::new(SharedStorage::create(all.total_bytes(), huge_pages).map_err(wrong)?);
+    let memory = match kept {
+        Some(kept) if kept.memory.region().len() == all.total_bytes() => Arc::clone(&kept.memory),
+        Some(kept) => {
+            let (found, needed) = (kept.memory.region().len(), all.total_bytes());
+            return Err(WorkerError::KeptHost { rank, found, needed });
+        }
+        None => Arc::new(SharedStorage::create(all.total_bytes(), huge_pages).map_err(wrong)?),
+    };
     let bind = |layout: FullyContiguous, first: u32| {
         let storage = Arc::clone(&memory) as Arc<dyn Storage>;
         let binding = RegionBinding { storage, offset: u64::from(first) * slot };
@@ -195,12 +229,26 @@ fn shared_memory(
     Ok((RankG1::Elsewhere(tier, shared), g2))
 }
 
+/// All slots of the memory that a rank shares: those of G2, then two rings of so many.
+fn shared_layout(config: &Config, rank: Rank, g2_blocks: u32) -> Result<(FullyContiguous, u32), WorkerError> {
+    let layout = |source| WorkerError::Layout { tier: Tier::G2, source };
+    let one = host_layout(config, FIRST_GROUP, rank, 1)?;
+    let slot = disk_layout(&one, 1).map_err(layout)?.total_bytes();
+    // A slot of a ring is a slot of G2: both begin at a page and have one order.
+    debug_assert_eq!(slot, one.total_bytes(), "slots of disk and host memory differ");
+    let ring = u32::try_from(config.transfer.staging.get() / slot.max(1)).unwrap_or(u32::MAX);
+    let ring = ring.clamp(2, MAX_RING_BLOCKS);
+    Ok((host_layout(config, FIRST_GROUP, rank, g2_blocks.saturating_add(2 * ring))?, ring))
+}
+
 /// Memory of a rank. It outlives the leaders that the rank's worker serves.
 #[derive(Clone)]
 pub(super) struct RankMemory {
     pub(super) g1: RankG1,
     /// By cache group, all in the same memory; empty where there is no G2.
     pub(super) g2: Vec<BoundLayout>,
+    /// What is in G2 at the start.
+    pub(super) kept: Vec<HostContent>,
     /// Touches G2 while this is there.
     _population: Option<Arc<Population>>,
 }
@@ -214,8 +262,10 @@ impl RankMemory {
         blocks: [u32; 2],
     ) -> Result<Self, WorkerError> {
         let (g1, g2) = memory.resolve(config, rank, blocks)?;
-        let population = g2.first().filter(|_| config.host.populate).and_then(|g2| populate(g2, rank));
-        Ok(Self { g1, g2, _population: population })
+        let is_new = memory.kept().is_empty();
+        let population =
+            g2.first().filter(|_| config.host.populate && is_new).and_then(|g2| populate(g2, rank));
+        Ok(Self { g1, g2, kept: memory.kept().to_vec(), _population: population })
     }
 
     /// For volumes of which the leader tells: blocks of models with one cache group reach them

@@ -1,7 +1,7 @@
 //! The worker of one rank: starting it, the link to it, and its end.
 
 use super::disk::open_disk;
-use super::memory::{RankG1, RankMemory, SharedHost};
+use super::memory::{KeptHost, RankG1, RankMemory, SharedHost};
 use super::paths::paths;
 use super::volumes::volume_tier;
 use super::{G1Memory, WorkerError, predecessor};
@@ -80,6 +80,7 @@ impl Worker {
             RankG1::Elsewhere(tier, _) => worker_config.movers = Some(tier.clone()),
         }
         worker_config.g2 = memory.g2.first().cloned();
+        worker_config.kept.clone_from(&memory.kept);
         worker_config.other_groups = memory.other_groups();
         worker_config.paths = paths(config);
         worker_config.copies = match config.transfer.copies {
@@ -153,6 +154,13 @@ impl Worker {
     /// ```
     pub fn g2(&self) -> Option<&BoundLayout> {
         self.memory.g2.first()
+    }
+
+    /// Host memory that other processes map, and whole blocks in it, also those that the leader
+    /// has given up.
+    pub(crate) fn kept_host(&self) -> Option<KeptHost> {
+        let memory = Arc::clone(&self.shared()?.memory);
+        Some(KeptHost { memory, contents: self.manager.as_ref()?.host_contents() })
     }
 
     /// The worker's own part in what peers read and give.

@@ -1,0 +1,127 @@
+//! What a daemon hands to the one that takes its place: the memory of each rank, and an index that
+//! says which blocks are in it. The index is a file in memory: it may be long.
+
+use kvbm::config::Config;
+use kvbm::layout::BlockLayout;
+use kvbm::plan::BlockIdentity;
+use kvbm::storage::SharedStorage;
+use kvbm::{BlockId, HostContent, KeptHost, Rank, SharedHost, WorkerError};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{MemfdFlags, memfd_create};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::sync::Arc;
+
+use crate::protocol::{decode, encode};
+use crate::shape::shape_of;
+
+/// Most bytes of an index, for each slot of host memory and in all.
+const MAX_BLOCK_BYTES: u64 = 128;
+const MAX_REST: u64 = 1 << 16;
+/// Most ranks: so many files pass at a time, the index among them.
+pub(crate) const MAX_RANKS: usize = 63;
+
+/// The blocks in the memory of a rank.
+#[derive(Serialize, Deserialize)]
+struct RankIndex {
+    /// Of the rank's memory.
+    bytes: u64,
+    blocks: Vec<(BlockId, BlockIdentity, u64)>,
+}
+
+/// What two daemons must agree on, with names for people: how the memory of each rank lies.
+pub(crate) fn terms_of(config: &Config) -> Result<Vec<(String, String)>, WorkerError> {
+    let layout: Arc<dyn BlockLayout> = SharedHost::layout_of(config, Rank(0))?;
+    let mut terms = shape_of(layout.config());
+    let [_, g2, _] = config.capacity_blocks();
+    terms.push(("blocks of host memory (host.capacity)".into(), g2.to_string()));
+    terms.push(("bytes with staging rings (transfer.staging)".into(), layout.total_bytes().to_string()));
+    Ok(terms)
+}
+
+/// The files that are passed on: the index, then the memory of each rank.
+pub(crate) fn pack(ranks: &[KeptHost]) -> io::Result<Vec<OwnedFd>> {
+    let index = |rank: &KeptHost| RankIndex {
+        bytes: rank.memory.region().len(),
+        blocks: rank.contents.iter().map(|it| (it.block, it.identity, it.checksum)).collect(),
+    };
+    let index: Vec<_> = ranks.iter().map(index).collect();
+    let mut file = File::from(memfd_create("kvbm-index", MemfdFlags::CLOEXEC)?);
+    file.write_all(&encode(&index))?;
+    let mut files = vec![OwnedFd::from(file)];
+    for rank in ranks {
+        files.push(rustix::io::fcntl_dupfd_cloexec(rank.memory.file().as_fd(), 0)?);
+    }
+    Ok(files)
+}
+
+/// The memory of each rank, out of what was passed on by a daemon whose memory has `slots` slots.
+pub(crate) fn unpack(files: Vec<OwnedFd>, slots: u64) -> Result<Vec<KeptHost>, String> {
+    let mut files = files.into_iter();
+    let mut file = File::from(files.next().ok_or("the daemon passed no index")?);
+    let memories: Vec<OwnedFd> = files.collect();
+    let most = MAX_REST + slots.saturating_mul(memories.len() as u64).saturating_mul(MAX_BLOCK_BYTES);
+    let bytes = read_all(&mut file, most).map_err(|error| format!("the index cannot be read: {error}"))?;
+    let ranks: Vec<RankIndex> = decode(&bytes).map_err(|why| format!("the index means nothing: {why}"))?;
+    if ranks.len() != memories.len() {
+        return Err(format!("an index of {} ranks came with the memory of {}", ranks.len(), memories.len()));
+    }
+    let kept = |(index, file): (RankIndex, OwnedFd)| {
+        let memory = SharedStorage::map(file, index.bytes).map_err(|error| error.to_string())?;
+        let content = |(block, identity, checksum)| HostContent { block, identity, checksum };
+        Ok(KeptHost { memory: Arc::new(memory), contents: index.blocks.into_iter().map(content).collect() })
+    };
+    ranks.into_iter().zip(memories).map(kept).collect()
+}
+
+fn read_all(file: &mut File, most: u64) -> io::Result<Vec<u8>> {
+    let len = file.metadata()?.len();
+    if len > most {
+        let why = format!("{len} bytes, at most {most} go");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
+    file.seek(SeekFrom::Start(0))?;
+    let mut bytes = Vec::with_capacity(len as usize);
+    file.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvbm::SequenceHash;
+    use kvbm::plan::{GroupId, NamespaceId};
+    use kvbm::storage::HugePages;
+
+    fn content(block: u32) -> HostContent {
+        let hash = SequenceHash::from_bytes([0xee; 16]);
+        let identity = BlockIdentity {
+            namespace: NamespaceId(u32::MAX),
+            group: GroupId(7),
+            hash,
+            parent: Some(hash),
+            position: u32::MAX,
+        };
+        HostContent { block: BlockId(u32::MAX - block), identity, checksum: u64::MAX }
+    }
+
+    #[test]
+    fn what_is_packed_is_unpacked_within_its_bound_and_nothing_else_is() {
+        let memory = Arc::new(SharedStorage::create(8192, HugePages::No).unwrap());
+        let rank =
+            |blocks| KeptHost { memory: Arc::clone(&memory), contents: (0..blocks).map(content).collect() };
+        let ranks = [rank(4000), rank(4000)];
+        let found = unpack(pack(&ranks).unwrap(), 4000).unwrap();
+        assert!(found.iter().zip(&ranks).all(|(found, rank)| found.contents == rank.contents));
+        let refused = |files: Vec<OwnedFd>, slots| unpack(files, slots).err().unwrap();
+        assert!(refused(pack(&ranks).unwrap(), 1).contains("at most"));
+        assert!(refused(Vec::new(), 1).contains("no index"));
+        let mut short = pack(&ranks).unwrap();
+        short.pop();
+        assert!(refused(short, 8000).contains("2 ranks came with the memory of 1"));
+        let mut strange = pack(&ranks).unwrap();
+        strange.rotate_left(1);
+        assert!(refused(strange, 8000).contains("means nothing"));
+    }
+}

@@ -1,0 +1,43 @@
+//! Who may not take over, and that the daemon that refuses serves on. Those that may are processes
+//! of their own: `cargo xtask node-test`.
+
+use crate::support::{Daemon, TestEngine, config, sequence, socket, times};
+use kvbm::config::Config;
+use kvbm_node::{DaemonError, NodeServer};
+
+#[test]
+fn a_daemon_hands_over_to_one_that_fits_and_to_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, host) = (socket(&folder), "[host]\ncapacity = \"32 blocks\"\n");
+    let refusal = |config: &Config| match NodeServer::take_over(config, &socket, 256, times()) {
+        Err(DaemonError::TakeOver { reason, .. }) => reason,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("taken over"),
+    };
+    let config = config(1, host);
+    let nobody = refusal(&config);
+    assert!(nobody.contains("No such file"), "{nobody}");
+    let daemon = Daemon::start(&socket, &config);
+    let engine = TestEngine::attach(&socket, "engine", 16, 1);
+    let tokens = sequence(&config, 1, 4);
+    engine.save(&tokens, &[0, 1, 2, 3]);
+    let mut other = config.clone();
+    other.namespace.weights = "2".into();
+    for (config, expected) in [
+        (
+            crate::support::config(1, "[host]\ncapacity = \"33 blocks\"\n"),
+            "(host.capacity): the new daemon has 33, this one 32",
+        ),
+        (crate::support::config(1, &format!("{host}[transfer]\nstaging = \"1MiB\"\n")), "(transfer.staging)"),
+        (crate::support::config(2, host), "the new daemon has 2 ranks, this one 1"),
+        (other, "the namespace differs"),
+    ] {
+        let reason = refusal(&config);
+        assert!(reason.contains(expected), "{reason}");
+    }
+    let broken = NodeServer::take_over(&crate::support::config(1, ""), &socket, 256, times());
+    assert!(broken.is_err(), "without host memory there is nothing to take");
+    assert!(!daemon.server.is_handed_over());
+    assert_eq!(engine.load("r", &tokens, &[4, 5, 6, 7]).arrived, 4, "it serves on");
+    assert!(engine.holds(&tokens, 0, &[4, 5, 6, 7]));
+}
