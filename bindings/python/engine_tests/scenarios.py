@@ -82,11 +82,18 @@ def reference(
     seed: int = 1,
     tokens: int = 8,
     batch: int = 4,
+    own_prefixes: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
-    """No connector, no prefix cache: what is right. Each different prompt is computed once."""
-    engine = Engine(model, None, **(settings | {"enable_prefix_caching": False}))
+    """No connector, no prefix cache: what is right. Each different prompt is computed once. With
+    `own_prefixes` all prompts are computed, with vLLM's own prefix cache.
+    """
+    engine = Engine(model, None, **(settings | {"enable_prefix_caching": own_prefixes}))
     prompts = prompts_of(count, longest, seed)
+    if own_prefixes:
+        right_ones = in_batches(engine, prompts, batch, tokens)
+        Path(out).write_text(json.dumps(right_ones))
+        return {"different": len(prompts)}
     different = list(dict.fromkeys(map(tuple, prompts)))
     got = in_batches(engine, [list(prompt) for prompt in different], batch, tokens)
     right = dict(zip(different, got, strict=True))

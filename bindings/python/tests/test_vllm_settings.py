@@ -70,7 +70,7 @@ def test_each_data_parallel_rank_has_its_own_directory() -> None:
         ({}, "'host' is missing"),
         (
             {"host": "1GiB", "hots": 1},
-            "'hots', which is no option: known are audit, audit_tolerance, config, disk",
+            "'hots', which is no option: known are audit, audit_tolerance, config, daemon, disk",
         ),
         ({"host": "1GiB", "disk": "/cache"}, "'disk' without 'disk_capacity'"),
         ({"host": "1GiB", "load": "lazy"}, "'load' is 'lazy': give one of async, sync"),

@@ -77,9 +77,10 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     interrupt::catch();
     log_lines::install();
     let (blocks, times) = (config.node.engine_blocks, LineTimes::default());
-    let server = match args.take_over {
-        true => NodeServer::take_over(&config, socket, blocks, times),
-        false => NodeServer::bind(&config, socket, blocks, times),
+    let server = if args.take_over {
+        NodeServer::take_over(&config, socket, blocks, times)
+    } else {
+        NodeServer::bind(&config, socket, blocks, times)
     };
     let server = server.context("cannot start the node daemon")?;
     let engines = Box::new(server.engine_list());

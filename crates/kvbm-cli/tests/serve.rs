@@ -40,8 +40,12 @@ struct DaemonProcess {
 
 impl DaemonProcess {
     fn start(config: &Path, notify: &Path) -> Self {
+        Self::start_with(config, notify, &[])
+    }
+
+    fn start_with(config: &Path, notify: &Path, more: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvbm"));
-        command.arg("serve").arg("--config").arg(config).env("NOTIFY_SOCKET", notify);
+        command.arg("serve").arg("--config").arg(config).args(more).env("NOTIFY_SOCKET", notify);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut first_line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut first_line).unwrap();
@@ -149,6 +153,18 @@ fn an_engine_finds_its_blocks_again_whichever_side_was_gone() {
             unsafe { g1.read_block(id.0, &mut found) }.unwrap();
             assert!(found == bytes_of(&tokens, at, len), "life {life}, block {at}");
         }
+        if life == 0 {
+            // A new daemon takes over: host memory has the blocks, and not the disk alone.
+            let mut old =
+                std::mem::replace(&mut daemon, DaemonProcess::start_with(&file, &notify, &["--take-over"]));
+            assert_eq!(old.child.wait().unwrap().code(), Some(0));
+            assert_eq!((told(), told()), ("STOPPING=1".to_owned(), "READY=1".to_owned()));
+            wait_for_all(&engine, &tokens, || {});
+            let LookUp::Ready { by_tier, .. } = engine.look_up("r", &tokens, 0).unwrap() else {
+                panic!("there are no volumes")
+            };
+            assert_eq!(by_tier, [0, 6, 0, 0]);
+        }
         if life == 1 {
             // The engine stays, and attaches to the next daemon by itself.
             assert_eq!(daemon.terminate(), Some(0));
@@ -171,6 +187,9 @@ fn what_is_missing_or_taken_is_said_before_anything_is_served() {
         let output = command.arg("serve").arg("--config").arg(&file).args(args).output().unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
+    let (status, error) = run(&["--take-over"]);
+    assert_eq!(status, Some(1), "{error}");
+    assert!(error.contains("cannot take over from the daemon at"), "{error}");
     let _daemon = DaemonProcess::start(&file, Path::new("/dev/null"));
     let (status, error) = run(&[]);
     assert_eq!(status, Some(1), "{error}");

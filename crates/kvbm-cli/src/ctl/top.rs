@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::client::Client;
 use super::{ConnectArgs, shown, status};
-use crate::human::{bytes, count, percent, share};
+use crate::human::{bytes, count, micros, percent, share};
 use crate::interrupt;
 use crate::number::whole;
 use crate::table::Table;
@@ -133,11 +133,35 @@ fn named<'a>(list: &'a Value, key: &str, name: &Value) -> &'a Value {
     items.iter().find(|item| item[key] == *name).unwrap_or(&Value::Null)
 }
 
+/// A second's part of what a counter grew by.
+fn per_second(now: &Value, old: &Value, name: &str, since: Duration) -> f64 {
+    number(now, name).saturating_sub(number(old, name)) as f64 / since.as_secs_f64().max(1e-3)
+}
+
 /// One frame: what is now, and what happened since `before`.
 fn frame(now: &Value, before: &Value, since: Duration) -> String {
-    let per_second = |new: u64, old: u64| new.saturating_sub(old) as f64 / since.as_secs_f64().max(1e-3);
     let mut out = format!("{}\n\n", shown::heading(now));
     let asked = number(now, "lookup_blocks").saturating_sub(number(before, "lookup_blocks"));
+    let (tiers, found) = tiers(now, before, since, asked);
+    // Writing to a string cannot fail.
+    let _ = write!(
+        out,
+        "{tiers}\nlook-ups: {:.0} blocks/s, {} found; iteration {}\n",
+        per_second(now, before, "lookup_blocks", since),
+        percent(share(found, asked)),
+        count(number(now, "iteration")),
+    );
+    out += &paths(now, before, since);
+    let engines = now["engines"].as_array().map_or(0, Vec::len);
+    if engines > 0 {
+        let _ = writeln!(out, "\n{engines} engines are attached");
+    }
+    out += &shown::troubles(now);
+    out
+}
+
+/// The tiers, and the blocks that were found on them.
+fn tiers(now: &Value, before: &Value, since: Duration, asked: u64) -> (String, u64) {
     let mut table = Table::new(["tier", "used", "of", "", "pinned", "hits", "hits/s", "evicted/s"]);
     let mut found = 0;
     for tier in shown::tiers(now) {
@@ -150,44 +174,38 @@ fn frame(now: &Value, before: &Value, since: Duration) -> String {
             count(used),
             count(capacity),
             bar(share(used, capacity)),
-            number(tier, "pinned").to_string(),
+            count(number(tier, "pinned")),
             percent(share(hits, asked)),
-            format!("{:.0}", per_second(number(tier, "hit_blocks"), number(old, "hit_blocks"))),
-            format!("{:.0}", per_second(number(tier, "evicted_blocks"), number(old, "evicted_blocks"))),
+            format!("{:.0}", per_second(tier, old, "hit_blocks", since)),
+            format!("{:.0}", per_second(tier, old, "evicted_blocks", since)),
         ]);
     }
-    out += &table.render();
+    (table.render(), found)
+}
+
+/// The paths that have moved anything, or are about to.
+fn paths(now: &Value, before: &Value, since: Duration) -> String {
+    let all = now["paths"].as_array().map_or(&[][..], Vec::as_slice);
+    let is_used = |path: &&Value| {
+        ["blocks", "queued_blocks", "running_blocks"].iter().any(|name| number(path, name) > 0)
+    };
+    let used: Vec<_> = all.iter().filter(is_used).collect();
+    if used.is_empty() {
+        return String::new();
+    }
     let mut table = Table::new(["path", "moves", "blocks/s", "waiting", "running", "p99"]);
-    for path in now["paths"].as_array().map_or(&[][..], Vec::as_slice) {
+    for path in used {
         let old = named(&before["paths"], "path", &path["path"]);
-        if number(path, "blocks") + number(path, "queued_blocks") + number(path, "running_blocks") == 0 {
-            continue;
-        }
-        let rate = per_second(number(path, "bytes"), number(old, "bytes"));
         table.row([
             path["path"].as_str().map(shown::plain).unwrap_or_default(),
-            format!("{}/s", bytes(rate as u64)),
-            format!("{:.0}", per_second(number(path, "blocks"), number(old, "blocks"))),
+            format!("{}/s", bytes(per_second(path, old, "bytes", since) as u64)),
+            format!("{:.0}", per_second(path, old, "blocks", since)),
             count(number(path, "queued_blocks")),
             count(number(path, "running_blocks")),
-            crate::human::micros(path["p99_us"].as_f64().unwrap_or(0.0)),
+            micros(path["p99_us"].as_f64().unwrap_or(0.0)),
         ]);
     }
-    // Writing to a string cannot fail.
-    let _ = write!(
-        out,
-        "\nlook-ups: {:.0} blocks/s, {} found; iteration {}\n\n{}",
-        asked as f64 / since.as_secs_f64().max(1e-3),
-        percent(share(found, asked)),
-        count(number(now, "iteration")),
-        table.render()
-    );
-    let engines = now["engines"].as_array().map_or(0, Vec::len);
-    if engines > 0 {
-        let _ = writeln!(out, "\n{engines} engines are attached");
-    }
-    out += &shown::troubles(now);
-    out
+    format!("\n{}", table.render())
 }
 
 fn bar(share: f64) -> String {
