@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from kvbm_rs import ConfigInvalid
 from kvbm_rs.vllm import _vllm_compat as compat
 from kvbm_rs.vllm.identity import (
+    adapter_stamp,
     adapter_version,
     namespace_of,
     process_root_is_random,
@@ -111,6 +113,16 @@ def test_weights_are_told_apart(tmp_path: Path) -> None:
     versions.add(weights_version(str(first), None))
     versions.add(weights_version(str(first), "revision"))
     assert len(versions) == 4
+    assert weights_version("org/model", None) == "", "nothing is known of it"
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"1")
+    one = weights_version(str(file), None)
+    file.write_bytes(b"2")
+    assert weights_version(str(file), None) != one, "a file is a model too"
+    assert adapter_stamp("org/adapter") == 0
+    stamp = adapter_stamp(str(first))
+    os.utime(first / "model.safetensors", ns=(stamp + 1, stamp + 1))
+    assert adapter_stamp(str(first)) == stamp + 1, "an adapter that was trained anew is read again"
     assert adapter_version("a", str(first)) != adapter_version("b", str(first))
 
 

@@ -13,6 +13,7 @@ from .. import Namespace
 from ._vllm_compat import ConfigView, vllm_version
 
 __all__ = [
+    "adapter_stamp",
     "adapter_version",
     "namespace_of",
     "process_root_is_random",
@@ -76,33 +77,48 @@ def _settings(text: str) -> str:
 
 
 def weights_version(model: str, revision: str | None) -> str:
-    """The revision of a model of a hub, or a digest of the files of a local one.
+    """The revision of a model of a hub, or a digest of the files of a local one; empty where neither
+    is known.
 
     Of each local file the size and 64 samples of 4 KiB count: an update of the weights changes them
     all over.
     """
-    folder = Path(model)
-    if not folder.is_dir():
-        return revision or ""
-    return f"{revision or ''}+{_files(folder)}"
+    path = Path(model)
+    if path.is_dir() or path.is_file():
+        return f"{revision or ''}+{_digest_of(_weights(path))}"
+    return revision or ""
 
 
 def adapter_version(name: str, path: str) -> str:
     """A LoRA adapter by its name and contents: one that was trained anew keeps its name."""
     folder = Path(path)
-    return f"{name}+{_files(folder) if folder.is_dir() else path}"
+    return f"{name}+{_digest_of(_weights(folder)) if folder.is_dir() else path}"
 
 
-def _files(folder: Path) -> str:
+def adapter_stamp(path: str) -> int:
+    """When an adapter's files changed the last time, in nanoseconds; 0 for one of a hub."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return 0
+    return max((file.stat().st_mtime_ns for file in _weights(folder)), default=0)
+
+
+def _weights(path: Path) -> list[Path]:
+    """The files of weights in a folder, or the one file."""
+    if path.is_file():
+        return [path]
+    return sorted(file for file in path.iterdir() if file.suffix in _WEIGHTS and file.is_file())
+
+
+def _digest_of(files: list[Path]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(folder.iterdir()):
-        if path.suffix in _WEIGHTS and path.is_file():
-            size = path.stat().st_size
-            digest.update(f"{path.name}\0{size}\0".encode())
-            with open(path, "rb", buffering=0) as file:
-                for sample in range(64):
-                    file.seek(max(0, size - 4096) * sample // 63)
-                    digest.update(file.read(4096))
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name}\0{size}\0".encode())
+        with open(path, "rb", buffering=0) as file:
+            for sample in range(64):
+                file.seek(max(0, size - 4096) * sample // 63)
+                digest.update(file.read(4096))
     return digest.hexdigest()
 
 

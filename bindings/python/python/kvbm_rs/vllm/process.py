@@ -31,7 +31,14 @@ from . import _vllm_compat as compat
 from . import node
 from .audit import Audit, comparison_of
 from .groups import CacheGroups, layout_of_groups
-from .identity import adapter_version, namespace_of, process_root_is_random, tensor_shapes
+from .identity import (
+    adapter_stamp,
+    adapter_version,
+    namespace_of,
+    process_root_is_random,
+    tensor_shapes,
+    weights_version,
+)
 from .options import Options
 from .requests import TrackedRequest
 from .shadow import PrefillSpeed, ShadowReport
@@ -111,7 +118,8 @@ class EngineProcess:
         self._worker: Worker | NodeMover | None = None
         #: Of the worker that serves its memory from this process.
         self.rank_memory: RankMemory | None = None
-        self._namespaces: dict[tuple[str, str], Namespace] = {}
+        #: By name, path and time of the last change of an adapter.
+        self._namespaces: dict[tuple[str, str, int], Namespace] = {}
         self._spent_ns = 0
         self._logged: dict[str, float] = {}
 
@@ -226,7 +234,16 @@ class EngineProcess:
             raise BuildFailed(
                 "no worker has registered KV tensors: report it with the version of vLLM and its executor"
             )
-        namespace = namespace_of(self.view, self.options.weights, shapes, backends, self.own_hashes)
+        weights = self.options.weights
+        if weights is None:
+            weights = weights_version(self.view.model, self.view.revision)
+            if not weights:
+                logger.warning(
+                    "kvbm: the version of the weights of %s is not known: set the option 'weights', or blocks of "
+                    "earlier weights of that name are found",
+                    self.view.model,
+                )
+        namespace = namespace_of(self.view, weights, shapes, backends, self.own_hashes)
         if self.options.daemon is not None:
             self._manager = node.attach(
                 self.options.daemon, self.layout, namespace, self.view, max(1, len(ranks)), logger
@@ -316,11 +333,12 @@ class EngineProcess:
         """The namespace of requests with this LoRA adapter."""
         if adapter is None:
             return self.manager.namespace
-        namespace = self._namespaces.get(adapter)
+        key = (*adapter, adapter_stamp(adapter[1]))
+        namespace = self._namespaces.get(key)
         if namespace is None:
             if len(self._namespaces) >= 1024:
                 self._namespaces.clear()
-            namespace = self._namespaces[adapter] = self.manager.namespace.with_adapter(
+            namespace = self._namespaces[key] = self.manager.namespace.with_adapter(
                 adapter_version(*adapter)
             )
         return namespace
