@@ -178,6 +178,8 @@ class Rank:
     dp: int
     #: Options of the operator.
     extra: dict[str, Any]
+    #: The revision of the model, where SGLang says it.
+    revision: str | None = None
 
     @property
     def folder(self) -> str:
@@ -237,6 +239,7 @@ def rank_of_linker(
         cp=(params.attn_cp_rank, params.attn_cp_size),
         dp=_data_parallel_rank(),
         extra=dict(extra or {}),
+        revision=getattr(server_args, "revision", None),
     )
 
 

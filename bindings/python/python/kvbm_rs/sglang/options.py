@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from .. import Config
@@ -12,6 +13,8 @@ from ..vllm.identity import weights_version
 from . import _sglang_compat as compat
 
 __all__ = ["Options"]
+
+logger = logging.getLogger("kvbm_rs.sglang")
 
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
 
@@ -47,7 +50,13 @@ class Options:
             )
         weights = own.get("weights")
         if weights is None:
-            weights = weights_version(rank.model, None)
+            weights = weights_version(rank.model, rank.revision)
+            if not weights:
+                logger.warning(
+                    "kvbm: the version of the weights of %s is not known: set the option 'weights', or pages of "
+                    "earlier weights of that name are found",
+                    rank.model,
+                )
         record = own.get("record")
         return cls(
             config=config,
