@@ -81,6 +81,7 @@ _USED: tuple[Used, ...] = (
     ),
     (_BASE, "KVConnectorRole", ("SCHEDULER", "WORKER")),
     (_BASE, None, ("KVConnectorHandshakeMetadata",)),
+    (_BASE, "SupportsHMA", ("request_finished_all_groups",)),
     ("vllm.distributed.parallel_state", None, ("get_tensor_model_parallel_rank",)),
     (_METRICS, None, ("KVConnectorPromMetrics", "KVConnectorStats")),
     (
@@ -176,10 +177,12 @@ _USED: tuple[Used, ...] = (
         "CacheConfig",
         ("block_size", "cache_dtype", "enable_prefix_caching", "prefix_caching_hash_algo"),
     ),
+    ("vllm.config.scheduler", "SchedulerConfig", ("async_scheduling",)),
     (
         "vllm.config.parallel",
         "ParallelConfig",
         (
+            "data_parallel_size",
             "world_size",
             "tensor_parallel_size",
             "data_parallel_index",
