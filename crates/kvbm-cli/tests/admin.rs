@@ -240,7 +240,9 @@ fn a_process_of_another_user_is_refused() {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     };
     let program = daemon.folder.path().join("kvbm");
-    std::fs::copy(KVBM, &program).unwrap();
+    // By another process: a child of another test that starts meanwhile would inherit the file open
+    // for writing, and a file that is open for writing cannot be executed.
+    assert!(Command::new("cp").arg(KVBM).arg(&program).status().unwrap().success());
     open(&program, 0o755);
     open(daemon.folder.path(), 0o755);
     let call = || {
