@@ -11,7 +11,8 @@ pub(super) const TIME_TO_LIVE: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LookUp {
     /// So many blocks from the given position on, pinned until the ticket ends. With several cache
-    /// groups, as far as all of them can serve it ([`Tickets::promised`] says what each has).
+    /// groups, as far as all of them can serve it: [`promised`](super::Tickets::promised) says what
+    /// each has.
     Ready {
         /// All of them.
         blocks: usize,

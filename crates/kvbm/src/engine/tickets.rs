@@ -353,8 +353,9 @@ impl Tickets<'_> {
         }
     }
 
-    /// Whether `layer` of all blocks of the request's load is in place
-    /// ([`EngineOnboarding::layer_ready`]). `false` where the request has no load.
+    /// Whether `layer` of all blocks of the request's load is in place, as
+    /// [`layer_ready`](super::EngineOnboarding::layer_ready) of the load says. `false` where the
+    /// request has no load.
     pub fn layer_ready(&self, request: &str, layer: u32) -> bool {
         let tickets = self.table().tickets.lock();
         matches!(tickets.get(request), Some(Ticket::Loading(load)) if load.layer_ready(layer))
