@@ -176,6 +176,11 @@ impl NodeEngine {
     /// (`NodeMover.signal(number)`). Numbers grow from call to call.
     fn fence(&self, number: u64) -> Result<Fence> {
         self.open()?;
+        if number == 0 {
+            let text =
+                "point 0 of the engine's work is before all of it, so nothing would wait: count from 1";
+            return Err(Error::argument(text));
+        }
         Ok(Fence::node(number))
     }
 

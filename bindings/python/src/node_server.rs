@@ -96,6 +96,13 @@ impl NodeServer {
         Ok(self.server()?.path().to_owned())
     }
 
+    /// Whether another daemon has taken its place (`kvbm serve --take-over`): close it then, and end
+    /// the process.
+    #[getter]
+    fn handed_over(&self) -> Result<bool> {
+        Ok(self.server()?.is_handed_over())
+    }
+
     /// The engines that are attached: name, blocks on each rank, processes, and whether all its
     /// movers can copy.
     fn engines(&self, py: Python<'_>) -> PyResult<Vec<EngineRow>> {
@@ -120,7 +127,8 @@ impl NodeServer {
     }
 
     /// Closes the lines of engines, saves what time allows and stops. What could not be saved, as
-    /// text; `None` where all was. A second call does nothing.
+    /// text; `None` where all was, or where another daemon has taken over. A second call does
+    /// nothing.
     #[pyo3(signature = (timeout = 30.0))]
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<String>> {
         self.made.check("NodeServer")?;
@@ -129,6 +137,10 @@ impl NodeServer {
         detached(py, move || {
             caught(move || {
                 open.end();
+                if open.server.is_handed_over() {
+                    // Host memory lives on, and what else there was is saved.
+                    return Ok(None);
+                }
                 let report = open.server.shutdown(timeout);
                 let error = report.flush_error.map(|error| format!("; {error}"));
                 let whole = report.not_saved == 0 && report.drained && error.is_none();

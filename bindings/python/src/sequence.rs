@@ -1,5 +1,6 @@
 //! `Namespace`, `TokenSequence` and `ExternalSequence`.
 
+use crate::config::Config;
 use crate::errors::{Error, Kind, Result};
 use crate::integers::u32s;
 use kvbm::config::NamespaceConfig;
@@ -122,6 +123,12 @@ impl Namespace {
     /// The same with an adapter, such as `LoRA`: its name and what it holds, in any fixed spelling.
     fn with_adapter(&self, adapter: &str) -> Self {
         Self { inner: self.inner.clone().adapter(adapter) }
+    }
+
+    /// The same with what an operator adds in `[namespace]` of `config`: `weights`, `tenant_salt` and
+    /// `deployment_secret`. Any other setting there is an error. A manager does it by itself.
+    fn with_config(&self, config: &Config) -> Result<Self> {
+        Ok(Self { inner: self.with_settings(&config.settings.namespace)? })
     }
 
     /// The 16 bytes that stand for the namespace in every block's identity.

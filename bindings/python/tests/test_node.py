@@ -67,7 +67,7 @@ def saved(engine: FakeEngine, node: NodeEngine, blocks: int = 3) -> TokenSequenc
 
 def test_what_an_engine_saves_another_one_loads(tmp_path: Path) -> None:
     with NodeServer(config(tmp_path)) as server:
-        assert server.socket == socket_of(tmp_path)
+        assert server.socket == socket_of(tmp_path) and not server.handed_over
         first, other = FakeEngine(), FakeEngine()
         with attach(first, tmp_path, "first") as node:
             assert node.wait_ready(PATIENCE), node.status()
@@ -197,6 +197,8 @@ def test_a_fence_is_for_the_object_that_made_it(tmp_path: Path) -> None:
             manager.offload([0], tokens, 0, node.fence(1))
         with pytest.raises(InvalidArgument, match="no fence is needed"):
             node.fence_after(17)
+        with pytest.raises(InvalidArgument, match="count from 1"):
+            node.fence(0)
 
 
 def test_the_daemon_as_a_program(tmp_path: Path) -> None:

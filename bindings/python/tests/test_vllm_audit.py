@@ -87,8 +87,17 @@ def test_wrong_blocks_are_found_quarantined_and_replaced(
     again = Request("b", [*PROMPT, 1, 2, 3])
     assert engine.match(again) == (0, False)
     ours = logging.getLogger("vllm.kvbm_rs.vllm")
+    audit = engine.scheduler._process.audit
+    assert audit is not None
+    held: list[tuple[Any, ...]] = []
+    compare = audit.compare
     with caplog.at_level(logging.ERROR, ours.name):
-        engine.step({"b": (again, OTHERS, 17)})
+        with pytest.MonkeyPatch.context() as patch:
+            # Not before the step has offered its blocks, or they replace the wrong one at once.
+            patch.setattr(audit, "compare", lambda *call: held.append(call))
+            engine.step({"b": (again, OTHERS, 17)})
+        for call in held:
+            compare(*call)
         settle(engine, 4)
     assert engine.totals["differing_blocks"] == 1
     assert engine.manager.status()["tiers"]["g2"]["quarantined"] == 1

@@ -116,7 +116,8 @@ class Request:
     def __init__(self, name: str, tokens: list[int]) -> None:
         self.request_id, self.all_token_ids = name, tokens
         self.num_computed_tokens, self.num_prompt_tokens = 0, len(tokens)
-        self.lora_request = self.cache_salt = self.mm_features = None
+        self.lora_request: Any = None
+        self.cache_salt = self.mm_features = None
         self.skip_reading_prefix_cache = False
 
     @property
@@ -559,10 +560,28 @@ def test_a_load_of_which_nothing_arrived_is_not_promised_again(engine: Engine) -
     engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
     again = Request("b", PROMPT)
     assert engine.match(again) == (16, True)
-    engine.scheduler._process.gave_up.add("b")
+    engine.scheduler._give_up("b")
     assert engine.match(again) == (0, False)
     assert engine.manager.open_tickets == (0, 0)
     assert engine.match(Request("c", PROMPT)) == (16, True)
+
+
+def test_an_adapter_whose_files_change_is_computed(engine: Engine, tmp_path: Path) -> None:
+    """Nothing says whether vLLM has the new weights: they may be stored under neither name."""
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(b"1")
+    adapter = SimpleNamespace(lora_name="a", lora_path=str(tmp_path))
+    first, again, later = (Request(name, PROMPT) for name in ("a", "b", "c"))
+    for request in (first, again, later):
+        request.lora_request = adapter
+    engine.compute(first, [1, 2, 3, 4, 5])
+    assert engine.match(again) == (16, True)
+    weights.write_bytes(b"22")
+    saved = engine.totals["saved_blocks"]
+    assert engine.match(later) == (0, False)
+    later.all_token_ids = list(range(900, 917))
+    engine.step({"c": (later, [11, 12, 13, 14, 15], 17)})
+    assert engine.manager.wait_offloads(10) and engine.totals["saved_blocks"] == saved
 
 
 def test_overwritten_blocks_are_named_whatever_fails(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kvbm_rs import ConfigInvalid
+from kvbm_rs import Config, ConfigInvalid, Namespace
 from kvbm_rs.vllm import _vllm_compat as compat
 from kvbm_rs.vllm.identity import (
     adapter_stamp,
@@ -89,6 +89,21 @@ def test_options_that_make_no_sense(extra: dict[str, Any], text: str) -> None:
         Options.read(extra, ALONE)
 
 
+@pytest.mark.parametrize("where", [{"host": "1GiB"}, {"daemon": "/run/node.sock"}])
+def test_what_an_operator_adds_to_the_namespace(where: dict[str, Any]) -> None:
+    namespace = Namespace("m", page_size=16)
+    added = ("namespace.weights", "namespace.tenant_salt", "namespace.deployment_secret")
+    tags = {
+        namespace.with_config(Options.read(where | {name: "x"}, ALONE).config).tag for name in added
+    }
+    assert len(tags | {namespace.tag}) == 4
+    assert namespace.with_config(Options.read(where, ALONE).config).tag == namespace.tag
+    config = Config()
+    config.set("namespace.flat", "true")
+    with pytest.raises(ConfigInvalid, match="only weights, tenant_salt and deployment_secret"):
+        namespace.with_config(config)
+
+
 def test_a_file_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "kvbm.toml"
     file.write_text('[host]\ncapacity = "2GiB"\n[transfer]\nthreads = 3\n')
@@ -121,8 +136,9 @@ def test_weights_are_told_apart(tmp_path: Path) -> None:
     assert weights_version(str(file), None) != one, "a file is a model too"
     assert adapter_stamp("org/adapter") == 0
     stamp = adapter_stamp(str(first))
-    os.utime(first / "model.safetensors", ns=(stamp + 1, stamp + 1))
-    assert adapter_stamp(str(first)) == stamp + 1, "an adapter that was trained anew is read again"
+    assert adapter_stamp(str(first)) == stamp
+    os.utime(first / "model.safetensors", ns=(1, 1))
+    assert adapter_stamp(str(first)) != stamp, "an adapter that was trained anew"
     assert adapter_version("a", str(first)) != adapter_version("b", str(first))
 
 

@@ -30,6 +30,7 @@ pub mod size;
 mod space;
 pub mod summary;
 pub mod table;
+mod token_file;
 pub mod trace;
 pub mod worker;
 mod writable;

@@ -115,6 +115,7 @@ fn what_cannot_be_is_said() {
     std::fs::create_dir(dir.path().join("broken")).unwrap();
     let broken = private(&dir.path().join("broken"));
     std::fs::write(dir.path().join("broken/node-1.kvbm"), "not an announcement").unwrap();
+    std::fs::write(dir.path().join("node-8.kvbm"), "of a live node").unwrap();
     let pull = |tokens: &str, node: &str| {
         let words = ["remote", "pull", "--config", config, "--directory", &folder, "--wait", "0"];
         kvbm(&[&words[..], &["--tokens", tokens, "--node", node]].concat())
@@ -126,6 +127,7 @@ fn what_cannot_be_is_said() {
         (pull(&few, "9"), "4 tokens fill no block"),
         (pull(tokens, "0"), "remote.node"),
         (pull(tokens, "9"), "no peer is announced"),
+        (pull(tokens, "8"), "give a number that no node has"),
         #[cfg(not(feature = "nixl"))]
         (kvbm(&["remote", "bench", "--agent", "nixl"]), "`--agent in-process` needs nothing"),
     ] {

@@ -25,6 +25,7 @@ fn configuration(folder: &Path) -> PathBuf {
          [namespace]\nmodel = \"test\"\n[host]\ncapacity = 32\n\
          [disk]\ndir = \"{0}/disk\"\ncapacity = 64\ndrive_writes_per_day = 0\n\
          [offload.g2_g3]\nwrite_through = true\nqueue_share = 1.0\n[policy]\nadmission = \"all\"\n\
+         [admin]\nsocket = \"{0}/run/admin.sock\"\n\
          [node]\nsocket = \"{0}/run/node.sock\"\nengine_blocks = 64\n",
         folder.display()
     );
@@ -154,7 +155,12 @@ fn an_engine_finds_its_blocks_again_whichever_side_was_gone() {
             assert!(found == bytes_of(&tokens, at, len), "life {life}, block {at}");
         }
         if life == 0 {
-            // A new daemon takes over: host memory has the blocks, and not the disk alone.
+            // A new daemon takes over from one that was drained: host memory has the blocks, and
+            // not the disk alone.
+            let admin = folder.path().join("run/admin.sock");
+            let mut drain = Command::new(env!("CARGO_BIN_EXE_kvbm"));
+            let drained = drain.args(["ctl", "drain", "--socket"]).arg(&admin).output().unwrap();
+            assert!(drained.status.success(), "{}", String::from_utf8_lossy(&drained.stderr));
             let mut old =
                 std::mem::replace(&mut daemon, DaemonProcess::start_with(&file, &notify, &["--take-over"]));
             assert_eq!(old.child.wait().unwrap().code(), Some(0));
@@ -195,7 +201,7 @@ fn what_is_missing_or_taken_is_said_before_anything_is_served() {
     assert_eq!(status, Some(1), "{error}");
     assert!(error.contains("disk") || error.contains("another process listens"), "{error}");
     let text = std::fs::read_to_string(&file).unwrap();
-    let without = text.split("[node]").next().unwrap();
+    let without = text.split("[admin]").next().unwrap();
     std::fs::write(&file, without).unwrap();
     let (status, error) = run(&[]);
     assert_eq!(status, Some(2), "{error}");

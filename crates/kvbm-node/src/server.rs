@@ -64,8 +64,10 @@ impl NodeServer {
     /// model, namespace, ranks, `host.capacity` and `transfer.staging`; all else may differ.
     ///
     /// # Errors
-    /// [`DaemonError::TakeOver`]: nobody listens there, or the daemon refuses and serves on.
-    /// Others: it has ended, and what was in its host memory alone is lost.
+    /// [`DaemonError::TakeOver`]: nobody listens there, or the daemon refuses and serves on; or it
+    /// has handed over what this one cannot read, or did not end in time: the reason says so. A
+    /// configuration or token that is wrong is found before the other one ends. Others: it has
+    /// ended, and what was in its host memory alone is lost.
     pub fn take_over(
         config: &Config,
         socket: &Path,
@@ -76,6 +78,7 @@ impl NodeServer {
         let mut checked = config.clone();
         checked.device.capacity = Capacity::NONE;
         checked.validate().map_err(kvbm::BuildError::from)?;
+        kvbm::admin::Admin::check(&checked.admin).map_err(kvbm::BuildError::from)?;
         let kept = successor::take_over(config, socket, times);
         let wrong = |reason| DaemonError::TakeOver { socket: socket.display().to_string(), reason };
         Self::start(config, socket, engine_blocks, times, Some(kept.map_err(wrong)?))
@@ -190,6 +193,9 @@ impl Service {
             }
             return Ok(Attachment { welcome: Vec::new(), files: Vec::new(), session: Box::new(Farewell) });
         }
+        if self.node.manager.is_draining() {
+            return Err("it is drained: attach to the daemon that comes after it".into());
+        }
         if !*self.node.open.read() {
             return Err("another daemon takes its place: try again".into());
         }
@@ -268,9 +274,6 @@ impl AttachService for Service {
     fn attach(&self, terms: &[u8], out: AttachedSender) -> Result<Attachment, String> {
         if self.node.stopping.load(Ordering::Acquire) {
             return Err("it is shutting down: try again when it is back".into());
-        }
-        if self.node.manager.is_draining() {
-            return Err("it is drained: attach to the daemon that comes after it".into());
         }
         self.meet(&decode::<Terms>(terms)?, &out)
     }

@@ -107,6 +107,9 @@ impl RemoteHost {
         self.node.peers().iter().filter(|peer| offers(peer)).map(|peer| peer.node).collect()
     }
 
+    /// Most blocks that one question names: what comes behind is not asked for.
+    pub const MAX_FIND: usize = RemoteNode::MAX_FIND;
+
     /// How many of these blocks each of `peers` has, from the first on: see [`RemoteNode::find`].
     pub fn find(
         &self,

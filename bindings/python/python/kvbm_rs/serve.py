@@ -2,7 +2,8 @@
 
     python -m kvbm_rs.serve CONFIG
 
-It does what `kvbm serve --config CONFIG` does: see docs/node.md.
+It does what `kvbm serve --config CONFIG` does, without metrics over HTTP and systemd: see
+docs/node.md.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from . import Config, NodeServer
 from .errors import KvbmError
 
 __all__ = ["main"]
+
+#: How often it looks whether another daemon has taken over, in seconds. That one waits for the end.
+_LOOK = 0.1
 
 
 def main(arguments: list[str]) -> int:
@@ -34,7 +38,10 @@ def main(arguments: list[str]) -> int:
         print(f"kvbm: {error}", file=sys.stderr)
         return 1
     print(f"kvbm serve: at {server.socket}; process {os.getpid()}", flush=True)
-    asked.wait()
+    while not asked.wait(_LOOK) and not server.handed_over:
+        pass
+    if server.handed_over:
+        print("kvbm serve: another daemon has taken over", file=sys.stderr)
     not_saved = server.close()
     if not_saved is not None:
         print(f"kvbm: {not_saved}", file=sys.stderr)

@@ -1,10 +1,9 @@
 //! A command line as a call.
 
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use serde_json::{Map, Value, json};
 
@@ -150,7 +149,7 @@ impl ChainArgs {
         let mut fields = self.namespace.fields();
         let mut tokens = self.tokens.clone();
         if let Some(path) = &self.tokens_file {
-            tokens.extend(tokens_of(path)?);
+            tokens.extend(crate::token_file::read(path, MAX_TOKENS_FILE)?);
         }
         let given = [!tokens.is_empty(), !self.hashes.is_empty(), !self.engine_hashes.is_empty()];
         if given.into_iter().filter(|given| *given).count() != 1 {
@@ -167,23 +166,4 @@ impl ChainArgs {
         put(&mut fields, "salt", self.salt.as_deref());
         Ok(fields)
     }
-}
-
-fn tokens_of(path: &Path) -> Result<Vec<u32>> {
-    let mut text = String::new();
-    let read = |from: &mut dyn Read, text: &mut String| from.take(MAX_TOKENS_FILE).read_to_string(text);
-    let done = if path.as_os_str() == "-" {
-        read(&mut std::io::stdin().lock(), &mut text)
-    } else {
-        std::fs::File::open(path).and_then(|mut file| read(&mut file, &mut text))
-    };
-    done.with_context(|| format!("cannot read tokens from {}", path.display()))?;
-    let words = text.split(|c: char| c.is_whitespace() || ",[]".contains(c)).filter(|word| !word.is_empty());
-    let token = |word: &str| {
-        word.parse().with_context(|| {
-            let word: String = word.chars().take(40).collect();
-            format!("{}: '{word}' is no token, a number below 2^32", path.display())
-        })
-    };
-    words.map(token).collect()
 }

@@ -155,7 +155,12 @@ pub fn run(args: &CtlArgs) -> Result<()> {
     };
     crate::show(&text, false)?;
     let is_complete = answer.get("complete").and_then(Value::as_bool).unwrap_or(true);
-    anyhow::ensure!(is_complete, "not everything is done yet, see above: repeat the call");
+    let way_out = match args.call {
+        // Nothing is written any more after it.
+        CtlCall::Drain { .. } => "what was not saved is lost with the process",
+        _ => "repeat the call",
+    };
+    anyhow::ensure!(is_complete, "not everything is done yet, see above: {way_out}");
     Ok(())
 }
 

@@ -280,10 +280,12 @@ fn receipt(answer: &Value) -> String {
 fn drained(answer: &Value) -> String {
     let mut out = String::from("new work is refused\n");
     match answer["durable_blocks"].as_u64() {
-        Some(blocks) => drop(writeln!(out, "{} blocks are durable", count(blocks))),
-        None => out += "nothing that lasts is configured, or the flush failed\n",
+        Some(blocks) => {
+            let _ = writeln!(out, "{} blocks are durable", count(blocks));
+            let _ = writeln!(out, "{} blocks are lost with the process", number(answer, "not_saved_blocks"));
+        }
+        None => out += "nothing that lasts is configured, or the flush failed: what is in memory is lost\n",
     }
-    let _ = writeln!(out, "{} blocks are lost with the process", number(answer, "not_saved_blocks"));
     if let Some(error) = answer["flush_error"].as_str() {
         let _ = writeln!(out, "flush: {}", plain(error));
     }

@@ -60,9 +60,11 @@ pub fn run(args: &TopArgs) -> Result<()> {
     interrupt::catch();
     let _screen = Screen::enter(terminal)?;
     let mut text = frame(&before.status, &Value::Null, uptime(&before.status));
+    // Of the last try, which may have had no answer.
+    let mut tried = before.at;
     loop {
         draw(&text, terminal)?;
-        let until = before.at.checked_add(Duration::from_secs(args.interval));
+        let until = tried.checked_add(Duration::from_secs(args.interval));
         while until.is_some_and(|until| Instant::now() < until) {
             if interrupt::asked() {
                 return Ok(());
@@ -70,6 +72,7 @@ pub fn run(args: &TopArgs) -> Result<()> {
             std::thread::sleep(TICK);
         }
         let at = Instant::now();
+        tried = at;
         match status(&client) {
             Ok(now) => {
                 // Another life of the manager counts from 0 again.
@@ -79,7 +82,6 @@ pub fn run(args: &TopArgs) -> Result<()> {
                 before = Seen { at, status: now };
             }
             Err(error) => {
-                before.at = at;
                 text = format!(
                     "{}\n\nno answer, trying again: {}\n",
                     shown::heading(&before.status),

@@ -18,7 +18,7 @@ const TICK: Duration = Duration::from_millis(100);
 
 pub(super) fn run(args: &PullArgs) -> Result<()> {
     args.json.as_ref().and_then(Output::file).map_or(Ok(()), crate::writable::expect)?;
-    let tokens = tokens(args)?;
+    let tokens = crate::token_file::read(&args.tokens, MAX_TOKENS_BYTES)?;
     let manager = join(args, tokens.len())?;
     let sequence = manager.sequence(&tokens, b"")?;
     ensure!(sequence.num_blocks() > 0, "{} tokens fill no block", tokens.len());
@@ -50,20 +50,6 @@ pub(super) fn run(args: &PullArgs) -> Result<()> {
     error.map_or(Ok(()), |error| Err(anyhow::anyhow!("{} blocks did not arrive: {error}", found - arrived)))
 }
 
-/// The token ids of the file.
-fn tokens(args: &PullArgs) -> Result<Vec<u32>> {
-    let path = args.tokens.display();
-    let size = std::fs::metadata(&args.tokens).with_context(|| format!("cannot read {path}"))?.len();
-    ensure!(size <= MAX_TOKENS_BYTES, "{path} has {size} bytes, at most {MAX_TOKENS_BYTES} are read");
-    let text = std::fs::read_to_string(&args.tokens).with_context(|| format!("cannot read {path}"))?;
-    let words = text.split(|c: char| c.is_whitespace() || c == ',').filter(|word| !word.is_empty());
-    let number = |word: &str| {
-        word.parse()
-            .with_context(|| format!("{path}: {word:?} is no token id; give whole numbers below 2^32"))
-    };
-    words.map(number).collect()
-}
-
 /// A node with room for the prompt, and nothing else of the configuration's tiers.
 fn join(args: &PullArgs, tokens: usize) -> Result<KvBlockManager<Owned>> {
     let mut config = Config::load(Some(&args.config))?;
@@ -73,6 +59,15 @@ fn join(args: &PullArgs, tokens: usize) -> Result<KvBlockManager<Owned>> {
     if let Some(directory) = &args.directory {
         config.remote.directory = Some(directory.clone());
     }
+    if let Some(directory) = &config.remote.directory {
+        let announced = directory.join(format!("node-{}.kvbm", args.node));
+        ensure!(
+            !announced.exists(),
+            "--node {}: {} announces a node of that number; give a number that no node has",
+            args.node,
+            announced.display()
+        );
+    }
     config.device = kvbm::config::DeviceConfig { capacity: Blocks(blocks).into(), ..Default::default() };
     config.host.capacity = Blocks(blocks).into();
     config.host.populate = false;
@@ -81,6 +76,8 @@ fn join(args: &PullArgs, tokens: usize) -> Result<KvBlockManager<Owned>> {
     config.disk.more_dirs = kvbm::config::Paths::default();
     config.volume.clear();
     config.events.url = None;
+    // It may be the configuration of a node that serves its operators there.
+    config.admin = kvbm::config::AdminConfig::default();
     config.validate()?;
     KvBlockManager::<Owned>::builder().config(config).build().context("this node cannot join")
 }

@@ -11,6 +11,9 @@ use super::RemoteNode;
 use super::messages::{MAX_FIND, Message};
 
 impl RemoteNode {
+    /// Most blocks that one question names.
+    pub const MAX_FIND: usize = MAX_FIND;
+
     /// Asks several peers at once how many of these blocks (up to 8192) each has, from the first
     /// on. Returns when all have answered, when one has all of them, or at the deadline. The peers
     /// in the order given; `None` for one that did not answer or cannot be asked. Nothing is held:

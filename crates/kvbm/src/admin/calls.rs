@@ -18,8 +18,6 @@ use std::time::{Duration, Instant};
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Bodies above this are taken one at a time: JSON in memory is larger than its text.
 const LARGE: usize = 64 << 10;
-/// How long the last events may take to be published.
-const EVENTS_TIME: Duration = Duration::from_secs(1);
 
 /// What is called.
 type Call = fn(&AdminCalls, &Leader, &[u8]) -> Result<Value, Refusal>;
@@ -44,7 +42,7 @@ const CALLS: &[(&str, &str, Call)] = &[
 
 /// The calls to one manager.
 pub(crate) struct AdminCalls {
-    /// It does not keep the leader alive.
+    /// It keeps the leader alive while a call runs, and not between calls.
     leader: Weak<Leader>,
     namespace: Namespace,
     model: String,
@@ -233,10 +231,10 @@ impl AdminCalls {
 
     fn drain(&self, leader: &Leader, body: &[u8]) -> Result<Value, Refusal> {
         let timeout = Fields::parse(body, &[&["timeout_s"]])?.timeout(TIMEOUT)?;
-        let mut report = leader.shut_down(deadline_after(kvbm_plan::clock::now(), timeout));
+        let deadline = deadline_after(kvbm_plan::clock::now(), timeout);
+        let mut report = leader.shut_down(deadline);
         if let Some(events) = leader.events.get().and_then(Weak::upgrade) {
-            events.flush(EVENTS_TIME);
-            report.events_unpublished = events.status().waiting;
+            report.events_unpublished = events.flush_last(deadline);
         }
         Ok(shown::drained(&report))
     }

@@ -101,6 +101,14 @@ pub struct Admin {
 }
 
 impl Admin {
+    /// Whether the token of `config`, if it names one, can be used: before anything is started.
+    ///
+    /// # Errors
+    /// [`AdminError::Token`].
+    pub fn check(config: &AdminConfig) -> Result<(), AdminError> {
+        config.token_file.as_deref().map_or(Ok(()), |file| Ok(Token::read(file).map(drop)?))
+    }
+
     pub(crate) fn start(config: &AdminConfig, calls: AdminCalls) -> Result<Self, AdminError> {
         let calls = Arc::new(calls);
         let mut servers = Vec::new();

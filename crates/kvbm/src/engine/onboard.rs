@@ -231,8 +231,8 @@ impl EngineOnboarding {
         let _pending = (self.transfer.poll(context), self.over.poll(context));
     }
 
-    /// Waits at most twice the configured transfer deadline: for the outcome, and for the copies
-    /// that a failed one left. How many blocks arrived: all.
+    /// Waits at most three times the configured transfer deadline: for blocks of a peer, for the
+    /// outcome, and for the copies that a failed one left. How many blocks arrived: all.
     ///
     /// # Errors
     /// [`EngineOnboardError`] says how many blocks from the front did arrive.
@@ -313,7 +313,8 @@ impl EngineOnboarding {
     /// Blocks that did not come from their peer.
     fn not_fetched(&mut self) -> Vec<BlockFailure> {
         let Some(fetch) = self.transfer.fetch.take() else { return Vec::new() };
-        self.transfer.handles.extend(fetch.take_handle());
+        // What begins only now was waited for by nobody. Its outcome is not known: it is given up.
+        fetch.cancel();
         let begun = self.transfer.handles.iter().map(Handle::num_blocks).sum::<usize>();
         let missing = || Failure::new(FailureKind::Missing, "it was removed since it came from the peer");
         let failure = fetch.failure().unwrap_or_else(missing);

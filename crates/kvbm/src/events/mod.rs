@@ -29,7 +29,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Publishes what the pool writes to its ring, on a thread of its own: to whoever the configuration
 /// names, and to subscribers in this process.
@@ -157,6 +157,8 @@ pub(crate) struct VolumeChanges {
     pub(crate) held: Box<HeldOnVolumes>,
 }
 
+/// Longest time in which the last events of a manager are published.
+const LAST_PATIENCE: Duration = Duration::from_secs(10);
 /// How often a caller that waits for room looks.
 const ROOM_TICK: Duration = Duration::from_millis(1);
 
@@ -294,6 +296,14 @@ impl EventPump {
     /// work in a second.
     pub fn pump(&self) -> bool {
         self.flush(Duration::from_secs(1))
+    }
+
+    /// Publishes what happened last, also where the tiers took all the time until `deadline`. How
+    /// many events nobody took.
+    pub(crate) fn flush_last(&self, deadline: Instant) -> u64 {
+        let left = deadline.saturating_duration_since(kvbm_plan::clock::now());
+        self.flush(left.clamp(Duration::from_millis(100), LAST_PATIENCE));
+        self.status().waiting
     }
 
     /// Publishes what has happened so far, trying until `timeout` has passed. Whether all of it was

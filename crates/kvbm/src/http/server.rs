@@ -249,7 +249,7 @@ impl Served {
     fn discard(&self, stream: &mut DeadlineStream) -> io::Result<()> {
         stream.end_writing()?;
         let mut chunk = [0; 4096];
-        let mut left = self.limits.body_bytes;
+        let mut left = self.limits.head_bytes + self.limits.body_bytes;
         while left > 0 {
             match stream.read(&mut chunk)? {
                 0 => break,

@@ -72,7 +72,7 @@ pub struct ForgetReceipt {
 }
 
 impl ForgetReceipt {
-    /// Whether nothing is left anywhere.
+    /// Whether nothing is left on this node. Its peers keep what they have read from it.
     pub fn is_complete(&self) -> bool {
         self.in_use == 0 && self.disks_unconfirmed == 0 && self.volumes_unconfirmed.is_empty()
     }

@@ -36,9 +36,6 @@ use kvbm_tokens::{BlockChain, BlockHasher, ExternalSequence, Namespace, Namespac
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest wait, at shutdown, for a transport that does not take the last events.
-const EVENTS_PATIENCE: Duration = Duration::from_secs(10);
-
 /// A block manager: the leader of a deployment, over workers that move the bytes.
 ///
 /// `G1` says whose the accelerator memory is: [`Owned`] (a pool of ours) or
@@ -460,10 +457,7 @@ impl<G> KvBlockManager<G> {
     pub fn shutdown(&self, timeout: Duration) -> ShutdownReport {
         let deadline = deadline_after(kvbm_plan::clock::now(), timeout);
         let mut report = self.leader.shut_down(deadline);
-        // What happened last is told even where the tiers took all the time.
-        let left = deadline.saturating_duration_since(kvbm_plan::clock::now());
-        self.events.flush(left.clamp(Duration::from_millis(100), EVENTS_PATIENCE));
-        report.events_unpublished = self.events.status().waiting;
+        report.events_unpublished = self.events.flush_last(deadline);
         report
     }
 

@@ -177,10 +177,10 @@ fn an_endless_head_is_cut_off_and_the_next_client_served() {
     let mut stream = TcpStream::connect(server.addr()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     let mut refused = String::new();
-    // The server may close while we still write.
-    let written = stream.write_all("x".repeat(9 << 10).as_bytes());
-    let _ = stream.read_to_string(&mut refused);
-    assert!(written.is_err() || refused.is_empty() || refused.starts_with("HTTP/1.1 431 "), "{refused}");
+    // The server reads what is sent beyond the limit, so its answer is not lost.
+    stream.write_all("x".repeat(9 << 10).as_bytes()).unwrap();
+    stream.read_to_string(&mut refused).unwrap();
+    assert!(refused.starts_with("HTTP/1.1 431 "), "{refused}");
     assert!(request(server.addr(), "GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 "));
 }
 

@@ -9,10 +9,18 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 /// The folder, as it was read last.
 pub(super) struct Directory {
     folder: FileDirectory,
-    /// By file, a digest of what was in it, and whose it was.
-    seen: HashMap<String, (u64, Option<NodeId>)>,
+    /// By file, what was in it.
+    seen: HashMap<String, Seen>,
     /// What went wrong last: said once.
     trouble: Option<String>,
+}
+
+/// A file, as it was read last.
+struct Seen {
+    /// Of its bytes.
+    digest: u64,
+    /// Whose it is, or why it cannot be used: such a file is tried again.
+    of: Result<NodeId, String>,
 }
 
 impl Directory {
@@ -35,19 +43,20 @@ impl Directory {
         if !files.iter().any(|(file, _)| *file == ours) {
             self.announce(node)?;
         }
-        let known: BTreeSet<NodeId> = self.seen.values().filter_map(|(_, of)| *of).collect();
+        let known = peers(&self.seen);
         let mut seen = HashMap::new();
         for (file, bytes) in files.into_iter().filter(|(file, _)| *file != ours) {
             let mut digest = DefaultHasher::new();
             bytes.hash(&mut digest);
             let digest = digest.finish();
-            let of = match self.seen.remove(&file) {
-                Some((old, of)) if old == digest => of,
-                _ => import(node, table, &file, &bytes),
+            let of = match self.seen.remove(&file).filter(|seen| seen.digest == digest).map(|seen| seen.of) {
+                Some(Ok(peer)) => Ok(peer),
+                // An agent may fail for a moment.
+                before => import(node, table, &file, &bytes, before.and_then(Result::err).as_deref()),
             };
-            seen.insert(file, (digest, of));
+            seen.insert(file, Seen { digest, of });
         }
-        let now: BTreeSet<NodeId> = seen.values().filter_map(|(_, of)| *of).collect();
+        let now = peers(&seen);
         self.seen = seen;
         for gone in known.difference(&now) {
             tracing::info!(target: "kvbm", peer = %gone, "a peer is gone");
@@ -77,8 +86,20 @@ impl Directory {
     }
 }
 
-/// Takes a peer's announcement. Whose it is, where it can be used.
-fn import(node: &RemoteNode, table: &PeerTable, file: &str, bytes: &[u8]) -> Option<NodeId> {
+/// Peers whose files can be used.
+fn peers(seen: &HashMap<String, Seen>) -> BTreeSet<NodeId> {
+    seen.values().filter_map(|seen| seen.of.as_ref().ok()).copied().collect()
+}
+
+/// Takes a peer's announcement. Whose it is, or why it cannot be used; `said` is what was logged of
+/// the same file.
+fn import(
+    node: &RemoteNode,
+    table: &PeerTable,
+    file: &str,
+    bytes: &[u8],
+    said: Option<&str>,
+) -> Result<NodeId, String> {
     match node.import_remote_blockset(bytes) {
         Ok((peer, imported)) => {
             match imported {
@@ -86,15 +107,20 @@ fn import(node: &RemoteNode, table: &PeerTable, file: &str, bytes: &[u8]) -> Opt
                 Imported::New | Imported::Newer | Imported::Known => table.meet(peer),
             }
             tracing::info!(target: "kvbm", %peer, ?imported, "a peer is announced");
-            Some(peer)
-        }
-        Err(error @ RemoteError::Ourselves { .. }) => {
-            tracing::error!(target: "kvbm", file, %error, "two nodes have one number");
-            None
+            Ok(peer)
         }
         Err(error) => {
-            tracing::warn!(target: "kvbm", file, %error, "the announcement of a peer cannot be used");
-            None
+            let why = error.to_string();
+            match error {
+                _ if said == Some(why.as_str()) => {}
+                RemoteError::Ourselves { .. } => {
+                    tracing::error!(target: "kvbm", file, why, "two nodes have one number");
+                }
+                _ => {
+                    tracing::warn!(target: "kvbm", file, why, "the announcement of a peer cannot be used yet");
+                }
+            }
+            Err(why)
         }
     }
 }

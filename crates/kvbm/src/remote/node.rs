@@ -71,12 +71,15 @@ impl Drop for Node {
         for job in self.shared.queue.close() {
             job.fetch.finish(Some(ended.clone()));
         }
-        self.shared.directory.lock().withdraw(self.shared.host.node().node());
+        let withdraw = || self.shared.directory.lock().withdraw(self.shared.host.node().node());
+        withdraw();
         let own = std::thread::current().id();
         for thread in self.threads.drain(..).filter(|thread| thread.thread().id() != own) {
             // Each looks at the flag after at most one read, which has a deadline.
             let _panicked = thread.join();
         }
+        // The thread that looks for peers may have announced the node again before it saw the flag.
+        withdraw();
     }
 }
 
@@ -188,6 +191,8 @@ impl Shared {
         for peer in &peers {
             self.table.asked(*peer, began);
         }
+        // A question names no more, so a peer that has all of these is enough.
+        let hashes = &hashes[..hashes.len().min(RemoteHost::MAX_FIND)];
         let answers = self.host.find(&peers, hashes, deadline_after(began, self.times.lookup));
         let now = clock::now();
         // The others were not waited for, where one has all.
@@ -211,7 +216,7 @@ impl Shared {
         let (mut turn, mut tried) = (turn, Vec::new());
         let mut last: Option<Failure> = None;
         loop {
-            if clock::now() >= job.deadline {
+            if clock::now() >= job.deadline || *self.stop.lock() {
                 return Some(last.unwrap_or_else(late));
             }
             let missing = self.missing(&job.identities);
@@ -245,6 +250,10 @@ impl Shared {
             tried.push(peer);
             let until = self.until(job.deadline, &tried);
             let (arrivals, failure) = self.read(peer, arrivals, &reserved, until);
+            if failure.is_none() {
+                // The rest of the chain may be there too, once another transfer has brought a part.
+                tried.retain(|node| *node != peer);
+            }
             kept.push(arrivals);
             last = failure.or(last);
         }

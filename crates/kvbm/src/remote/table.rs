@@ -35,19 +35,18 @@ impl PeerTable {
         Self { peers: Mutex::default(), metrics, longest_pause, probe }
     }
 
-    fn with<R>(&self, node: NodeId, change: impl FnOnce(&mut Peer) -> R) -> R {
-        let mut peers = self.peers.lock();
-        let peer = peers.entry(node).or_insert_with(|| Peer {
-            breaker: CircuitBreaker::new(self.longest_pause, self.probe),
-            counters: self.metrics.peer(node),
-            speed: None,
-        });
-        change(peer)
+    /// Nothing for a peer that is gone: its last answers may come later.
+    fn with<R>(&self, node: NodeId, change: impl FnOnce(&mut Peer) -> R) -> Option<R> {
+        self.peers.lock().get_mut(&node).map(change)
     }
 
     /// A peer is known from now on.
     pub(super) fn meet(&self, node: NodeId) {
-        self.with(node, |_| {});
+        self.peers.lock().entry(node).or_insert_with(|| Peer {
+            breaker: CircuitBreaker::new(self.longest_pause, self.probe),
+            counters: self.metrics.peer(node),
+            speed: None,
+        });
     }
 
     /// A peer has started again: what its earlier life did does not count.
@@ -65,7 +64,7 @@ impl PeerTable {
 
     /// Those of `peers` to whom requests may be sent.
     pub(super) fn allowed(&self, peers: &[NodeId], now: Instant) -> Vec<NodeId> {
-        let is_allowed = |node: &&NodeId| self.with(**node, |peer| peer.breaker.allows(now));
+        let is_allowed = |node: &&NodeId| self.with(**node, |peer| peer.breaker.allows(now)) == Some(true);
         peers.iter().filter(is_allowed).copied().collect()
     }
 

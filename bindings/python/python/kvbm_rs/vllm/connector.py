@@ -83,8 +83,9 @@ class Save:
 class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
     """What the worker does in a step.
 
-    Where workers are in other processes, the scheduler starts loads and saves itself: `loads`,
-    `reused` and `saves` are empty, and `ended` and `bad` say what workers report to vLLM.
+    Where workers are in other processes, the scheduler starts loads and saves itself: `loads` and
+    `saves` are empty, `reused` is too unless a node daemon has the blocks, and `ended` and `bad` say
+    what workers report to vLLM.
     """
 
     #: Requests and the blocks to load into, by cache group.
@@ -140,7 +141,7 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._has_remote_workers = view.has_remote_workers
         self._num_blocks = int(kv_cache_config.num_blocks)
         # Of the scheduler.
-        self._requests: dict[str, TrackedRequest] = {}
+        self._requests: dict[str, TrackedRequest] = self._process.requests
         self._to_load: list[tuple[str, list[list[int]]]] = []
         self._events: CacheEvents | None = None
         self._step = 0
@@ -204,7 +205,10 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if tracked is None:
             namespace = self._process.namespace_for(view.adapter)
             tracked = self._requests[view.id] = TrackedRequest(
-                view, namespace, self._process.own_hashes
+                view,
+                namespace or self._process.manager.namespace,
+                self._process.own_hashes,
+                is_cacheable=namespace is not None,
             )
         return tracked
 
@@ -218,8 +222,7 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         most = min(tracked.hash(), (tracked.view.num_tokens - 1) // size)
         first = num_computed_tokens // size
         promised, tracked.promised, tracked.first = tracked.promised, 0, first
-        has_failed = tracked.view.id in process.gave_up
-        if first >= most or tracked.view.skips_reading or has_failed:
+        if first >= most or tracked.view.skips_reading or tracked.gave_up:
             if promised:
                 # vLLM computed the blocks for another request since it asked the last time.
                 process.manager.abandon(tracked.view.id)
@@ -378,7 +381,9 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._start_saves(plan.saves, 2 * plan.number + 1)
         if self._has_open:
             self._collect_for(plan)
-        plan.loads, plan.reused, plan.saves = [], [], []
+        plan.loads, plan.saves = [], []
+        if self._process.options.daemon is None:
+            plan.reused = []
         plan.ended, self._ended = self._ended, set()
         plan.bad, self._bad = self._bad, set()
         plan.failed, self._failed = self._failed, set()
@@ -399,7 +404,6 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         request_id = compat.RequestView(request).id
         tracked = self._requests.pop(request_id, None)
-        self._process.gave_up.discard(request_id)
         if tracked is not None and tracked.promised:
             self._process.manager.abandon(tracked.view.id)
         # Finished blocks keep their bytes until vLLM reuses them, and it says so then.
@@ -445,6 +449,9 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._has_remote_workers:
             if plan.waits[0]:
                 self._process.signal(2 * plan.number)
+            if plan.reused:
+                # A daemon that hangs does not know yet that they are overwritten.
+                self._still_touched(set(plan.reused))
             return
         if not self._process.is_open:
             return
@@ -500,8 +507,14 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._bad.update(ids[0][arrived:])
             return
         self._failed.add(request_id)
-        self._process.gave_up.add(request_id)
+        self._give_up(request_id)
         self._process.manager.abandon(request_id)
+
+    def _give_up(self, request_id: str) -> None:
+        """The request is promised nothing again. One that was aborted meanwhile is not known."""
+        tracked = self._requests.get(request_id)
+        if tracked is not None:
+            tracked.gave_up = True
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         # Loads began in `handle_preemptions`, before the forward pass. A synchronous one ends
@@ -600,7 +613,7 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._late_bad |= plan.bad
             self._ended |= plan.ended
             self._failed |= plan.failed
-            if self._late_bad and self._still_written(self._late_bad):
+            if self._late_bad and self._still_touched(self._late_bad):
                 # Reported with a later step: vLLM would compute under a copy.
                 return None, None
             self._bad, self._late_bad = self._late_bad, set()
@@ -621,9 +634,9 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         failed, self._failed = self._failed, set()
         return _vllm_groups.transfer_results(received, failed)
 
-    def _still_written(self, ids: set[int]) -> bool:
-        """Whether a copy of this rank may write to these blocks. Where a node daemon went, only this
-        process knows.
+    def _still_touched(self, ids: set[int]) -> bool:
+        """Whether a copy of this rank may touch these blocks, which is waited for. Where a node daemon
+        went or hangs, only this process knows.
         """
         try:
             return bool(self._process.worker.wait_idle(sorted(ids), _REUSE_WAIT))
@@ -663,7 +676,7 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 )
                 if done.arrived == 0:
                     # Promised again, it might be late again: the request is computed.
-                    self._process.gave_up.add(done.request)
+                    self._give_up(done.request)
                 self._report(done.request, loading.ids, done.arrived)
 
     def get_block_ids_with_load_errors(self) -> set[int]:

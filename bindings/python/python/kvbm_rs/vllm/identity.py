@@ -96,11 +96,12 @@ def adapter_version(name: str, path: str) -> str:
 
 
 def adapter_stamp(path: str) -> int:
-    """When an adapter's files changed the last time, in nanoseconds; 0 for one of a hub."""
+    """Changes with names, sizes, numbers and times of an adapter's files; 0 for one of a hub."""
     folder = Path(path)
     if not folder.is_dir():
         return 0
-    return max((file.stat().st_mtime_ns for file in _weights(folder)), default=0)
+    stats = [(file.name, file.stat()) for file in _weights(folder)]
+    return hash(tuple((name, st.st_size, st.st_ino, st.st_mtime_ns) for name, st in stats))
 
 
 def _weights(path: Path) -> list[Path]:

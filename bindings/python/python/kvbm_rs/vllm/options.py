@@ -46,6 +46,12 @@ _WITH_DAEMON = frozenset(
 )
 
 
+#: What an operator adds to the namespace, which is the engine's also where a daemon has the blocks.
+_OF_NAMESPACE = frozenset(
+    ("namespace.weights", "namespace.tenant_salt", "namespace.deployment_secret")
+)
+
+
 @dataclass(frozen=True)
 class Options:
     """What an operator set."""
@@ -143,8 +149,12 @@ class Options:
             raise ConfigInvalid(
                 f"option 'daemon' is {daemon!r}: give the path of the socket of `kvbm serve`, such as '/run/kvbm/node.sock'"
             )
-        for name in extra:
+        config = _from_file(None)
+        for name, value in extra.items():
             if name in _WITH_DAEMON:
+                continue
+            if name in _OF_NAMESPACE:
+                config.set(name, _text(value))
                 continue
             if name in _OWN:
                 raise ConfigInvalid(
@@ -156,9 +166,10 @@ class Options:
                 )
             raise ConfigInvalid(
                 f"kv_connector_extra_config has {name!r}, which is no option: beside 'daemon' known are "
-                f"{', '.join(sorted(_WITH_DAEMON))}"
+                f"{', '.join(sorted((*_WITH_DAEMON, *_OF_NAMESPACE)))}"
             )
-        options = cls(config=Config(), **extra)
+        own = {name: value for name, value in extra.items() if name in _WITH_DAEMON}
+        options = cls(config=config, **own)
         options._check()
         return options
 

@@ -51,6 +51,9 @@ logger = compat.logger("kvbm_rs.vllm")
 _PROCESSES: dict[str, EngineProcess] = {}
 _LOCK = threading.Lock()
 
+#: Most LoRA adapters that are told apart.
+_MOST_ADAPTERS = 65_536
+
 #: Most samples of the connector's time per step that are kept.
 _SAMPLES = 100_000
 
@@ -97,9 +100,6 @@ class EngineProcess:
         self.options = Options.read(view.extra, view.data_parallel)
         if groups is not None:
             self.options.check_groups(len(groups))
-        #: Requests whose load failed in a model of several cache groups: vLLM asks for them again,
-        #: and they are computed.
-        self.gave_up: set[str] = set()
         self.counters = Counters()
         self.step_ns: deque[int] = deque(maxlen=_SAMPLES)
         self.layout: Layout | None = None
@@ -118,8 +118,10 @@ class EngineProcess:
         self._worker: Worker | NodeMover | None = None
         #: Of the worker that serves its memory from this process.
         self.rank_memory: RankMemory | None = None
-        #: By name, path and time of the last change of an adapter.
-        self._namespaces: dict[tuple[str, str, int], Namespace] = {}
+        #: By name and path of a LoRA adapter, what its files were at its first use, and its namespace.
+        self._adapters: dict[tuple[str, str], tuple[int, Namespace]] = {}
+        #: What is known of each request: of the scheduler, and of a worker in the same process.
+        self.requests: dict[str, TrackedRequest] = {}
         self._spent_ns = 0
         self._logged: dict[str, float] = {}
 
@@ -246,7 +248,12 @@ class EngineProcess:
         namespace = namespace_of(self.view, weights, shapes, backends, self.own_hashes)
         if self.options.daemon is not None:
             self._manager = node.attach(
-                self.options.daemon, self.layout, namespace, self.view, max(1, len(ranks)), logger
+                self.options.daemon,
+                self.layout,
+                namespace.with_config(self.options.config),
+                self.view,
+                max(1, len(ranks)),
+                logger,
             )
             logger.info("%s", self.describe(time.monotonic() - started))
             return
@@ -329,26 +336,35 @@ class EngineProcess:
     def is_open(self) -> bool:
         return self._manager is not None
 
-    def namespace_for(self, adapter: tuple[str, str] | None) -> Namespace:
-        """The namespace of requests with this LoRA adapter."""
+    def namespace_for(self, adapter: tuple[str, str] | None) -> Namespace | None:
+        """The namespace of requests with this LoRA adapter. `None` where its files are others than
+        when it was first used: nothing says which of them vLLM has loaded.
+        """
         if adapter is None:
             return self.manager.namespace
-        key = (*adapter, adapter_stamp(adapter[1]))
-        namespace = self._namespaces.get(key)
-        if namespace is None:
-            if len(self._namespaces) >= 1024:
-                self._namespaces.clear()
-            namespace = self._namespaces[key] = self.manager.namespace.with_adapter(
-                adapter_version(*adapter)
-            )
-        return namespace
+        stamp = adapter_stamp(adapter[1])
+        known = self._adapters.get(adapter)
+        if known is None and len(self._adapters) < _MOST_ADAPTERS:
+            namespace = self.manager.namespace.with_adapter(adapter_version(*adapter))
+            known = self._adapters[adapter] = (stamp, namespace)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        self.failed(
+            "adapter",
+            KvbmError(
+                f"the files of LoRA adapter {adapter[0]} ({adapter[1]}) have changed, or {_MOST_ADAPTERS} adapters were "
+                "used: its requests are computed, and nothing of them is stored; give a new adapter another name, or "
+                "restart vLLM"
+            ),
+        )
+        return None
 
     def forget_all(self) -> int:
         """Removes what this engine may find, with and without adapters. Waits for no disk: the
         scheduler's thread calls it. Blocks that were removed at once.
         """
         manager = self.manager
-        namespaces = [manager.namespace, *self._namespaces.values()]
+        namespaces = [manager.namespace, *(known[1] for known in self._adapters.values())]
         removed = sum(manager.forget(namespace, wait=False) for namespace in namespaces)
         if not isinstance(manager, NodeEngine):
             # Host memory and disk are this engine's own. They may have blocks of adapters that this

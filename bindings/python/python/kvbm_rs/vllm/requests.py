@@ -17,8 +17,10 @@ class TrackedRequest:
         "audited",
         "by_tier",
         "first",
+        "gave_up",
         "groups",
         "is_audited",
+        "is_cacheable",
         "offered",
         "promised",
         "sequence",
@@ -31,8 +33,19 @@ class TrackedRequest:
         "_own",
     )
 
-    def __init__(self, view: RequestView, namespace: Namespace, own_hashes: bool) -> None:
+    def __init__(
+        self,
+        view: RequestView,
+        namespace: Namespace,
+        own_hashes: bool,
+        is_cacheable: bool = True,
+    ) -> None:
         self.view = view
+        #: Whether blocks of it are loaded and stored: it has no hash otherwise.
+        self.is_cacheable = is_cacheable
+        #: Whether a load of it brought nothing, or not all that several cache groups need. vLLM asks
+        #: for it again, and it is computed.
+        self.gave_up = False
         self._namespace, self._own = namespace, own_hashes
         #: The first block that vLLM lacked at the last look-up.
         self.first = 0
@@ -64,6 +77,8 @@ class TrackedRequest:
 
     def hash(self) -> int:
         """Hashes what is new. How many blocks are hashed."""
+        if not self.is_cacheable:
+            return 0
         if self._hashed and self._changed():
             # A streaming session replaced its last tokens.
             self._begin()

@@ -28,6 +28,9 @@ const LOOK_UPS: u32 = 2000;
 const ENGINES: u16 = 8;
 /// Host memory has room for so many times what is loaded at once: tickets pin a quarter at most.
 const PINNED_SHARE: u32 = 4;
+/// Chains that host memory has room for where copies are measured; the next one takes the place of
+/// the oldest.
+const RESIDENT: u32 = 3;
 /// Prompts of a measurement in which nothing is reused.
 const NEW_PROMPTS: u32 = 8;
 /// Time in which the device computes one block of a prompt: 16 tokens at 64,000 tokens a second.
@@ -122,26 +125,27 @@ fn match_rpc(args: &NodeArgs) -> Result<NodeRow> {
     Ok(NodeRow { name: "match_rpc", p50_us: Some(at(0.5)), p99_us: Some(at(0.99)), ..NodeRow::default() })
 }
 
-/// Both directions, through a daemon and inside the process, in turns.
+/// Both directions, through a daemon and inside the process, in turns; and how long an engine takes
+/// to attach.
 fn copies(args: &NodeArgs, progress: &Progress) -> Result<[NodeRow; 3]> {
-    let bed = Bed::new(args.block.get(), args.blocks, args.rounds + 1)?;
+    let bed = Bed::new(args.block.get(), args.blocks, RESIDENT)?;
     let daemon = Daemon::start(&bed)?;
     let here = Here::start(&bed)?;
     let mut samples: [Vec<f64>; 5] = Default::default();
-    let mut there = None;
-    for round in 0..=args.rounds {
-        drop(there.take());
+    for round in 0..args.rounds {
         let begun = Instant::now();
-        let engine = there.insert(There::attach(&bed, &daemon, "copies")?);
-        let attached = begun.elapsed().as_secs_f64();
+        drop(There::attach(&bed, &daemon, &format!("attaches {round}"))?);
+        samples[4].push(begun.elapsed().as_secs_f64());
+    }
+    let there = There::attach(&bed, &daemon, "copies")?;
+    for round in 0..RESIDENT + 1 + args.rounds {
         let tokens = bed.sequence(round);
-        let times = [engine.save(&tokens)?, here.save(&tokens)?, engine.load(&tokens)?, here.load(&tokens)?];
-        // The first round touches the memory.
-        if round > 0 {
+        let times = [there.save(&tokens)?, here.save(&tokens)?, there.load(&tokens)?, here.load(&tokens)?];
+        // The first rounds touch all memory for the first time.
+        if round > RESIDENT {
             for (times, time) in samples.iter_mut().zip(times.map(|time| time.as_secs_f64())) {
                 times.push(time);
             }
-            samples[4].push(attached);
             progress.advance(1);
         }
     }
