@@ -235,8 +235,9 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "NAME")]
     pub dtype: Option<DType>,
 
-    /// Ranks that divide the KV heads of each block; what cannot be divided each has.
-    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = whole::<u32>(1..=64))]
+    /// Ranks that divide the KV heads of each block; what cannot be divided each has, and G3 and G4
+    /// once.
+    #[arg(long, visible_alias = "tp", value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = whole::<u32>(1..=64))]
     pub tensor_parallel: u32,
 
     /// With --model, where prefixes can end in groups with a sliding window or state, beside the

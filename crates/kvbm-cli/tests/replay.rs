@@ -610,6 +610,51 @@ fn latents_and_narrow_elements_come_back_with_any_number_of_ranks() {
     }
 }
 
+/// What `kvbm` has in its directory: bytes of slot files.
+fn slot_bytes(dir: &Path) -> u64 {
+    let entries = std::fs::read_dir(dir).unwrap().map(Result::unwrap);
+    let bytes = |entry: std::fs::DirEntry| match entry.metadata().unwrap() {
+        metadata if metadata.is_dir() => slot_bytes(&entry.path()),
+        metadata if entry.file_name() == "slots.kvbm" => metadata.len(),
+        _ => 0,
+    };
+    entries.map(bytes).sum()
+}
+
+/// A latent lies on every rank, and once on the disk, whatever the ranks; another number of them
+/// finds it there, and in a volume.
+#[test]
+fn one_copy_of_a_latent_is_on_the_disk_for_all_ranks() {
+    let mut found = Vec::new();
+    for ranks in [1, 2, 4] {
+        let dir = temp();
+        std::fs::create_dir(dir.path().join("volume")).unwrap();
+        let line = |ranks: u32| {
+            let volume = dir.path().join("volume").display().to_string();
+            format!(
+                "--model deepseek-v3 --dtype fp8_e4m3 --tp {ranks} --synthetic 40 --capacity 70,60,3000 \
+                 --block-bytes 2KiB --dir kv --volume dir://{volume} --json -"
+            )
+        };
+        let replay = |ranks: u32| {
+            let json = json(dir.path(), &line(ranks));
+            assert_eq!((number(&json, "corrupt_blocks"), number(&json, "failed_transfers")), (0, 0), "{json:#}");
+            json
+        };
+        let first = replay(ranks);
+        let paths = &first["paths"]["g2_g3"];
+        let written = first["g3"]["bytes_written"].as_u64().unwrap();
+        assert_eq!(paths["bytes"].as_u64().unwrap(), written, "{ranks} ranks: {first:#}");
+        let all = slot_bytes(&dir.path().join("kv"));
+        found.push((written, all, paths["blocks"].as_u64().unwrap()));
+        // Half as many ranks take over what lies there.
+        let second = replay(ranks.div_ceil(2) + u32::from(ranks == 1));
+        assert!(second["hits"]["g3"].as_u64().unwrap() > 0, "{ranks} ranks: {second:#}");
+        assert_eq!(first_tenth(&second), 1.0, "{ranks} ranks: {second:#}");
+    }
+    assert!(found[0].0 > 0 && found.iter().all(|one| *one == found[0]), "{found:?}");
+}
+
 #[test]
 fn a_model_that_there_is_not_is_named_with_those_that_there_are() {
     let dir = temp();

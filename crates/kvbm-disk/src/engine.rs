@@ -3,9 +3,12 @@
 use crate::commit;
 use crate::commit_signals::CommitSignals;
 use crate::executor::{Executor, on_engine_thread};
+use crate::follow::{self, Followed};
 use crate::medium::{DirMedium, Medium};
 use crate::open::{self, Opened};
 use crate::shared::{Alive, GivenUp, Shared};
+use crate::slot_file::SlotFile;
+use crate::slot_table::SlotTable;
 use crate::{
     BatchHandle, BlockChecksum, DirInfo, DiskConfig, DiskFlushReport, EngineInfo, EngineStats, FlushError,
     IoBatch, IoMemory, OpenError, Recovered, UnsubmittedBatch,
@@ -52,20 +55,8 @@ impl DiskEngine {
     /// As [`DiskEngine::open`].
     pub fn open_on(config: DiskConfig, medium: Arc<dyn Medium>) -> Result<(Self, Recovered), OpenError> {
         let Opened { slots, table, journal, recovered } = open::open(&config, &medium)?;
-        let dir = |location| DirInfo { location, io_errors: 0, last_error: None };
-        let dirs = open::dir_names(&config).into_iter().map(dir).collect();
-        let shared = Arc::new(Shared {
-            medium,
-            checksums: BlockChecksum::new(config.namespace),
-            config,
-            slots,
-            table,
-            commit: CommitSignals::default(),
-            stats: Mutex::default(),
-            journal_records: AtomicU64::new(journal.records()),
-            dirs: Mutex::new(dirs),
-            given_up: OnceLock::new(),
-        });
+        let shared = share(config, medium, slots, table, false);
+        shared.journal_records.store(journal.records(), Ordering::Relaxed);
         let start = |source| OpenError::Io { doing: "start a thread".to_owned(), source };
         let committer: Arc<Alive> = Arc::default();
         let executor = Executor::start(&shared)?;
@@ -74,6 +65,35 @@ impl DiskEngine {
             start(error)
         })?;
         Ok((Self { shared, executor, committer }, recovered))
+    }
+
+    /// Opens directories that another engine writes: ranks that hold the same bytes need one copy
+    /// of them. Nothing is changed there, and no lock is taken; the configuration is the writer's.
+    ///
+    /// A write to this engine moves nothing and completes with 0 bytes: it says which block, of
+    /// which checksum, the other engine writes to the slot. A read is verified against that as
+    /// any other is. Who sends both engines their writes knows when a block may be read: when the
+    /// other engine has completed it. What is released or quarantined here is so for this engine
+    /// alone.
+    ///
+    /// # Errors
+    /// [`OpenError::NoJournal`] where no engine has opened the directories yet; else as
+    /// [`DiskEngine::open`].
+    pub fn follow(config: DiskConfig) -> Result<(Self, Recovered), OpenError> {
+        let dirs: Vec<_> = std::iter::once(&config.dir).chain(&config.more_dirs).cloned().collect();
+        let medium = DirMedium::follow(&dirs, config.access);
+        Self::follow_on(config, Arc::new(medium))
+    }
+
+    /// Like [`DiskEngine::follow`] on a medium of the caller's.
+    ///
+    /// # Errors
+    /// As [`DiskEngine::follow`].
+    pub fn follow_on(config: DiskConfig, medium: Arc<dyn Medium>) -> Result<(Self, Recovered), OpenError> {
+        let Followed { slots, table, recovered } = follow::follow(&config, &*medium)?;
+        let shared = share(config, medium, slots, table, true);
+        let executor = Executor::start(&shared)?;
+        Ok((Self { shared, executor, committer: Arc::default() }, recovered))
     }
 
     /// Hands a batch to the I/O threads. Never blocks.
@@ -133,6 +153,8 @@ impl DiskEngine {
     }
 
     /// Makes every block durable whose write completed before the call; waits at most `deadline`.
+    /// Of an engine that follows another one ([`DiskEngine::follow`]), every block counts as
+    /// durable: the other one says which are.
     /// Not to be called from a completion. Blocks whose sync failed before are written again for
     /// it, or given up: then they are misses.
     ///
@@ -140,6 +162,10 @@ impl DiskEngine {
     /// A commit failed since the call, also one that had begun before; the engine ended; the
     /// deadline passed.
     pub fn flush(&self, deadline: Duration) -> Result<DiskFlushReport, FlushError> {
+        if self.shared.follows {
+            let (durable_blocks, ..) = self.shared.table.lock().counts();
+            return Ok(DiskFlushReport { durable_blocks, pending_blocks: 0 });
+        }
         commit::flush(&self.shared, deadline)
     }
 
@@ -204,6 +230,31 @@ impl DiskEngine {
     pub fn durable_blocks(&self) -> u64 {
         self.shared.durable_blocks()
     }
+}
+
+/// What the threads of an engine share.
+fn share(
+    config: DiskConfig,
+    medium: Arc<dyn Medium>,
+    slots: SlotFile,
+    table: Mutex<SlotTable>,
+    follows: bool,
+) -> Arc<Shared> {
+    let dir = |location| DirInfo { location, io_errors: 0, last_error: None };
+    let dirs = open::dir_names(&config).into_iter().map(dir).collect();
+    Arc::new(Shared {
+        medium,
+        checksums: BlockChecksum::new(config.namespace),
+        config,
+        slots,
+        table,
+        follows,
+        commit: CommitSignals::default(),
+        stats: Mutex::default(),
+        journal_records: AtomicU64::new(0),
+        dirs: Mutex::new(dirs),
+        given_up: OnceLock::new(),
+    })
 }
 
 fn spawn_committer(

@@ -47,8 +47,9 @@
 //! | `offline` | inspects, verifies and repairs a directory without an engine | `engine`, `archive`, `stripes`, `config`, `journal`, `recorded_slots`, `record`, `medium`, `error`, `info` |
 //! | `fuzz` | bodies of the fuzz targets | `fault`, `open`, `stripes`, `config`, `journal`, `recorded_slots`, `slot_table`, `record`, `medium`, `info`, `checksum` |
 //! | `fault` | a simulated medium that injects faults | `stripes`, `journal`, `medium` |
-//! | `engine` | the engine: batches in, outcomes out | `executor`, `commit`, `shared`, `commit_signals`, `batch`, `open`, `config`, `buffer`, `journal`, `medium`, `error`, `info`, `checksum` |
+//! | `engine` | the engine: batches in, outcomes out | `executor`, `follow`, `commit`, `shared`, `commit_signals`, `batch`, `open`, `slot_file`, `config`, `buffer`, `journal`, `slot_table`, `medium`, `error`, `info`, `checksum` |
 //! | `executor` | io_uring ring or thread pool that executes operations | `ops`, `shared`, `batch`, `slot_file`, `config`, `buffer`, `medium`, `error`, `info` |
+//! | `follow` | opens directories that another engine writes | `open`, `slot_file`, `stripes`, `config`, `slot_table`, `medium`, `error`, `info` |
 //! | `commit` | the committer thread: group commits | `rewrite`, `shared`, `commit_signals`, `slot_file`, `stripes`, `journal`, `record`, `medium`, `error`, `info` |
 //! | `rewrite` | writes blocks again whose sync failed | `ops`, `shared`, `slot_file`, `slot_table`, `medium` |
 //! | `ops` | one operation on one slot | `shared`, `batch`, `open`, `slot_file`, `buffer`, `slot_table`, `medium`, `error`, `checksum` |
@@ -81,6 +82,7 @@ mod engine;
 mod error;
 mod executor;
 pub mod fault;
+mod follow;
 #[cfg(any(test, feature = "fuzz"))]
 #[doc(hidden)]
 pub mod fuzz;

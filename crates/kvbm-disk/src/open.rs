@@ -27,14 +27,7 @@ pub(crate) struct Opened {
 
 pub(crate) fn open(config: &DiskConfig, medium: &Arc<dyn Medium>) -> Result<Opened, OpenError> {
     config.validate()?;
-    let header = Header {
-        journal_id: 0,
-        namespace: config.namespace,
-        num_slots: config.num_slots,
-        block_bytes: config.block_bytes,
-        slot_stride: config.slot_stride()?,
-        geometry: config.geometry.clone(),
-    };
+    let header = header_of(config)?;
     stripes::join(&**medium, &dir_names(config))?;
     let mut found = read_journal(config, &header, &**medium)?;
     let without_bytes = match &mut found {
@@ -78,6 +71,18 @@ pub(crate) fn open(config: &DiskConfig, medium: &Arc<dyn Medium>) -> Result<Open
     Ok(Opened { slots, table, journal, recovered })
 }
 
+/// What a journal of ours says first.
+pub(crate) fn header_of(config: &DiskConfig) -> Result<Header, OpenError> {
+    Ok(Header {
+        journal_id: 0,
+        namespace: config.namespace,
+        num_slots: config.num_slots,
+        block_bytes: config.block_bytes,
+        slot_stride: config.slot_stride()?,
+        geometry: config.geometry.clone(),
+    })
+}
+
 /// Cuts the torn tail and the mark of a shutdown before anything is written.
 fn cut_tail(file: &dyn BlockFile, replayed: &crate::journal::Replayed) -> Result<(), OpenError> {
     file.set_len(replayed.end())
@@ -114,18 +119,22 @@ pub(crate) fn without_bytes(table: &impl SlotRecords, stripes: Stripes, lengths:
     table.blocks().filter(|(slot, _, content)| is_lost(*slot, content)).map(|(slot, ..)| slot).collect()
 }
 
-fn failed(doing: &str, file: &str, source: io::Error) -> OpenError {
+pub(crate) fn failed(doing: &str, file: &str, source: io::Error) -> OpenError {
     OpenError::Io { doing: format!("{doing} {file}"), source }
 }
 
-struct Found {
+pub(crate) struct Found {
     file: Arc<dyn BlockFile>,
-    replayed: crate::journal::Replayed,
-    table: SlotTable,
+    pub(crate) replayed: crate::journal::Replayed,
+    pub(crate) table: SlotTable,
 }
 
 /// The journal, if there is one. Changes nothing.
-fn read_journal(config: &DiskConfig, ours: &Header, medium: &dyn Medium) -> Result<Option<Found>, OpenError> {
+pub(crate) fn read_journal(
+    config: &DiskConfig,
+    ours: &Header,
+    medium: &dyn Medium,
+) -> Result<Option<Found>, OpenError> {
     let file = match medium.open(JOURNAL_FILE, OpenFile::default()) {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -217,20 +226,25 @@ fn open_slots(
     let (mut files, preallocated) = reserve(medium, &names, &lengths, reserved)?;
     // A new slot file must have a durable name before the first flush of its data.
     medium.sync_dir().map_err(|source| OpenError::Io { doing: "sync the directories".to_owned(), source })?;
-    let direct = match config.engine {
-        EngineMode::Buffered => Err("configured".to_owned()),
-        EngineMode::Auto | EngineMode::IoUring | EngineMode::Threads => open_direct(medium, names.len()),
-    };
-    let direct = match (direct, config.engine) {
-        (Ok((direct_files, alignment)), _) => {
-            files = direct_files;
-            Ok(alignment)
-        }
-        (Err(reason), EngineMode::IoUring) => return Err(no_engine(EngineKind::IoUring, reason)),
-        (Err(reason), EngineMode::Threads) => return Err(no_engine(EngineKind::Threads, reason)),
-        (Err(reason), EngineMode::Auto | EngineMode::Buffered) => Err(reason),
-    };
+    let direct = directly(config.engine, || open_direct(medium, names.len()))?.map(|(direct, alignment)| {
+        files = direct;
+        alignment
+    });
     Ok(SlotFile { files, stripes, stride, direct, preallocated, straight_bytes })
+}
+
+/// The slot files opened by `open` for direct I/O and the alignment that all of them take, or why
+/// not; an error where `engine` must have that.
+pub(crate) fn directly(
+    engine: EngineMode,
+    open: impl FnOnce() -> Result<(Files, u32), String>,
+) -> Result<Result<(Files, u32), String>, OpenError> {
+    match engine {
+        EngineMode::Buffered => Ok(Err("configured".to_owned())),
+        EngineMode::Auto => Ok(open()),
+        EngineMode::IoUring => open().map(Ok).map_err(|reason| no_engine(EngineKind::IoUring, reason)),
+        EngineMode::Threads => open().map(Ok).map_err(|reason| no_engine(EngineKind::Threads, reason)),
+    }
 }
 
 /// The slot files, each of the length that it is to have, and whether their space is reserved.
@@ -287,7 +301,7 @@ fn no_engine(engine: EngineKind, reason: String) -> OpenError {
     OpenError::NoEngine { engine, reason }
 }
 
-type Files = Vec<Arc<dyn BlockFile>>;
+pub(crate) type Files = Vec<Arc<dyn BlockFile>>;
 
 /// The slot files opened for direct I/O and the alignment that all of them take, or why not.
 fn open_direct(medium: &dyn Medium, count: usize) -> Result<(Files, u32), String> {
@@ -330,7 +344,7 @@ fn probe_direct(medium: &dyn Medium, name: &str, slots: &dyn BlockFile) -> Resul
 
 /// Reads at an odd multiple of `alignment` in memory, offset and length. The content does not
 /// matter.
-fn probe_reading(slots: &dyn BlockFile, alignment: usize) -> io::Result<()> {
+pub(crate) fn probe_reading(slots: &dyn BlockFile, alignment: usize) -> io::Result<()> {
     let mut memory = OwnedBuffer::new(2 * alignment);
     slots.read_at(alignment as u64, &mut [IoSliceMut::new(&mut memory.as_mut_slice()[alignment..])]).map(drop)
 }

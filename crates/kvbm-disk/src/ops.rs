@@ -84,6 +84,14 @@ pub(crate) fn end(op: &Op, over: Over, shared: &Shared) -> OpOutcome {
     }
 }
 
+/// Gives the slot back after a write that another engine does: no bytes were moved here.
+pub(crate) fn note(op: &Op, checksum: u64, shared: &Shared) -> OpOutcome {
+    let (slot, identity, bytes) = (op.slot, op.identity, op.fragments.bytes());
+    let written = Content { identity, checksum, bytes };
+    let kept = shared.change(|table| table.end_write(slot, Some(written)));
+    kept.map(|()| OpDone { checksum, bytes: 0 })
+}
+
 /// Gives the slot back after a transfer that unwound.
 pub(crate) fn abandon(op: &Op, shared: &Shared) {
     match op.kind {

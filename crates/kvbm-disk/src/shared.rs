@@ -22,6 +22,8 @@ pub(crate) struct Shared {
     pub(crate) checksums: BlockChecksum,
     pub(crate) slots: SlotFile,
     pub(crate) table: Mutex<SlotTable>,
+    /// Another engine writes the slot files: writes move nothing, and there is no journal of ours.
+    pub(crate) follows: bool,
     pub(crate) commit: CommitSignals,
     pub(crate) stats: Mutex<EngineStats>,
     pub(crate) journal_records: AtomicU64,

@@ -151,6 +151,20 @@ pub enum WorkerError {
         #[source]
         source: OpenError,
     },
+    /// The rank that writes this rank's blocks has not opened its disk.
+    #[error(
+        "G3 of rank {rank}: rank {writer}, which holds the same bytes and writes them for both, has opened no disk in {}: \
+         start its worker, and see its log",
+        dir.display()
+    )]
+    NoWriter {
+        /// The rank.
+        rank: Rank,
+        /// The rank that writes.
+        writer: Rank,
+        /// Its directory.
+        dir: PathBuf,
+    },
     /// The volume cannot be opened.
     #[error(transparent)]
     Volume(#[from] kvbm_volume::RegistryError),

@@ -25,6 +25,8 @@ pub(super) struct Engine<'a> {
 
 struct RankEngine<'a> {
     worker: &'a Worker,
+    /// Whose bytes it computes: its own, or those of the first rank that holds the same.
+    rank: u32,
     stream: Arc<dyn Stream>,
     staging: HostBuffer,
     blocks_at_a_time: usize,
@@ -59,7 +61,11 @@ struct StagedCell {
 impl<'a> Engine<'a> {
     /// An engine on the workers of `manager`.
     pub(super) fn new(manager: &'a KvBlockManager<Owned>) -> Result<Self> {
-        let ranks = manager.workers().iter().map(RankEngine::new).collect::<Result<_>>()?;
+        let rank = |worker: &'a Worker| {
+            let computes = manager.config().writer_of(worker.rank());
+            RankEngine::new(worker, u32::from(computes.0))
+        };
+        let ranks = manager.workers().iter().map(rank).collect::<Result<_>>()?;
         Ok(Self { ranks })
     }
 
@@ -94,7 +100,7 @@ impl<'a> Engine<'a> {
 }
 
 impl<'a> RankEngine<'a> {
-    fn new(worker: &'a Worker) -> Result<Self> {
+    fn new(worker: &'a Worker, rank: u32) -> Result<Self> {
         let groups = (0..).map_while(|group| worker.g1_of(GroupId(group)));
         let block_bytes = groups.map(BoundLayout::bytes_per_block).max().unwrap_or(1).max(1);
         let blocks_at_a_time = (STAGING_BYTES / block_bytes).max(1) as usize;
@@ -102,11 +108,7 @@ impl<'a> RankEngine<'a> {
         let stream = device.create_stream("replay-engine").context("no stream for the engine")?;
         let staging = HostBuffer::zeroed(blocks_at_a_time * block_bytes as usize);
         let stale = vec![STALE; blocks_at_a_time * block_bytes as usize];
-        Ok(Self { worker, stream, staging, blocks_at_a_time, stale })
-    }
-
-    fn rank(&self) -> u32 {
-        u32::from(self.worker.rank().0)
+        Ok(Self { worker, rank, stream, staging, blocks_at_a_time, stale })
     }
 
     /// G1 as blocks of a group lie there.
@@ -120,7 +122,7 @@ impl<'a> RankEngine<'a> {
     }
 
     fn compute(&mut self, group: GroupId, blocks: &[BlockId], hashes: &[SequenceHash]) -> Result<()> {
-        let rank = self.rank();
+        let rank = self.rank;
         for (blocks, hashes) in blocks.chunks(self.blocks_at_a_time).zip(hashes.chunks(self.blocks_at_a_time))
         {
             let cells = self.stage(group, blocks)?;
@@ -143,7 +145,7 @@ impl<'a> RankEngine<'a> {
         hashes: &[SequenceHash],
         wrong: &mut Vec<WrongBytes>,
     ) -> Result<()> {
-        let rank = self.rank();
+        let rank = self.rank;
         for (blocks, hashes) in blocks.chunks(self.blocks_at_a_time).zip(hashes.chunks(self.blocks_at_a_time))
         {
             let cells = self.stage(group, blocks)?;

@@ -222,7 +222,7 @@ fn result(
     let onboarded = [TransferPath::G2_G1, TransferPath::G3_G1, TransferPath::G4_G1]
         .map(|path| metrics.path(path).blocks.get());
     let config = manager.config();
-    let block_bytes = config.rank_block_bytes() * u64::from(config.parallelism.tensor_parallel);
+    let block_bytes = config.rank_block_bytes() * config.writers().count() as u64;
     let to_disk = metrics.path(TransferPath::G2_G3);
     // Blocks of several groups have several lengths.
     let alike = config.model.groups.as_slice().len() <= 1;

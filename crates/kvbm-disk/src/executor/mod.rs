@@ -5,10 +5,11 @@ mod pool;
 mod queue;
 mod ring;
 
-use crate::batch::IoBatch;
+use crate::batch::{IoBatch, OpKind};
+use crate::ops::{self, Begun};
 use crate::shared::{Alive, Shared};
 use crate::{BatchHandle, EngineChoice, EngineKind, EngineMode, IoMemory, OpenError, UnsubmittedBatch};
-use job::jobs_of;
+use job::{Job, jobs_of};
 use queue::Queue;
 use std::cell::Cell;
 use std::io;
@@ -97,9 +98,30 @@ impl Executor {
         if let Err(error) = self.queue.admit(batch.len()) {
             return Err(UnsubmittedBatch { batch, error });
         }
-        let (handle, jobs) = jobs_of(batch, &self.shared);
-        self.queue.push(jobs);
+        let (handle, mut jobs) = jobs_of(batch, &self.shared);
+        if self.shared.follows {
+            let (writes, reads) = jobs.into_iter().partition(|job| job.op().kind != OpKind::Read);
+            jobs = reads;
+            self.note(writes);
+        }
+        if !jobs.is_empty() {
+            self.queue.push(jobs);
+        }
         Ok(handle)
+    }
+
+    /// Writes of another engine: what they say is noted, and nothing moves.
+    fn note(&self, writes: Vec<Job>) {
+        for job in writes {
+            // SAFETY: the job lives, so the contract of its fragments holds.
+            let begun = unsafe { ops::begin(job.op(), &self.shared) };
+            let outcome = begun.and_then(|begun| match begun {
+                Begun::Write { checksum } => ops::note(job.op(), checksum, &self.shared),
+                Begun::Read { .. } => Err(job.panicked()),
+            });
+            self.queue.noted();
+            drop(job.finish(outcome));
+        }
     }
 
     /// Operations queued or running.

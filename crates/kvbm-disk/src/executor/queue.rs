@@ -175,6 +175,11 @@ impl Queue {
         jobs.writes.busy -= ended.writes;
     }
 
+    /// Frees the room of an operation that was admitted and is over without having been queued.
+    pub(super) fn noted(&self) {
+        self.jobs.lock().outstanding -= 1;
+    }
+
     /// Takes nothing more and fails what has not started.
     pub(super) fn close(&self) {
         let mut jobs = self.jobs.lock();

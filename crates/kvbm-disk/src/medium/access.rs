@@ -30,12 +30,12 @@ pub(super) fn open(
     Ok(file)
 }
 
-/// Opens a file to read it. With `access`, the file of another user is refused; without, the
-/// system's permissions decide.
-pub(super) fn open_read_only(path: &Path, access: Option<FileAccess>) -> io::Result<File> {
+/// Opens a file with `flags` to read it. With `access`, the file of another user is refused;
+/// without, the system's permissions decide.
+pub(super) fn open_read_only(path: &Path, flags: i32, access: Option<FileAccess>) -> io::Result<File> {
     // Without `O_NONBLOCK`, the open of a pipe that somebody put there waits for a writer. Reads of
     // files do not change.
-    let file = open_regular(path, OpenOptions::new().read(true), libc::O_NONBLOCK)?;
+    let file = open_regular(path, OpenOptions::new().read(true), flags | libc::O_NONBLOCK)?;
     if let Some(access) = access {
         check_owner(path, &file.metadata()?, access)?;
     }

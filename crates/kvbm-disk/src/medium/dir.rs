@@ -36,6 +36,8 @@ const LOCK_PAUSE: Duration = Duration::from_millis(10);
 pub struct DirMedium {
     dirs: Vec<PathBuf>,
     access: FileAccess,
+    /// Files are opened to be read, and nothing is created.
+    read_only: bool,
     /// Hold the locks while open.
     _locks: Vec<File>,
 }
@@ -75,7 +77,13 @@ impl DirMedium {
                 lock => lock?,
             });
         }
-        Ok(Self { dirs: dirs.to_vec(), access, _locks: locks })
+        Ok(Self { dirs: dirs.to_vec(), access, read_only: false, _locks: locks })
+    }
+
+    /// Directories that another engine has locked, to read what it writes there. A file of another
+    /// user is refused.
+    pub(crate) fn follow(dirs: &[PathBuf], access: FileAccess) -> Self {
+        Self { dirs: dirs.to_vec(), access, read_only: true, _locks: Vec::new() }
     }
 
     fn path(&self, name: &str) -> io::Result<PathBuf> {
@@ -116,7 +124,7 @@ impl DirMedium {
                 access::open(&path, &mut options, 0, Some(access))
             }
             Purpose::Look => match access::open(&path, &mut options, 0, None) {
-                Err(error) if is_read_only(&error) => access::open_read_only(&path, None),
+                Err(error) if is_read_only(&error) => access::open_read_only(&path, 0, None),
                 lock => lock,
             },
         };
@@ -157,7 +165,7 @@ impl DirMedium {
 
     /// The holder of the lock of `dir`, if it is held.
     pub(crate) fn owner(dir: &Path) -> Option<String> {
-        let mut lock = access::open_read_only(&dir.join(LOCK_FILE), None).ok()?;
+        let mut lock = access::open_read_only(&dir.join(LOCK_FILE), 0, None).ok()?;
         // SAFETY: a system call on a descriptor that is open; no memory involved. The lock ends
         // with the descriptor.
         let free = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) } == 0;
@@ -218,7 +226,7 @@ fn owner_of(lock: &mut File) -> String {
 
 /// Opens a file to read it. With `access`, the file of another user is refused.
 pub(crate) fn open_read_only(path: &Path, access: Option<FileAccess>) -> io::Result<Arc<dyn BlockFile>> {
-    Ok(Arc::new(RealFile(access::open_read_only(path, access)?)))
+    Ok(Arc::new(RealFile(access::open_read_only(path, 0, access)?)))
 }
 
 impl Medium for DirMedium {
@@ -229,9 +237,12 @@ impl Medium for DirMedium {
 
     fn open(&self, name: &str, how: OpenFile) -> io::Result<Arc<dyn BlockFile>> {
         let path = self.path(name)?;
+        let flags = if how.direct { libc::O_DIRECT } else { 0 };
+        if self.read_only {
+            return Ok(Arc::new(RealFile(access::open_read_only(&path, flags, Some(self.access))?)));
+        }
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(how.create).truncate(how.truncate);
-        let flags = if how.direct { libc::O_DIRECT } else { 0 };
         Ok(Arc::new(RealFile(access::open(&path, &mut options, flags, Some(self.access))?)))
     }
 

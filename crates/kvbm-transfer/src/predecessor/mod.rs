@@ -32,6 +32,16 @@ pub struct Predecessor {
     left_out: LeftOut,
 }
 
+/// Where a deployment kept its blocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OldFolders {
+    /// Its ranks.
+    pub ranks: u32,
+    /// The directories of each rank that wrote, in the order of the ranks. Of ranks that held the
+    /// same bytes, the first did.
+    pub of: Vec<(u32, Vec<PathBuf>)>,
+}
+
 /// Blocks of a predecessor that are not taken over by anybody.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeftOut {
@@ -120,23 +130,23 @@ pub enum PredecessorError {
 }
 
 impl Predecessor {
-    /// Opens the directories of all ranks of a deployment, in their order. `capacity`: slots that
-    /// we have; `held`: blocks that all our ranks have in them, which stay. `access`: whose files
+    /// Opens the directories of the ranks of a deployment. `capacity`: slots that we have; `held`: blocks that all our ranks have in them, which stay. `access`: whose files
     /// are used.
     ///
     /// # Errors
     /// A directory is missing, in use, damaged, or holds blocks of something else than `ours`, of
     /// this `namespace`.
     pub fn open(
-        folders: &[Vec<PathBuf>],
+        folders: &OldFolders,
         access: FileAccess,
         namespace: [u8; 16],
         ours: &SlotGeometry,
         capacity: u32,
         held: &[(BlockId, BlockIdentity)],
     ) -> Result<Self, PredecessorError> {
-        let ranks = folders.len();
-        let open = |(rank, dirs): (usize, &Vec<PathBuf>)| {
+        let ranks = folders.ranks as usize;
+        let open = |(rank, dirs): &(u32, Vec<PathBuf>)| {
+            let rank = *rank as usize;
             let archive = Archive::open(dirs, access).map_err(|source| PredecessorError::Open {
                 rank,
                 ranks,
@@ -145,7 +155,7 @@ impl Predecessor {
             OldRank::new(archive, namespace, ours, (rank, ranks))
                 .map_err(|reason| PredecessorError::Content { rank, ranks, reason })
         };
-        let ranks = folders.iter().enumerate().map(open).collect::<Result<Vec<_>, _>>()?;
+        let ranks = folders.of.iter().map(open).collect::<Result<Vec<_>, _>>()?;
         let held: HashMap<_, _> = held.iter().copied().filter(|(slot, _)| slot.0 < capacity).collect();
         let names: HashSet<Name> = held.values().map(|identity| name(identity, identity.hash)).collect();
         let (mut common, incomplete) = common(&ranks);
@@ -258,14 +268,20 @@ impl Predecessor {
 
     /// Ranks that together have our part, and which bytes of theirs are which of ours.
     fn sources(&self, ours: &SlotGeometry) -> Result<Vec<(usize, CopyPlan)>, PredecessorError> {
-        let ranks = self.ranks.len();
-        let content = |rank, reason: String| PredecessorError::Content { rank, ranks, reason };
+        let content = |index: usize, reason: String| {
+            let (rank, ranks) = self.ranks.get(index).map_or((0, 0), |rank| rank.geometry.rank);
+            PredecessorError::Content { rank: rank as usize, ranks: ranks as usize, reason }
+        };
         let slot = ours.slot().map_err(|error| content(0, error.to_string()))?;
         let parts: Vec<_> = self.ranks.iter().map(|rank| rank.geometry.part()).collect();
         let plan = |(index, selection): (usize, Selection)| {
             let plan = CopyPlan::between(&self.ranks[index].slot, &slot, &selection);
             Ok((index, plan.map_err(|error| content(index, error.to_string()))?))
         };
-        covering(&parts, &ours.part())?.into_iter().map(plan).collect()
+        let sources = covering(&parts, &ours.part()).map_err(|error| match error {
+            PredecessorError::Content { rank, reason, .. } => content(rank, reason),
+            error => error,
+        })?;
+        sources.into_iter().map(plan).collect()
     }
 }

@@ -428,6 +428,7 @@ fn leader(
 ) -> Arc<Leader> {
     let settings = TransferSettings {
         epoch: registry.epoch(),
+        writers: config.ranks().map(|rank| config.writer_of(rank)).collect(),
         max_plan_blocks: MAX_PLAN_BLOCKS,
         max_read_blocks: max_read_blocks(config.rank_block_bytes()),
         transfer_deadline: config.transfer.deadline,

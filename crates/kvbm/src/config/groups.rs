@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::value::{Raw, Setting, quoted};
 use super::{Config, ModelConfig};
-use kvbm_layout::{DType, OpaqueLayout};
-use kvbm_plan::{GroupId, GroupKind};
+use kvbm_layout::{DType, HeadSlice, Holders, OpaqueLayout, slice_for_rank};
+use kvbm_plan::{GroupId, GroupKind, Rank};
 
 /// What one layer of a group keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -235,6 +235,26 @@ impl ModelConfig {
         }
     }
 
+    /// Of `ranks` ranks the one that writes what `rank` holds to storage that they share: the first
+    /// that holds the same bytes of every group. Heads are replicated where there are more ranks
+    /// than heads; the latent of MLA is one head. Parts of a state, and tensors without axes, are
+    /// each rank's own.
+    pub(crate) fn writer(&self, rank: u32, ranks: u32) -> u32 {
+        if self.is_opaque() {
+            return rank;
+        }
+        let of_group = |group: CacheGroup| match group.content {
+            LayerContent::Kv { num_kv_heads, .. } => match slice_for_rank(num_kv_heads, ranks, rank) {
+                Ok(HeadSlice { holders: Holders::Several { writer, .. }, .. }) => writer,
+                _ => rank,
+            },
+            LayerContent::State { .. } | LayerContent::Opaque { .. } => rank,
+        };
+        // Ranks with the same head follow each other: who is in one row with the largest of these
+        // in every group has its bytes.
+        self.cache_groups().into_iter().map(of_group).max().unwrap_or(rank)
+    }
+
     /// What tells the groups of a model from those of another; empty for layers that are alike.
     pub(crate) fn groups_fingerprint(&self) -> String {
         if !self.has_groups() {
@@ -255,6 +275,22 @@ impl Config {
         }
         let (page, ranks) = (model.page_size, self.parallelism.tensor_parallel);
         model.cache_groups().iter().map(|group| group.rank_bytes(page, model.dtype, ranks)).collect()
+    }
+
+    /// The rank that writes what `rank` holds to G3 and G4: itself, or the first rank that holds
+    /// the same bytes of every block (MLA, more ranks than KV heads).
+    pub fn writer_of(&self, rank: Rank) -> Rank {
+        Rank(self.model.writer(u32::from(rank.0), self.parallelism.tensor_parallel) as u16)
+    }
+
+    /// Ranks that write to G3 and G4: together they hold each byte of a block once.
+    pub fn writers(&self) -> impl Iterator<Item = Rank> + '_ {
+        self.ranks().filter(|rank| self.writer_of(*rank) == *rank)
+    }
+
+    /// All ranks.
+    pub(crate) fn ranks(&self) -> impl Iterator<Item = Rank> + use<> {
+        (0..self.parallelism.tensor_parallel.min(u32::from(u16::MAX)) as u16).map(Rank)
     }
 
     /// The ids of the cache groups.

@@ -6,7 +6,7 @@
 
 use crate::error::may_land;
 use kvbm_plan::simulation::{Planted, planted};
-use kvbm_plan::{BlockOutcome, Epoch, Failure, FailureKind, Path, PlanId, Rank, TransferReport};
+use kvbm_plan::{BlockOutcome, Epoch, Failure, FailureKind, Path, PlanId, Rank, Tier, TransferReport};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 pub(super) struct Inflight<O> {
     epoch: Epoch,
     ranks: usize,
+    /// For each rank the one that writes its bytes to storage that they share; empty where each
+    /// rank writes its own.
+    writers: Vec<Rank>,
     table: Mutex<Table<O>>,
 }
 
@@ -29,6 +32,9 @@ struct Pending<O> {
     answered: Vec<bool>,
     left: usize,
     failures: Vec<Option<Failure>>,
+    /// Of ranks that share one copy of what this plan writes: who said first which checksum the
+    /// writer's block has, by writer and block.
+    sums: HashMap<(Rank, usize), (Rank, u64)>,
     bytes: u64,
     queued_us: u64,
     busy_us: u64,
@@ -71,7 +77,14 @@ pub(super) enum Answer<O> {
 
 impl<O> Inflight<O> {
     pub(super) fn new(epoch: Epoch, ranks: usize) -> Self {
-        Self { epoch, ranks, table: Mutex::new(Table { next: 1, plans: HashMap::new() }) }
+        let table = Mutex::new(Table { next: 1, plans: HashMap::new() });
+        Self { epoch, ranks, writers: Vec::new(), table }
+    }
+
+    /// The same where ranks hold the same bytes: `writers` says for each who writes them.
+    pub(super) fn shared_by(self, writers: Vec<Rank>) -> Self {
+        let shared = (0..).map(Rank).zip(&writers).any(|(rank, writer)| rank != *writer);
+        Self { writers: if shared { writers } else { Vec::new() }, ..self }
     }
 
     /// Enters a plan of `blocks` blocks before it is sent. The id that it must carry.
@@ -85,6 +98,7 @@ impl<O> Inflight<O> {
             answered: vec![false; self.ranks],
             left: self.ranks,
             failures: vec![None; blocks],
+            sums: HashMap::new(),
             bytes: 0,
             queued_us: 0,
             busy_us: 0,
@@ -115,6 +129,12 @@ impl<O> Inflight<O> {
             Some(answered) if !*answered || planted(Planted::CountReportTwice) => *answered = true,
             _ => return Answer::Ignored,
         }
+        let blocks = match self.writers.get(rank.index()) {
+            Some(writer) if matches!(pending.path.dst, Tier::G3 | Tier::G4) => {
+                pending.compare(rank, *writer, blocks)
+            }
+            _ => blocks,
+        };
         pending.merge(rank, blocks);
         pending.bytes = pending.bytes.saturating_add(bytes);
         pending.queued_us = pending.queued_us.max(queued_us);
@@ -191,6 +211,27 @@ impl<O> Inflight<O> {
 }
 
 impl<O> Pending<O> {
+    /// A block of which ranks hold other bytes than their writer fails: only the writer's are
+    /// stored, and the others could not use them.
+    fn compare(&mut self, rank: Rank, writer: Rank, blocks: Vec<BlockOutcome>) -> Vec<BlockOutcome> {
+        let compared = |(at, outcome): (usize, BlockOutcome)| match outcome {
+            // 0: the worker does not know it.
+            BlockOutcome::Done { checksum } if checksum != 0 => {
+                let (first, known) = *self.sums.entry((writer, at)).or_insert((rank, checksum));
+                if known == checksum {
+                    return outcome;
+                }
+                let detail = format!(
+                    "ranks {first} and {rank} hold other bytes of the block, and the model says that they hold the same: \
+                     only those of rank {writer} would be stored"
+                );
+                BlockOutcome::Failed(Failure::new(FailureKind::Unsupported, detail))
+            }
+            outcome => outcome,
+        };
+        blocks.into_iter().enumerate().map(compared).collect()
+    }
+
     /// The first failure of a block, on whichever rank, is the one that is reported; one that left
     /// no bytes gives way to one that may have. Of ranks that did not start it, what one waited for
     /// is reported rather than that it was cancelled on another.
@@ -308,6 +349,29 @@ mod tests {
                 panic!("finished")
             };
             assert_eq!(finished.failures[0].as_ref().map(|failure| failure.kind), Some(expected));
+        }
+    }
+
+    #[test]
+    fn ranks_that_share_a_copy_and_hold_other_bytes_store_none() {
+        let writers = vec![Rank(0), Rank(0), Rank(2), Rank(2)];
+        for (path, expected) in [(Path::G2_G3, [false, true]), (Path::G2_G4, [false, true]), (PATH, [false; 2])]
+        {
+            let inflight = Inflight::new(Epoch(2), 4).shared_by(writers.clone());
+            let plan = inflight.enter((), path, 2);
+            // Ranks 2 and 3 share another part. Nobody knows what rank 0 has of block 0.
+            let sums = [[0, 7], [5, 8], [9, 9], [9, 9]];
+            let mut finished = None;
+            for (rank, sums) in (0..).zip(sums) {
+                let blocks = sums.map(|checksum| BlockOutcome::Done { checksum }).to_vec();
+                if let Answer::Finished(all) = inflight.answer(report(plan, rank, blocks)) {
+                    finished = Some(all);
+                }
+            }
+            let failures = finished.expect("all ranks answered").failures;
+            assert_eq!([failures[0].is_some(), failures[1].is_some()], expected, "{path}");
+            let told = failures[1].as_ref().map(|failure| failure.detail.clone()).unwrap_or_default();
+            assert_eq!(told.contains("ranks 0 and 1"), expected[1], "{told}");
         }
     }
 

@@ -245,6 +245,8 @@ impl Request {
 #[derive(Clone, Debug)]
 pub(crate) struct TransferSettings {
     pub(crate) epoch: Epoch,
+    /// For each rank the one that writes its bytes to G3 and G4.
+    pub(crate) writers: Vec<Rank>,
     /// Most blocks of one plan.
     pub(crate) max_plan_blocks: usize,
     /// Most blocks of one plan that reads from a disk or a volume.
@@ -303,7 +305,7 @@ impl Transfers {
         settings: TransferSettings,
     ) -> Arc<Self> {
         Arc::new(Self {
-            inflight: Inflight::new(settings.epoch, ranks.len()),
+            inflight: Inflight::new(settings.epoch, ranks.len()).shared_by(settings.writers.clone()),
             joins: Joins::default(),
             speeds: Speeds::default(),
             prefill: PrefillSpeed::default(),

@@ -283,6 +283,7 @@ mod tests {
         let (metrics, deadline) = (Metrics::new(), Duration::from_secs(1));
         let settings = TransferSettings {
             epoch: registry.epoch(),
+            writers: Vec::new(),
             max_plan_blocks: 1,
             max_read_blocks: 1,
             transfer_deadline: deadline,

@@ -2,15 +2,22 @@
 
 use super::WorkerError;
 use crate::config::{self, Config, FIRST_GROUP, HostOrder, LayerContent};
-use kvbm_disk::{DiskConfig, DiskEngine, EngineMode, GroupCommit};
+use kvbm_disk::{DiskConfig, DiskEngine, EngineMode, GroupCommit, OpenError, Recovered};
 use kvbm_layout::{AxisOrder, BlockLayout, slice_for_rank};
 use kvbm_plan::{FileAccess, Rank, Tier};
 use kvbm_tokens::NamespaceTag;
 use kvbm_transfer::{DiskTier, GroupsGeometry, OpaqueGeometry, SlotGeometry, disk_layout};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-/// Opens the folders of `rank`. `host`: how its blocks of each cache group lie in G2.
+/// How long a rank waits for the one that writes its blocks to open its folders the first time.
+const WRITER_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often it looks.
+const WRITER_PAUSE: Duration = Duration::from_millis(10);
+
+/// Opens the folders of `rank`, or those of the rank that writes the same bytes. `host`: how its
+/// blocks of each cache group lie in G2.
 pub(super) fn open_disk(
     config: &Config,
     host: &[&dyn BlockLayout],
@@ -24,15 +31,17 @@ pub(super) fn open_disk(
         let layout = layout.map_err(|source| WorkerError::Layout { tier: Tier::G3, source })?;
         block_bytes = layout.config().bytes_per_block().max(block_bytes);
     }
-    let mut dirs = rank_dirs(config, tag, u32::from(rank.0), config.parallelism.tensor_parallel).into_iter();
+    let writer = config.writer_of(rank);
+    let mut dirs =
+        rank_dirs(config, tag, u32::from(writer.0), config.parallelism.tensor_parallel).into_iter();
     let dir = dirs.next().unwrap_or_default();
     let mut disk = DiskConfig::new(&dir, blocks, block_bytes, *tag.as_bytes());
     disk.more_dirs = dirs.collect();
     disk.access = disk_access(config);
-    disk.geometry = match geometry(config, rank)? {
+    disk.geometry = match geometry(config, writer)? {
         Some(geometry) => geometry.to_string(),
-        None if config.model.is_opaque() => opaque_geometry(config, rank).to_string(),
-        None => groups_geometry(config, rank).to_string(),
+        None if config.model.is_opaque() => opaque_geometry(config, writer).to_string(),
+        None => groups_geometry(config, writer).to_string(),
     }
     .into_bytes();
     let settings = &config.disk;
@@ -46,8 +55,24 @@ pub(super) fn open_disk(
     disk.threads = settings.threads as usize;
     disk.queue_depth = settings.queue_depth as usize;
     disk.commit = GroupCommit { interval: settings.commit_interval, ..GroupCommit::default() };
-    let (engine, recovered) = DiskEngine::open(disk).map_err(|source| WorkerError::Disk { dir, source })?;
+    let opened = if writer == rank { DiskEngine::open(disk) } else { follow(&disk, WRITER_TIMEOUT) };
+    let (engine, recovered) = opened.map_err(|source| match source {
+        OpenError::NoJournal { dir } => WorkerError::NoWriter { rank, writer, dir },
+        source => WorkerError::Disk { dir, source },
+    })?;
     Ok(DiskTier { engine: Arc::new(engine), recovered })
+}
+
+/// Opens folders that another rank's worker writes, perhaps in another process which starts at the
+/// same time.
+fn follow(disk: &DiskConfig, timeout: Duration) -> Result<(DiskEngine, Recovered), OpenError> {
+    let until = kvbm_plan::deadline_after(Instant::now(), timeout);
+    loop {
+        match DiskEngine::follow(disk.clone()) {
+            Err(OpenError::NoJournal { .. }) if Instant::now() < until => std::thread::sleep(WRITER_PAUSE),
+            opened => return opened,
+        }
+    }
 }
 
 /// Who may use the files of G3.
@@ -121,5 +146,24 @@ fn opaque_geometry(config: &Config, rank: Rank) -> OpaqueGeometry {
         model: config.namespace.model.clone(),
         rank: (u32::from(rank.0), config.parallelism.tensor_parallel),
         tensor_bytes: config.model.opaque_tensors.as_slice().to_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_writer_that_comes_late_is_waited_for_and_one_that_does_not_is_missed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let disk = DiskConfig::new(dir.path(), 4, 4096, [1; 16]);
+        let error = follow(&disk, Duration::ZERO).err().expect("nobody writes there");
+        assert!(matches!(error, OpenError::NoJournal { .. }), "{error}");
+        std::thread::scope(|scope| {
+            let late = scope.spawn(|| follow(&disk, WRITER_TIMEOUT));
+            std::thread::sleep(2 * WRITER_PAUSE);
+            let _writer = DiskEngine::open(disk.clone()).expect("an engine");
+            late.join().expect("no panic").expect("it is there now");
+        });
     }
 }

@@ -11,7 +11,7 @@ use kvbm_disk::fault::JOURNAL_FILE;
 use kvbm_disk::{Archive, OpenError, offline};
 use kvbm_plan::{BlockId, BlockIdentity, FileAccess, Rank};
 use kvbm_tokens::NamespaceTag;
-use kvbm_transfer::{DiskTier, Predecessor, PredecessorError, SlotGeometry};
+use kvbm_transfer::{DiskTier, OldFolders, Predecessor, PredecessorError, SlotGeometry};
 use mark::Mark;
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{File, TryLockError};
@@ -105,8 +105,8 @@ pub(super) fn take_over(config: &Config, [host, disk]: [u32; 2], tag: NamespaceT
     let Some(_lock) = lock(config, tag) else { return Vec::new() };
     let (past, mut took_over) = find(config, disk, tag);
     let Some(mut past) = past else { return took_over };
-    let moved = (0..config.parallelism.tensor_parallel as u16)
-        .try_for_each(|rank| move_in(config, &mut past, [host, disk], tag, Rank(rank)));
+    let moved =
+        config.writers().try_for_each(|rank| move_in(config, &mut past, [host, disk], tag, rank));
     match moved {
         Ok(()) => took_over.push(past.end()),
         Err(error) => {
@@ -162,15 +162,16 @@ fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<T
     let Some(first) = rank_dirs(config, tag, 0, ours).into_iter().next() else { return (None, refused) };
     let mark = Mark::in_folder(&first);
     let again = mark.is_set();
-    let new = || (0..ours).all(|rank| is_new(config, tag, rank));
+    let new = || config.writers().all(|rank| is_new(config, tag, rank));
     if blocks == 0 || config.disk.take_over.is_zero() || !(again || new()) {
         return (None, refused);
     }
     if !config.model.has_heads() {
         return (None, others(config, tag).into_iter().map(|ranks| whole(config, tag, ranks)).collect());
     }
-    let Ok(Some(geometries)) = (0..ours as u16)
-        .map(|rank| geometry(config, Rank(rank)).transpose())
+    let Ok(Some(geometries)) = config
+        .writers()
+        .map(|rank| geometry(config, rank).transpose())
         .collect::<Option<Result<Vec<_>, _>>>()
         .transpose()
     else {
@@ -180,7 +181,7 @@ fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<T
     let Ok(held) = held(config, tag) else { return (None, refused) };
     let mut look_again = false;
     for ranks in others(config, tag) {
-        let folders: Vec<_> = (0..ranks).map(|rank| rank_dirs(config, tag, rank, ranks)).collect();
+        let folders = folders(config, tag, ranks);
         match open(&folders, disk_access(config), tag, &geometries, blocks, &held) {
             Ok(predecessor) if predecessor.is_empty() => {
                 let left_behind = predecessor.left_out().total();
@@ -200,7 +201,7 @@ fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<T
                 let past = Past {
                     predecessor,
                     ranks,
-                    to_come: ours,
+                    to_come: config.writers().count() as u32,
                     time,
                     began,
                     flush_deadline,
@@ -225,9 +226,16 @@ fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<T
     (None, refused)
 }
 
+/// The folders of a deployment of `ranks` ranks: those of its ranks that wrote.
+fn folders(config: &Config, tag: NamespaceTag, ranks: u32) -> OldFolders {
+    let writes = |rank: &u32| config.model.writer(*rank, ranks) == *rank;
+    let of = (0..ranks).filter(writes).map(|rank| (rank, rank_dirs(config, tag, rank, ranks))).collect();
+    OldFolders { ranks, of }
+}
+
 /// Opens a deployment whose blocks all our ranks can use.
 fn open(
-    folders: &[Vec<PathBuf>],
+    folders: &OldFolders,
     access: FileAccess,
     tag: NamespaceTag,
     ours: &[SlotGeometry],
@@ -240,8 +248,9 @@ fn open(
 }
 
 /// Says that nothing of a deployment moves in, and why.
-fn cannot(ranks: u32, folders: &[Vec<PathBuf>], error: &PredecessorError, busy: bool) -> TookOver {
-    let left_behind = folders.iter().map(|dirs| offline::inspect(dirs).map_or(0, |found| found.blocks));
+fn cannot(ranks: u32, folders: &OldFolders, error: &PredecessorError, busy: bool) -> TookOver {
+    let blocks = |(_, dirs): &(u32, Vec<PathBuf>)| offline::inspect(dirs).map_or(0, |found| found.blocks);
+    let left_behind = folders.of.iter().map(blocks);
     let left_behind = left_behind.max().unwrap_or(0);
     let hint = if busy {
         "the next start tries again"
@@ -257,7 +266,7 @@ fn cannot(ranks: u32, folders: &[Vec<PathBuf>], error: &PredecessorError, busy: 
 
 /// Blocks without axes, or of several cache groups, stay where they are.
 fn whole(config: &Config, tag: NamespaceTag, ranks: u32) -> TookOver {
-    let folders: Vec<_> = (0..ranks).map(|rank| rank_dirs(config, tag, rank, ranks)).collect();
+    let folders = folders(config, tag, ranks);
     let error = if config.model.is_opaque() {
         PredecessorError::Opaque { ranks }
     } else {
@@ -270,8 +279,9 @@ fn whole(config: &Config, tag: NamespaceTag, ranks: u32) -> TookOver {
 fn held(config: &Config, tag: NamespaceTag) -> Result<Vec<(BlockId, BlockIdentity)>, OpenError> {
     let ours = config.parallelism.tensor_parallel;
     let mut held: Option<HashSet<(BlockId, BlockIdentity)>> = None;
-    for rank in 0..ours {
-        let blocks = match Archive::open(&rank_dirs(config, tag, rank, ours), disk_access(config)) {
+    for rank in config.writers() {
+        let dirs = rank_dirs(config, tag, u32::from(rank.0), ours);
+        let blocks = match Archive::open(&dirs, disk_access(config)) {
             Ok(archive) => archive.blocks(),
             Err(OpenError::NoJournal { .. }) => Vec::new(),
             Err(error) => return Err(error),
@@ -286,8 +296,8 @@ fn held(config: &Config, tag: NamespaceTag) -> Result<Vec<(BlockId, BlockIdentit
 }
 
 /// Whether a rank has no journal.
-fn is_new(config: &Config, tag: NamespaceTag, rank: u32) -> bool {
-    let dirs = rank_dirs(config, tag, rank, config.parallelism.tensor_parallel);
+fn is_new(config: &Config, tag: NamespaceTag, rank: Rank) -> bool {
+    let dirs = rank_dirs(config, tag, u32::from(rank.0), config.parallelism.tensor_parallel);
     let journal = dirs.first().map(|dir| std::fs::metadata(dir.join(JOURNAL_FILE)));
     matches!(journal, Some(Err(error)) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
 }

@@ -49,8 +49,6 @@ pub(super) fn volume_tier(
         first_head: held.start,
         num_heads: held.end - held.start,
     };
-    // Of ranks with the same heads, the first writes.
-    let first = (0..rank.0)
-        .all(|before| slice_for_rank(heads, ranks, u32::from(before)).is_ok_and(|other| other.heads != held));
-    Ok(VolumeTier { registry: Arc::clone(registry), slice, model_heads: heads, writes: first, threads })
+    let writes = config.writer_of(rank) == rank;
+    Ok(VolumeTier { registry: Arc::clone(registry), slice, model_heads: heads, writes, threads })
 }

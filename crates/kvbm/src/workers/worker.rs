@@ -91,7 +91,9 @@ impl Worker {
         };
         worker_config.staging_bytes = config.transfer.staging.get();
         worker_config.flush_deadline = config.disk.flush_deadline;
-        worker_config.scrub_bytes_per_s = config.disk.scrub.get();
+        // Of ranks with the same disk, the one that writes looks after it.
+        let writes = config.writer_of(rank) == rank;
+        worker_config.scrub_bytes_per_s = if writes { config.disk.scrub.get() } else { 0 };
         worker_config.verify_host = match config.transfer.verify_host {
             // Other processes can write to G2.
             _ if worker_config.movers.is_some() => kvbm_transfer::VerifyHost::Always,

@@ -38,6 +38,7 @@ mod priorities;
 mod random;
 mod rank_chaos;
 mod recordings;
+mod replicated;
 mod shared_places;
 mod slow_tiers;
 mod speculation;

@@ -3,7 +3,7 @@
 
 use super::store::hashes;
 use super::{expected, soon};
-use kvbm::config::ModelConfig;
+use kvbm::config::{Config, ModelConfig};
 use kvbm::device::{CopyBatch, Direction, HostBuffer};
 use kvbm::layout::{AxisOrder, FragmentList, FullyContiguous, Selection, slice_for_rank};
 use kvbm::{BlockId, KvBlockManager, Owned, SequenceHash, TokenSequence, Worker};
@@ -14,8 +14,9 @@ pub fn model() -> ModelConfig {
 }
 
 /// A block of a rank, head after head, each with bytes of its own whatever the rank.
-pub fn of_heads(hash: SequenceHash, worker: &Worker, ranks: u32) -> Vec<u8> {
-    let heads = slice_for_rank(model().num_kv_heads, ranks, u32::from(worker.rank().0)).expect("heads").heads;
+pub fn of_heads(hash: SequenceHash, worker: &Worker, config: &Config) -> Vec<u8> {
+    let (all, ranks) = (config.model.num_kv_heads, config.parallelism.tensor_parallel);
+    let heads = slice_for_rank(all, ranks, u32::from(worker.rank().0)).expect("heads").heads;
     let bytes = worker.g1().expect("G1 here").bytes_per_block() as usize / heads.len();
     heads.flat_map(|head| expected(hash, head as u16, bytes)).collect()
 }
@@ -51,7 +52,6 @@ pub fn copy(worker: &Worker, block: BlockId, buffer: &HostBuffer, direction: Dir
 /// Computes and registers what is missing of a sequence; compares every byte of what is not. How
 /// many blocks came from somewhere.
 pub fn serve(manager: &KvBlockManager<Owned>, sequence: &TokenSequence) -> usize {
-    let ranks = manager.config().parallelism.tensor_parallel;
     let cached = match manager.onboard(manager.match_prefix(sequence)).wait() {
         Ok(cached) => cached,
         Err(error) => error.arrived,
@@ -62,7 +62,7 @@ pub fn serve(manager: &KvBlockManager<Owned>, sequence: &TokenSequence) -> usize
             let mut buffer = HostBuffer::zeroed(worker.g1().expect("G1 here").bytes_per_block() as usize);
             copy(worker, block, &buffer, Direction::DeviceToHost);
             assert!(
-                buffer.exclusive_bytes().expect("the copy is over") == of_heads(hash, worker, ranks),
+                buffer.exclusive_bytes().expect("the copy is over") == of_heads(hash, worker, manager.config()),
                 "wrong bytes on {}",
                 worker.rank()
             );
@@ -73,7 +73,7 @@ pub fn serve(manager: &KvBlockManager<Owned>, sequence: &TokenSequence) -> usize
         let fresh = manager.allocate(hashes.len() - hits).expect("room");
         for (&block, &hash) in fresh.block_ids().iter().zip(&hashes[hits..]) {
             for worker in manager.workers().iter() {
-                let buffer = HostBuffer::from_bytes(&of_heads(hash, worker, ranks));
+                let buffer = HostBuffer::from_bytes(&of_heads(hash, worker, manager.config()));
                 copy(worker, block, &buffer, Direction::HostToDevice);
             }
         }
