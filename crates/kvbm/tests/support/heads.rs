@@ -62,7 +62,8 @@ pub fn serve(manager: &KvBlockManager<Owned>, sequence: &TokenSequence) -> usize
             let mut buffer = HostBuffer::zeroed(worker.g1().expect("G1 here").bytes_per_block() as usize);
             copy(worker, block, &buffer, Direction::DeviceToHost);
             assert!(
-                buffer.exclusive_bytes().expect("the copy is over") == of_heads(hash, worker, manager.config()),
+                buffer.exclusive_bytes().expect("the copy is over")
+                    == of_heads(hash, worker, manager.config()),
                 "wrong bytes on {}",
                 worker.rank()
             );
