@@ -378,10 +378,9 @@ impl Layout {
         if let [TensorGroup { is_named: false, tensors, .. }] = &self.groups[..] {
             return Ok(ModelConfig::opaque(self.page_size, tensors.iter().map(bytes)));
         }
-        let group = |TensorGroup { kind, tensors, .. }: &TensorGroup| CacheGroup {
-            kind: *kind,
-            layers: tensors.len() as u32,
-            content: LayerContent::Opaque { rank_bytes: tensors.first().map_or(0, bytes) },
+        let group = |TensorGroup { kind, tensors, .. }: &TensorGroup| {
+            let content = LayerContent::Opaque { rank_bytes: tensors.first().map_or(0, bytes) };
+            CacheGroup::new(*kind, tensors.len() as u32, content)
         };
         let groups = self.groups.iter().map(group).collect();
         Ok(ModelConfig { page_size: self.page_size, groups, ..ModelConfig::default() })

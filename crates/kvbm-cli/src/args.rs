@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use kvbm::config::{Bytes, Capacity, EvictionPolicy, Secret, TenantShares};
+use kvbm::config::{Bytes, Capacity, EvictionPolicy, Scales, Secret, TenantShares};
 use kvbm::events_plane::EventUrl;
 use kvbm::layout::DType;
 
@@ -234,6 +234,12 @@ pub struct ReplayArgs {
     /// bf16, or the model's].
     #[arg(long, value_name = "NAME")]
     pub dtype: Option<DType>,
+
+    /// Scales of the elements beside them in each block: block, head or token (of each head), and
+    /// their type, like token:f16 [default: none; the type: f32]. They come on top of
+    /// --block-bytes.
+    #[arg(long, value_name = "PART[:TYPE]")]
+    pub scales: Option<Scales>,
 
     /// Ranks that divide the KV heads of each block; what cannot be divided each has, and G3 and G4
     /// once.

@@ -610,6 +610,46 @@ fn latents_and_narrow_elements_come_back_with_any_number_of_ranks() {
     }
 }
 
+/// Scales are part of the block: they come back with it from every tier, whatever they are for, and
+/// blocks with other scales are other blocks.
+#[test]
+fn scales_travel_with_their_blocks() {
+    let mut lengths = Vec::new();
+    for (model, scales) in
+        [("", "block"), ("", "head:f16"), ("--model deepseek-v3", "token"), ("--model gemma-3", "head")]
+    {
+        let line = format!(
+            "{model} --dtype fp8_e4m3 --scales {scales} --tp 2 --synthetic 40 --capacity 1500,600,3000 --seed 3"
+        );
+        let json = replay_of_model(&line);
+        assert!(json["verified_onboarded_blocks"].as_u64().unwrap() > 0, "{line}: {json}");
+        assert_eq!(
+            (json["corrupt_blocks"].clone(), json["failed_transfers"].clone()),
+            (0.into(), 0.into()),
+            "{line}"
+        );
+        lengths.push(
+            json["g3"]["bytes_written"].as_u64().unwrap()
+                / json["paths"]["g2_g3"]["blocks"].as_u64().unwrap(),
+        );
+    }
+    // 8 layers of keys and values with one head, which both ranks hold, and a scale of four or two
+    // bytes for each.
+    assert_eq!(lengths[..2], [2048 + 8 * 2 * 4, 2048 + 8 * 2 * 2]);
+    let dir = temp();
+    let line = |scales: &str| {
+        format!(
+            "--dtype fp8_e4m3 --scales {scales} --synthetic 30 --capacity 100,100,4000 --block-bytes 2KiB --dir kv --json -"
+        )
+    };
+    let first = json(dir.path(), &line("head"));
+    assert!(first_tenth(&json(dir.path(), &line("head"))) > 0.99);
+    let other = json(dir.path(), &line("token"));
+    assert!((first_tenth(&other) - first_tenth(&first)).abs() < 1e-9, "{other:#}");
+    let error = text(&run(dir.path(), "--scales row --synthetic 3").stderr);
+    assert!(error.contains("row") && error.contains("block, head or token"), "{error}");
+}
+
 /// What `kvbm` has in its directory: bytes of slot files.
 fn slot_bytes(dir: &Path) -> u64 {
     let entries = std::fs::read_dir(dir).unwrap().map(Result::unwrap);
@@ -638,7 +678,11 @@ fn one_copy_of_a_latent_is_on_the_disk_for_all_ranks() {
         };
         let replay = |ranks: u32| {
             let json = json(dir.path(), &line(ranks));
-            assert_eq!((number(&json, "corrupt_blocks"), number(&json, "failed_transfers")), (0, 0), "{json:#}");
+            assert_eq!(
+                (number(&json, "corrupt_blocks"), number(&json, "failed_transfers")),
+                (0, 0),
+                "{json:#}"
+            );
             json
         };
         let first = replay(ranks);

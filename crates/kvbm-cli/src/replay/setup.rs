@@ -1,7 +1,10 @@
 //! The manager that a replay runs on.
 
 use anyhow::{Context, Result};
-use kvbm::config::{Bytes, Config, DeviceKind, LayoutKind, ModelConfig, VolumeConfig, WhenFull};
+use kvbm::config::{
+    Bytes, CacheGroup, Config, DeviceKind, LayerContent, LayoutKind, ModelConfig, Scales, VolumeConfig,
+    WhenFull,
+};
 use kvbm::layout::DType;
 use kvbm::{KvBlockManager, Owned};
 use std::path::Path;
@@ -77,10 +80,21 @@ fn config(args: &ReplayArgs, dir: Option<&Path>) -> Result<Config> {
 
 /// The model that `args` ask for.
 fn shape(args: &ReplayArgs) -> Result<ModelConfig> {
-    match &args.model {
-        Some(name) => models::model(name, PAGE_SIZE, args.dtype, args.block_bytes.get()),
-        None => Ok(model(args.block_bytes.get(), args.dtype.unwrap_or(DTYPE))?),
-    }
+    let model = match &args.model {
+        Some(name) => models::model(name, PAGE_SIZE, args.dtype, args.block_bytes.get())?,
+        None => model(args.block_bytes.get(), args.dtype.unwrap_or(DTYPE))?,
+    };
+    Ok(args.scales.map_or(model.clone(), |scales| scaled(&model, scales)))
+}
+
+/// The same model with scales beside its tokens.
+fn scaled(model: &ModelConfig, scales: Scales) -> ModelConfig {
+    let group = |group: CacheGroup| {
+        let has_tokens = matches!(group.content, LayerContent::Kv { .. });
+        CacheGroup { scales: has_tokens.then_some(scales), ..group }
+    };
+    let groups = model.cache_groups().into_iter().map(group).collect();
+    ModelConfig { groups, page_size: model.page_size, dtype: model.dtype, ..ModelConfig::default() }
 }
 
 /// A model whose blocks have `block_bytes` bytes.

@@ -110,9 +110,9 @@ pub enum PredecessorError {
         /// Ranks of the predecessor.
         ranks: u32,
     },
-    /// Blocks of several cache groups.
+    /// Blocks of several cache groups, or with scales.
     #[error(
-        "its blocks are of several cache groups (model.groups), which are not divided anew among ranks: \
+        "its blocks are of several cache groups or have scales (model.groups) and are not divided anew among ranks: \
          start with {ranks} ranks to use them"
     )]
     Groups {

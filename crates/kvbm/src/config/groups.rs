@@ -1,6 +1,7 @@
 //! Cache groups: layers of a model that cache alike.
 
 use std::fmt;
+use std::str::FromStr;
 
 use super::value::{Raw, Setting, quoted};
 use super::{Config, ModelConfig};
@@ -43,9 +44,83 @@ pub struct CacheGroup {
     pub layers: u32,
     /// What each of them keeps.
     pub content: LayerContent,
+    /// Scales of quantised tokens, beside them in the block.
+    pub scales: Option<Scales>,
+}
+
+/// Scales of keys and values, which travel with their block: part of each layer of it, behind the
+/// tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scales {
+    /// What has one scale in each tensor (keys, values) of a layer.
+    pub per: ScaledPart,
+    /// Type of a scale.
+    pub dtype: DType,
+}
+
+/// What one scale is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScaledPart {
+    /// The block, on each rank.
+    Block,
+    /// Each KV head.
+    Head,
+    /// Each token of each KV head.
+    Token,
+}
+
+impl ScaledPart {
+    const ALL: [(Self, &'static str); 3] =
+        [(Self::Block, "block"), (Self::Head, "head"), (Self::Token, "token")];
+}
+
+/// A text that says nothing of scales.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "scales `{text}`: give block, head or token, and if need be a type, such as token:f16 (f32 by default)"
+)]
+pub struct UnknownScales {
+    /// What was given.
+    pub text: String,
+}
+
+impl FromStr for Scales {
+    type Err = UnknownScales;
+
+    /// Takes `head` or `head:f32`.
+    fn from_str(text: &str) -> Result<Self, UnknownScales> {
+        let (part, dtype) = text.split_once(':').unwrap_or((text, "f32"));
+        let known = ScaledPart::ALL.into_iter().find(|(_, name)| *name == part);
+        let scales = known.and_then(|(per, _)| Some(Self { per, dtype: dtype.parse().ok()? }));
+        scales.ok_or_else(|| UnknownScales { text: text.chars().take(64).collect() })
+    }
+}
+
+impl Scales {
+    /// Bytes in a layer of a block of a rank with so many heads.
+    pub(crate) fn layer_bytes(self, page_size: u32, heads: u32, outer_dim: u32) -> u32 {
+        let scales = match self.per {
+            ScaledPart::Block => 1,
+            ScaledPart::Head => heads,
+            ScaledPart::Token => heads.saturating_mul(page_size),
+        };
+        scales.saturating_mul(outer_dim).saturating_mul(self.dtype.width())
+    }
+}
+
+impl fmt::Display for Scales {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = ScaledPart::ALL.iter().find(|(part, _)| *part == self.per).map_or("", |(_, name)| name);
+        write!(f, "{name}:{}", self.dtype)
+    }
 }
 
 impl CacheGroup {
+    /// Layers whose tokens, if they keep any, have no scales.
+    pub const fn new(kind: GroupKind, layers: u32, content: LayerContent) -> Self {
+        Self { kind, layers, content, scales: None }
+    }
+
     /// Blocks at the end of a prefix that the group needs; `None` for all of them.
     pub fn blocks_needed(&self, page_size: u32) -> Option<usize> {
         match self.kind {
@@ -57,17 +132,17 @@ impl CacheGroup {
 
     /// Bytes of a block on one of `ranks` ranks.
     pub(crate) fn rank_bytes(&self, page_size: u32, model: DType, ranks: u32) -> u64 {
-        let factors = match self.content {
+        let (factors, scales) = match self.content {
             LayerContent::Kv { num_kv_heads, head_dim, outer_dim, dtype } => {
                 let heads = (num_kv_heads / ranks.max(1)).max(1);
-                [page_size, heads, head_dim, outer_dim, dtype.unwrap_or(model).width()]
+                let scales = self.scales.map_or(0, |scales| scales.layer_bytes(page_size, heads, outer_dim));
+                ([page_size, heads, head_dim, outer_dim, dtype.unwrap_or(model).width()], scales)
             }
-            LayerContent::State { .. } => [self.rank_state_bytes(ranks), 1, 1, 1, 1],
-            LayerContent::Opaque { rank_bytes } => [rank_bytes, 1, 1, 1, 1],
+            LayerContent::State { .. } => ([self.rank_state_bytes(ranks), 1, 1, 1, 1], 0),
+            LayerContent::Opaque { rank_bytes } => ([rank_bytes, 1, 1, 1, 1], 0),
         };
-        factors
-            .into_iter()
-            .fold(u64::from(self.layers), |bytes, factor| bytes.saturating_mul(u64::from(factor)))
+        let layer = factors.into_iter().fold(1, |bytes: u64, factor| bytes.saturating_mul(factor.into()));
+        layer.saturating_add(scales.into()).saturating_mul(self.layers.into())
     }
 
     /// Bytes of a layer's state on one of `ranks` ranks; 0 where tokens are kept.
@@ -88,9 +163,13 @@ impl CacheGroup {
             ("state", None) => GroupKind::State,
             _ => return None,
         };
-        let (mut numbers, mut type_of) = ([None; 6], None);
+        let (mut numbers, mut type_of, mut scales) = ([None; 6], None, None);
         for word in words {
             let (name, value) = word.split_once('=')?;
+            if name == "scales" && scales.is_none() {
+                scales = Some(value.parse().ok()?);
+                continue;
+            }
             if name == "dtype" && type_of.is_none() {
                 type_of = Some(value.parse().ok()?);
                 continue;
@@ -101,7 +180,7 @@ impl CacheGroup {
             }
         }
         let [layers, heads, head_dim, outer, bytes, rank_bytes] = numbers;
-        let has_axes = (heads, head_dim, outer, type_of) != (None, None, None, None);
+        let has_axes = (heads, head_dim, outer, type_of) != (None, None, None, None) || scales.is_some();
         let content = match (kind, bytes, rank_bytes, type_of) {
             (GroupKind::State, Some(bytes), None, _) if !has_axes => LayerContent::State { bytes },
             (_, None, Some(rank_bytes), _) if !has_axes => LayerContent::Opaque { rank_bytes },
@@ -113,7 +192,7 @@ impl CacheGroup {
                 dtype,
             },
         };
-        Some(Self { kind, layers: layers?, content })
+        Some(Self { kind, layers: layers?, content, scales })
     }
 
     const NUMBERS: [&str; 6] = ["layers", "heads", "head_dim", "outer", "bytes", "rank_bytes"];
@@ -135,7 +214,8 @@ impl fmt::Display for CacheGroup {
                 write!(f, " heads={num_kv_heads} head_dim={head_dim} outer={outer_dim}")?;
                 dtype.map_or(Ok(()), |dtype| write!(f, " dtype={dtype}"))
             }
-        }
+        }?;
+        self.scales.map_or(Ok(()), |scales| write!(f, " scales={scales}"))
     }
 }
 
@@ -209,7 +289,7 @@ impl ModelConfig {
             outer_dim: self.outer_dim,
             dtype: None,
         };
-        vec![CacheGroup { kind: GroupKind::Full, layers: self.num_layers, content }]
+        vec![CacheGroup::new(GroupKind::Full, self.num_layers, content)]
     }
 }
 
@@ -221,9 +301,12 @@ impl ModelConfig {
     }
 
     /// Whether blocks have heads that another number of ranks can divide anew: those of one group
-    /// that keeps tokens.
+    /// that keeps tokens without scales.
     pub(crate) fn has_heads(&self) -> bool {
-        let of_tokens = || matches!(self.cache_group(GroupId(0)).content, LayerContent::Kv { .. });
+        let of_tokens = || {
+            let group = self.cache_group(GroupId(0));
+            matches!(group.content, LayerContent::Kv { .. }) && group.scales.is_none()
+        };
         !self.is_opaque() && self.groups.as_slice().len() <= 1 && of_tokens()
     }
 

@@ -39,6 +39,7 @@ impl ModelConfig {
                 kind: GroupKind::Full,
                 layers,
                 content: LayerContent::Kv { num_kv_heads, head_dim, outer_dim, .. },
+                ..
             },
         ] = groups[..]
         {
@@ -72,7 +73,7 @@ fn group_of(group: &ShapeGroup, dtype: DType) -> Result<CacheGroup, ModelError> 
             LayerContent::State { bytes }
         }
     };
-    Ok(CacheGroup { kind, layers: group.layers, content })
+    Ok(CacheGroup::new(kind, group.layers, content))
 }
 
 /// Of slots as long as the longest block, what may be empty: one part of so many.

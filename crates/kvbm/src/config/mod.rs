@@ -59,7 +59,7 @@ pub use choices::{
     VolumeOffload, WhenFull,
 };
 pub use error::{ConfigError, Origin};
-pub use groups::{CacheGroup, CacheGroups, LayerContent};
+pub use groups::{CacheGroup, CacheGroups, LayerContent, ScaledPart, Scales, UnknownScales};
 pub use schema::{Key, Section};
 pub(crate) use volumes::{stored_bytes, volumes};
 

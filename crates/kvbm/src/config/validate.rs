@@ -134,7 +134,7 @@ impl Config {
             return broken("host.capacity", &self.host.capacity, rule);
         }
         if !self.model.has_heads() || self.model.groups.as_slice().len() > 1 {
-            let rule = "must be false for a model with opaque tensors or several cache groups";
+            let rule = "must be false for a model with opaque tensors, several cache groups or scales";
             return broken("remote.enabled", &true, rule);
         }
         if self.namespace.chain_root == ChainRootKind::PerProcess {
@@ -329,6 +329,9 @@ impl Config {
             GroupKind::SlidingWindow(tokens) => ("window", u64::from(tokens), u64::from(u32::MAX)),
             GroupKind::Full | GroupKind::State => layers,
         };
+        if group.scales.is_some() && !matches!(group.content, LayerContent::Kv { .. }) {
+            return broken(KEY, &group.to_string(), "must keep tokens with heads, where it has scales");
+        }
         let outside = |(_, value, most): &(&str, u64, u64)| !(1..=*most).contains(value);
         match limits.into_iter().chain([layers, window]).find(outside) {
             None => Ok(()),

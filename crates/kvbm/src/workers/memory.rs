@@ -342,11 +342,18 @@ fn rank_layout_config(
     let shape = match group.content {
         LayerContent::Kv { num_kv_heads, head_dim, outer_dim, dtype } => {
             let heads = slice_for_rank(num_kv_heads, ranks, u32::from(rank.0))?.heads.len() as u32;
-            shape
+            let shape = shape
                 .outer_dim(outer_dim)
                 .inner_dim(heads.saturating_mul(head_dim))
                 .num_heads(heads)
-                .dtype(dtype.unwrap_or(model.dtype))
+                .dtype(dtype.unwrap_or(model.dtype));
+            match group.scales {
+                None => shape,
+                Some(scales) => {
+                    let bytes = scales.layer_bytes(model.page_size, heads, outer_dim);
+                    shape.plane(OpaquePlane::new("scales", bytes))
+                }
+            }
         }
         LayerContent::State { .. } => {
             let state = OpaquePlane::new("state", group.rank_state_bytes(ranks));

@@ -105,8 +105,7 @@ pub(super) fn take_over(config: &Config, [host, disk]: [u32; 2], tag: NamespaceT
     let Some(_lock) = lock(config, tag) else { return Vec::new() };
     let (past, mut took_over) = find(config, disk, tag);
     let Some(mut past) = past else { return took_over };
-    let moved =
-        config.writers().try_for_each(|rank| move_in(config, &mut past, [host, disk], tag, rank));
+    let moved = config.writers().try_for_each(|rank| move_in(config, &mut past, [host, disk], tag, rank));
     match moved {
         Ok(()) => took_over.push(past.end()),
         Err(error) => {

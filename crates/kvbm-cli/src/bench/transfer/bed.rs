@@ -21,7 +21,6 @@ use crate::rng::Rng;
 
 const NAMESPACE: [u8; 16] = [0xB; 16];
 const PAGE_SIZE: u32 = 16;
-const DTYPE: DType = DType::BF16;
 /// Keys and values.
 const OUTER: u32 = 2;
 const PAGE: u64 = 4096;
@@ -33,6 +32,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) block_bytes: u64,
+    /// Of an element.
+    pub(super) dtype: DType,
     /// Fragments of a block in device memory.
     pub(super) device_fragments: u32,
     /// Fragments of a block in host memory: 1, or as many as on the device.
@@ -49,14 +50,14 @@ impl Shape {
     /// A model whose blocks have these bytes, in `device_fragments` pieces of equal length.
     fn config(self, alignment: u64) -> Result<LayoutConfig> {
         let per_fragment = self.block_bytes / u64::from(self.device_fragments);
-        let inner = per_fragment / u64::from(PAGE_SIZE * DTYPE.width());
+        let inner = per_fragment / u64::from(PAGE_SIZE * self.dtype.width());
         let config = LayoutConfig::builder()
             .num_blocks(self.slots)
             .num_layers(self.device_fragments / OUTER)
             .outer_dim(OUTER)
             .page_size(PAGE_SIZE)
             .inner_dim(u32::try_from(inner).context("a block is too large")?)
-            .dtype(DTYPE)
+            .dtype(self.dtype)
             .alignment(alignment)
             .build()?;
         ensure!(

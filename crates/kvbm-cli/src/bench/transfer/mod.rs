@@ -28,6 +28,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use clap::Args;
 use kvbm::config::Bytes;
+use kvbm::layout::DType;
 use kvbm::plan::Path as Route;
 use kvbm_transfer::VerifyHost;
 
@@ -75,6 +76,11 @@ pub struct TransferArgs {
         allow_negative_numbers = true
     )]
     pub sizes: Vec<Bytes>,
+
+    /// Element type of the KV cache, like `fp8_e4m3`, `fp8_e5m2`, int8, bf16, fp16 or fp32; of the
+    /// same bytes of a block, narrower ones are more.
+    #[arg(long, value_name = "NAME", default_value_t = DType::BF16)]
+    pub dtype: DType,
 
     /// Seconds of each measurement, of which a round of a size has ten.
     #[arg(long, value_name = "S", default_value_t = 0.5, allow_negative_numbers = true, value_parser = seconds)]
@@ -156,7 +162,7 @@ pub fn run(args: &TransferArgs) -> Result<Rows> {
         time: Duration::try_from_secs_f64(args.seconds)?,
         progress: Progress::new("measurements", u64::from(args.rounds) * steps as u64),
     };
-    let mut samples = Samples::default();
+    let mut samples = Samples::of(args.dtype);
     for size in args.sizes.iter().filter(|_| args.steps(&ROWS) > 0) {
         course.size(size.get(), &mut samples)?;
     }
@@ -201,7 +207,9 @@ impl Course<'_> {
     /// All paths with blocks of `block_bytes`.
     fn size(&self, block_bytes: u64, samples: &mut Samples) -> Result<()> {
         let slots = machine::slots(block_bytes, self.args.set.map(Bytes::get))?;
-        let shape = Shape { block_bytes, device_fragments: DEVICE_FRAGMENTS, host_fragments: 1, slots };
+        let dtype = self.args.dtype;
+        let shape =
+            Shape { block_bytes, dtype, device_fragments: DEVICE_FRAGMENTS, host_fragments: 1, slots };
         let scattered = Shape { device_fragments: HOST_FRAGMENTS, host_fragments: HOST_FRAGMENTS, ..shape };
         // G1 and G2 of both, and what stands for G1 in the limit.
         machine::expect_memory(5 * shape.set_bytes())?;
@@ -262,8 +270,9 @@ impl Course<'_> {
     fn many_fragments(&self, samples: &mut Samples) -> Result<()> {
         let block_bytes = u64::from(MANY_FRAGMENTS) * MANY_FRAGMENT_BYTES;
         let slots = machine::slots(block_bytes, self.args.set.map(Bytes::get))?;
+        let (dtype, fragments) = (self.args.dtype, MANY_FRAGMENTS);
         let shape =
-            Shape { block_bytes, device_fragments: MANY_FRAGMENTS, host_fragments: MANY_FRAGMENTS, slots };
+            Shape { block_bytes, dtype, device_fragments: fragments, host_fragments: fragments, slots };
         machine::expect_memory(2 * shape.set_bytes())?;
         let place = Place::new(self.args, shape)?;
         let bed = &place.bed(shape, 0)?;
@@ -343,6 +352,7 @@ mod tests {
     fn args(dir: &Path, sizes: &[Bytes]) -> TransferArgs {
         TransferArgs {
             sizes: sizes.to_vec(),
+            dtype: DType::BF16,
             seconds: 0.001,
             rounds: 2,
             set: Some(Bytes::kib(256)),
@@ -385,6 +395,20 @@ mod tests {
         let json: Value = serde_json::from_str(&run(&args).unwrap().json).unwrap();
         let rows = json["rows"].as_array().unwrap();
         assert_eq!(rows.iter().map(|row| row["name"].as_str().unwrap()).collect::<Vec<_>>(), ["g3_g2"]);
+    }
+
+    #[test]
+    fn elements_of_any_width_are_measured() {
+        let dir = tempfile::tempdir().unwrap();
+        for dtype in [DType::F8E4M3, DType::F8E5M2, DType::I8, DType::F16, DType::F32] {
+            let only = ["g1_g2", "g3_g1"].map(str::to_owned).to_vec();
+            let args = TransferArgs { only, dtype, rounds: 1, ..args(dir.path(), &[Bytes::kib(64)]) };
+            let json: Value = serde_json::from_str(&run(&args).unwrap().json).unwrap();
+            for row in json["rows"].as_array().unwrap() {
+                assert_eq!(row["dtype"], dtype.name());
+                assert!(row["gb_per_s"].as_f64().unwrap() > 0.0, "{dtype}: {row}");
+            }
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
+use kvbm::layout::DType;
 use serde::Serialize;
 
 use super::bed::Disk;
@@ -17,6 +18,8 @@ use crate::table::Table;
 pub(super) struct Row {
     /// The path.
     pub name: String,
+    /// Element type of the blocks.
+    pub dtype: &'static str,
     /// The size of blocks at which the path falls furthest behind its limit.
     pub block_bytes: u64,
     /// Bytes (10^9) per second there.
@@ -55,12 +58,19 @@ type BySize = BTreeMap<u64, Vec<[Sample; 3]>>;
 /// All measurements.
 #[derive(Default)]
 pub(super) struct Samples {
+    /// Element type of the blocks.
+    dtype: &'static str,
     /// In the order in which they were first measured.
     paths: Vec<(String, BySize)>,
     notes: Vec<String>,
 }
 
 impl Samples {
+    /// Of blocks with elements of this type.
+    pub(super) fn of(dtype: DType) -> Self {
+        Self { dtype: dtype.name(), ..Self::default() }
+    }
+
     /// The path moved `own` beside `limit`, and a loop with checksums moved `bare`.
     pub(super) fn push(&mut self, name: &str, block_bytes: u64, own: Sample, limit: Sample, bare: Sample) {
         let index = self.paths.iter().position(|(known, _)| known == name).unwrap_or_else(|| {
@@ -96,6 +106,7 @@ impl Samples {
             let Size { block_bytes, gb_per_s, limit_gb_per_s, ratio, .. } = worst;
             Some(Row {
                 name: name.clone(),
+                dtype: self.dtype,
                 block_bytes,
                 gb_per_s,
                 limit_gb_per_s,
