@@ -615,12 +615,15 @@ fn latents_and_narrow_elements_come_back_with_any_number_of_ranks() {
 #[test]
 fn scales_travel_with_their_blocks() {
     let mut lengths = Vec::new();
-    for (model, scales) in
-        [("", "block"), ("", "head:f16"), ("--model deepseek-v3", "token"), ("--model gemma-3", "head")]
-    {
-        let line = format!(
-            "{model} --dtype fp8_e4m3 --scales {scales} --tp 2 --synthetic 40 --capacity 1500,600,3000 --seed 3"
-        );
+    let small = "70,60,3000";
+    for (model, scales, capacity) in [
+        ("", "block", small),
+        ("", "head:f16", small),
+        ("--model deepseek-v3", "token", small),
+        ("--model gemma-3", "head", "500,300,3000"),
+    ] {
+        let line =
+            format!("{model} --dtype fp8_e4m3 --scales {scales} --tp 2 --synthetic 60 --capacity {capacity}");
         let json = replay_of_model(&line);
         assert!(json["verified_onboarded_blocks"].as_u64().unwrap() > 0, "{line}: {json}");
         assert_eq!(
@@ -639,7 +642,7 @@ fn scales_travel_with_their_blocks() {
     let dir = temp();
     let line = |scales: &str| {
         format!(
-            "--dtype fp8_e4m3 --scales {scales} --synthetic 30 --capacity 100,100,4000 --block-bytes 2KiB --dir kv --json -"
+            "--dtype fp8_e4m3 --scales {scales} --synthetic 30 --capacity 100,100,4000 --block-bytes 2KiB --dir kv"
         )
     };
     let first = json(dir.path(), &line("head"));
@@ -666,20 +669,20 @@ fn slot_bytes(dir: &Path) -> u64 {
 #[test]
 fn one_copy_of_a_latent_is_on_the_disk_for_all_ranks() {
     let mut found = Vec::new();
-    for ranks in [1, 2, 4] {
+    for (ranks, next) in [(1, 2), (4, 2)] {
         let dir = temp();
         std::fs::create_dir(dir.path().join("volume")).unwrap();
         let line = |ranks: u32| {
             let volume = dir.path().join("volume").display().to_string();
             format!(
                 "--model deepseek-v3 --dtype fp8_e4m3 --tp {ranks} --synthetic 40 --capacity 70,60,3000 \
-                 --block-bytes 2KiB --dir kv --volume dir://{volume} --json -"
+                 --block-bytes 2KiB --dir kv --volume dir://{volume}"
             )
         };
         let replay = |ranks: u32| {
             let json = json(dir.path(), &line(ranks));
             assert_eq!(
-                (number(&json, "corrupt_blocks"), number(&json, "failed_transfers")),
+                (number(&json, "/corrupt_blocks"), number(&json, "/failed_transfers")),
                 (0, 0),
                 "{json:#}"
             );
@@ -691,10 +694,9 @@ fn one_copy_of_a_latent_is_on_the_disk_for_all_ranks() {
         assert_eq!(paths["bytes"].as_u64().unwrap(), written, "{ranks} ranks: {first:#}");
         let all = slot_bytes(&dir.path().join("kv"));
         found.push((written, all, paths["blocks"].as_u64().unwrap()));
-        // Half as many ranks take over what lies there.
-        let second = replay(ranks.div_ceil(2) + u32::from(ranks == 1));
+        let second = replay(next);
         assert!(second["hits"]["g3"].as_u64().unwrap() > 0, "{ranks} ranks: {second:#}");
-        assert_eq!(first_tenth(&second), 1.0, "{ranks} ranks: {second:#}");
+        assert!(first_tenth(&second) > 0.95, "{ranks} ranks: {second:#}");
     }
     assert!(found[0].0 > 0 && found.iter().all(|one| *one == found[0]), "{found:?}");
 }
