@@ -26,7 +26,9 @@ pub(crate) fn follow(config: &DiskConfig, medium: &dyn Medium) -> Result<Followe
     let Some(mut found) = found else { return Err(OpenError::NoJournal { dir: config.dir.clone() }) };
     let slots = open_slots(config, medium)?;
     let lost = without_bytes(&found.table, slots.stripes, &slots.lengths());
-    lost.iter().for_each(|&slot| found.table.release(slot));
+    for &slot in &lost {
+        found.table.release(slot);
+    }
     let mut dropped = found.replayed.dropped;
     dropped.without_bytes = lost.len() as u64;
     dropped.duplicates = drop_duplicates(&mut found.table);

@@ -126,14 +126,15 @@ impl fmt::Display for OpaqueGeometry {
     }
 }
 
-/// The content of a slot that holds a block of one of several cache groups: only a rank of the same
-/// number of ranks, with the same groups, can read it.
+/// The content of a slot that holds a block of one of several cache groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupsGeometry {
     /// The model's name, for people.
     pub model: String,
     /// Which rank of how many.
     pub rank: (u32, u32),
+    /// The stored order of axes, in every group.
+    pub order: AxisOrder,
     /// What each group is, in words, without `; `.
     pub groups: Vec<String>,
     /// Tokens of a block.
@@ -144,11 +145,12 @@ pub struct GroupsGeometry {
 
 impl fmt::Display for GroupsGeometry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { model, rank: (rank, ranks), groups, tokens, dtype } = self;
+        let Self { model, rank: (rank, ranks), order, groups, tokens, dtype } = self;
         let text: Vec<u32> = groups.join(", ").bytes().map(u32::from).collect();
+        let axes = if *order == AxisOrder::Nhd { String::new() } else { format!(" axes={order};") };
         write!(
             f,
-            "model={}; rank={rank}/{ranks}; order=groups; groups={}; tokens={tokens}; dtype={dtype}; \
+            "model={}; rank={rank}/{ranks}; order=groups;{axes} groups={}; tokens={tokens}; dtype={dtype}; \
              fingerprint={:016x}; pieces=1",
             shown(model),
             groups.len(),

@@ -93,7 +93,7 @@ pub use hub::Sink;
 pub use kvbm_kernels::Backend;
 pub use manager::TransferManager;
 pub use movers::{MoveDone, MoverRing, MoverTier, Movers};
-pub use predecessor::{LeftOut, OldFolders, Predecessor, PredecessorError, TakenOver};
+pub use predecessor::{LeftOut, NewRanks, OldFolder, OldFolders, Predecessor, PredecessorError, TakenOver};
 pub use remote::{HostRead, PinnedBlocks, Pins, RemoteHost};
 pub use slot_layout::disk_layout;
 pub use stats::{PathStats, WorkerStats};

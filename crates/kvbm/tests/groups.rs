@@ -5,8 +5,8 @@
 
 mod support;
 
-use crate::support::{compute_in, holds_in, host, namespace, slot_file, soon, unlimited};
-use kvbm::config::{Blocks, Config, LayoutKind, ModelConfig};
+use crate::support::{compute_in, heads, holds_in, host, namespace, slot_file, soon, unlimited};
+use kvbm::config::{Blocks, Config, HostOrder, LayoutKind, ModelConfig};
 use kvbm::layout::{
     AxisOrder, BlockLayout, DType, FullyContiguous, LayerSeparate, LayoutConfig, OpaquePlane, OuterPlacement,
 };
@@ -34,10 +34,8 @@ fn open_with(
     ranks: u32,
     configure: impl FnOnce(&mut Config),
 ) -> KvBlockManager<Owned> {
-    let mut text = Config::default();
-    text.set("model.groups", GROUPS).unwrap();
     let builder = KvBlockManager::<Owned>::builder()
-        .model(ModelConfig { page_size: 16, ..text.model })
+        .model(model_of(GROUPS))
         .namespace(namespace())
         .device(Blocks(g1))
         .host(Blocks(g2))
@@ -54,6 +52,12 @@ fn open_with(
         configure(config);
     });
     configured.build().unwrap()
+}
+
+fn model_of(groups: &str) -> ModelConfig {
+    let mut text = Config::default();
+    text.set("model.groups", groups).unwrap();
+    ModelConfig { page_size: 16, ..text.model }
 }
 
 fn tokens(manager: &KvBlockManager<Owned>, blocks: usize) -> TokenSequence {
@@ -192,6 +196,88 @@ fn another_number_of_ranks_leaves_the_blocks_where_they_are_and_says_so() {
     drop(manager);
     let manager = open([64, 64, 64], Some(disk.path()), 1);
     assert_eq!(arrived(&manager, &request), BLOCKS);
+}
+
+/// A window and full attention of another number of heads.
+const OF_TOKENS: &str = "window=32 layers=2 heads=4 head_dim=8, full layers=3 heads=2 head_dim=8";
+
+/// Serves a request of a model whose groups keep tokens, with bytes that belong to heads. Blocks
+/// that were cached.
+fn serve_heads(manager: &KvBlockManager<Owned>, tokens: &TokenSequence) -> usize {
+    let found = manager.onboard_groups(manager.match_groups(tokens)).wait().unwrap();
+    for (group, part) in (0_u16..).map(GroupId).zip(&found.parts) {
+        for (&block, &hash) in part.blocks.block_ids().iter().zip(&tokens.hashes()[part.start..]) {
+            heads::check(manager, group, block, hash);
+        }
+        let [range] = &manager.kept_blocks(group, tokens.num_blocks())[..] else { panic!("one range") };
+        let range = range.start.max(found.len)..range.end;
+        if range.is_empty() {
+            continue;
+        }
+        let fresh = manager.allocate(range.len()).unwrap();
+        for (&block, &hash) in fresh.block_ids().iter().zip(&tokens.hashes()[range.clone()]) {
+            heads::compute(manager, group, block, hash);
+        }
+        let (done, _) = manager.commit_group(group, fresh, tokens, range.start).unwrap();
+        drop(manager.register(done).unwrap());
+    }
+    assert!(manager.wait_offloads(soon()));
+    found.len
+}
+
+fn open_of_tokens(disk: &FilePath, ranks: u32, order: HostOrder) -> KvBlockManager<Owned> {
+    open_with([64, 64, 64], Some(disk), ranks, |config| {
+        config.set("model.groups", OF_TOKENS).unwrap();
+        config.host.order = order;
+    })
+}
+
+/// As of a model with one group: what any number of ranks left any other number takes over, in
+/// either order, and a window's blocks need no parent for that. Mutation that makes it fail: blocks
+/// of windows count as orphans.
+#[test]
+fn groups_that_keep_tokens_are_divided_anew_for_another_number_of_ranks() {
+    use HostOrder::{Nhd, Universal};
+    for (before, after) in [((1, Nhd), (2, Nhd)), ((2, Nhd), (4, Universal)), ((4, Universal), (1, Nhd))] {
+        let disk = tempfile::tempdir().unwrap();
+        let manager = open_of_tokens(disk.path(), before.0, before.1);
+        let request = tokens(&manager, BLOCKS);
+        assert_eq!(serve_heads(&manager, &request), 0);
+        assert!(manager.shutdown(Duration::from_secs(30)).is_complete());
+        drop(manager);
+        for again in [false, true] {
+            let manager = open_of_tokens(disk.path(), after.0, after.1);
+            let took_over = manager.workers().took_over();
+            let sums: Vec<_> = took_over.iter().map(|past| (past.blocks, past.left_behind)).collect();
+            let wanted = if again { Vec::new() } else { vec![((2 + BLOCKS) as u64, 0)] };
+            assert_eq!(sums, wanted, "{before:?} to {after:?}: {took_over:?}");
+            assert_eq!(serve_heads(&manager, &request), BLOCKS, "{before:?} to {after:?}");
+            assert!(manager.shutdown(Duration::from_secs(30)).is_complete());
+        }
+    }
+}
+
+/// Blocks lie on the disk as they do in host memory: in another order they would be other KV.
+#[test]
+fn a_disk_of_another_order_of_axes_is_refused() {
+    let disk = tempfile::tempdir().unwrap();
+    serve_heads(&open_of_tokens(disk.path(), 1, HostOrder::Nhd), &{
+        let manager = open_of_tokens(tempfile::tempdir().unwrap().path(), 1, HostOrder::Nhd);
+        tokens(&manager, BLOCKS)
+    });
+    let other = KvBlockManager::<Owned>::builder()
+        .model(model_of(OF_TOKENS))
+        .namespace(namespace())
+        .device(Blocks(64))
+        .host(Blocks(64))
+        .disk(disk.path(), Blocks(64))
+        .configure(|config| {
+            config.device.layout = LayoutKind::FullyContiguous;
+            config.host.order = HostOrder::Universal;
+        })
+        .build();
+    let error = other.err().unwrap().to_string();
+    assert!(error.contains("geometry") && error.contains("axes=universal"), "{error}");
 }
 
 #[test]

@@ -46,11 +46,12 @@ pub(super) fn name(identity: &BlockIdentity, hash: SequenceHash) -> Name {
 
 /// Of these blocks, the oldest first, at most `room`, as indices: the chains of the newest blocks
 /// first, parents before children. And how many have no parent, neither here nor among those
-/// `held`.
+/// `held`; blocks of groups that `alone` says so of need none.
 pub(super) fn newest_chains(
     blocks: &[(BlockId, BlockIdentity)],
     held: &HashSet<Name>,
     room: usize,
+    alone: impl Fn(GroupId) -> bool,
 ) -> (Vec<usize>, u64) {
     let places = places(blocks);
     let parent = |index: usize| parent_of(blocks, &places, index);
@@ -60,7 +61,8 @@ pub(super) fn newest_chains(
     let mut rooted = vec![false; blocks.len()];
     for &index in &order {
         let identity = &blocks[index].1;
-        rooted[index] = identity.parent.is_none_or(|hash| held.contains(&name(identity, hash)))
+        rooted[index] = alone(identity.group)
+            || identity.parent.is_none_or(|hash| held.contains(&name(identity, hash)))
             || parent(index).is_some_and(|parent| rooted[parent]);
     }
     // The newest block of those that continue a block.
@@ -99,6 +101,7 @@ pub(super) fn incoming(
     blocks: &[(BlockId, BlockIdentity)],
     chosen: &[usize],
     free: impl Iterator<Item = BlockId>,
+    alone: impl Fn(GroupId) -> bool,
 ) -> Vec<Incoming> {
     let mut by_age = chosen.to_vec();
     by_age.sort_unstable();
@@ -108,7 +111,8 @@ pub(super) fn incoming(
     let places = places(blocks);
     let incoming = chosen.iter().filter_map(|&index| {
         let (theirs, identity) = blocks[index];
-        let parent = parent_of(blocks, &places, index).and_then(|parent| stands.get(&parent).copied());
+        let parent = parent_of(blocks, &places, index).filter(|_| !alone(identity.group));
+        let parent = parent.and_then(|parent| stands.get(&parent).copied());
         Some(Incoming { identity, theirs, ours: *slots.get(&index)?, parent, everywhere: true })
     });
     incoming.collect()
@@ -129,7 +133,7 @@ mod tests {
 
     /// In the order in which they move in.
     fn chosen(blocks: &[(BlockId, BlockIdentity)], room: usize) -> (Vec<u32>, u64) {
-        let (chosen, orphans) = newest_chains(blocks, &HashSet::new(), room);
+        let (chosen, orphans) = newest_chains(blocks, &HashSet::new(), room, |_| false);
         (chosen.into_iter().map(|index| blocks[index].0.0).collect(), orphans)
     }
 
@@ -159,7 +163,11 @@ mod tests {
         // Their parent is here already.
         let (_, nine) = block(9, None, 0);
         let held = HashSet::from([name(&nine, nine.hash)]);
-        assert_eq!(newest_chains(&lost, &held, 9), (vec![1, 2, 0], 0));
+        assert_eq!(newest_chains(&lost, &held, 9, |_| false), (vec![1, 2, 0], 0));
+        // In a group whose prefixes need their last blocks only.
+        assert_eq!(newest_chains(&lost, &HashSet::new(), 9, |_| true), (vec![1, 2, 0], 0));
+        let moved = incoming(&lost, &[1, 2], (0..9).map(BlockId), |_| true);
+        assert!(moved.iter().all(|block| block.parent.is_none()));
     }
 
     const TRUNK: u32 = 100_000;
@@ -177,14 +185,14 @@ mod tests {
         let branches = (TRUNK..2 * TRUNK).map(|at| identity(at, Some(TRUNK - 1), TRUNK));
         let blocks: Vec<_> = trunk.chain(branches).collect();
         let room = TRUNK as usize;
-        assert_eq!(newest_chains(&blocks, &HashSet::new(), room), ((0..room).collect(), 0));
+        assert_eq!(newest_chains(&blocks, &HashSet::new(), room, |_| false), ((0..room).collect(), 0));
     }
 
     #[test]
     fn incoming_blocks_get_free_slots_by_age() {
         let chain = [block(2, Some(1), 1), block(1, None, 0), block(3, None, 0)];
-        let (order, _) = newest_chains(&chain, &HashSet::new(), 9);
-        let moved = incoming(&chain, &order, [5, 7, 8].into_iter().map(BlockId));
+        let (order, _) = newest_chains(&chain, &HashSet::new(), 9, |_| false);
+        let moved = incoming(&chain, &order, [5, 7, 8].into_iter().map(BlockId), |_| false);
         let seen: Vec<_> = moved.iter().map(|block| (block.theirs.0, block.ours.0, block.parent)).collect();
         assert_eq!(seen, [(3, 8, None), (1, 7, None), (2, 5, Some(1))]);
     }

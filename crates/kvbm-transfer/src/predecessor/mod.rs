@@ -14,8 +14,8 @@ use crate::geometry::SlotGeometry;
 use chains::{Incoming, Name, common, incoming, name, newest_chains};
 use kvbm_disk::{Archive, OpenError, OwnedBuffer, RecoveredSlot};
 use kvbm_layout::{BlockLayout, CopyPlan, Selection};
-use kvbm_plan::{BlockId, BlockIdentity, FileAccess};
-use source::{OldRank, covering};
+use kvbm_plan::{BlockId, BlockIdentity, FileAccess, GroupId};
+use source::{OldGroup, OldRank, covering};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -37,9 +37,38 @@ pub struct Predecessor {
 pub struct OldFolders {
     /// Its ranks.
     pub ranks: u32,
-    /// The directories of each rank that wrote, in the order of the ranks. Of ranks that held the
-    /// same bytes, the first did.
-    pub of: Vec<(u32, Vec<PathBuf>)>,
+    /// Those of each rank that wrote, in the order of the ranks. Of ranks that held the same bytes,
+    /// the first did.
+    pub of: Vec<OldFolder>,
+}
+
+/// Where a rank of a deployment kept its blocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OldFolder {
+    /// The rank.
+    pub rank: u32,
+    /// Its directories.
+    pub dirs: Vec<PathBuf>,
+    /// Of a model with several cache groups, what its journal may say of its slots, and what that
+    /// means for each group.
+    pub groups: Vec<(String, Vec<SlotGeometry>)>,
+}
+
+/// Who takes over.
+#[derive(Clone, Copy, Debug)]
+pub struct NewRanks<'a> {
+    /// Namespace of the blocks.
+    pub namespace: [u8; 16],
+    /// Who may use the files.
+    pub access: FileAccess,
+    /// What a rank of ours keeps of a block of each cache group.
+    pub groups: &'a [SlotGeometry],
+    /// Groups whose blocks need no parent on the disk: prefixes need their last blocks only.
+    pub without_parents: &'a [GroupId],
+    /// Slots that we have.
+    pub capacity: u32,
+    /// Blocks that all our ranks have in their slots, which stay.
+    pub held: &'a [(BlockId, BlockIdentity)],
 }
 
 /// Blocks of a predecessor that are not taken over by anybody.
@@ -110,10 +139,10 @@ pub enum PredecessorError {
         /// Ranks of the predecessor.
         ranks: u32,
     },
-    /// Blocks of several cache groups, or with scales.
+    /// Blocks of which a part has no heads to divide.
     #[error(
-        "its blocks are of several cache groups or have scales (model.groups) and are not divided anew among ranks: \
-         start with {ranks} ranks to use them"
+        "its blocks have states, scales or tensors without axes (model.groups), which are not divided anew among \
+         ranks: start with {ranks} ranks to use them"
     )]
     Groups {
         /// Ranks of the predecessor.
@@ -130,40 +159,31 @@ pub enum PredecessorError {
 }
 
 impl Predecessor {
-    /// Opens the directories of the ranks of a deployment. `capacity`: slots that we have; `held`: blocks that all our ranks have in them, which stay. `access`: whose files
-    /// are used.
+    /// Opens the directories of the ranks of a deployment.
     ///
     /// # Errors
-    /// A directory is missing, in use, damaged, or holds blocks of something else than `ours`, of
-    /// this `namespace`.
-    pub fn open(
-        folders: &OldFolders,
-        access: FileAccess,
-        namespace: [u8; 16],
-        ours: &SlotGeometry,
-        capacity: u32,
-        held: &[(BlockId, BlockIdentity)],
-    ) -> Result<Self, PredecessorError> {
-        let ranks = folders.ranks as usize;
-        let open = |(rank, dirs): &(u32, Vec<PathBuf>)| {
-            let rank = *rank as usize;
-            let archive = Archive::open(dirs, access).map_err(|source| PredecessorError::Open {
-                rank,
-                ranks,
-                source,
-            })?;
-            OldRank::new(archive, namespace, ours, (rank, ranks))
-                .map_err(|reason| PredecessorError::Content { rank, ranks, reason })
-        };
+    /// A directory is missing, in use, damaged, of another namespace, or holds blocks of something
+    /// else than `ours`.
+    pub fn open(folders: &OldFolders, ours: &NewRanks<'_>) -> Result<Self, PredecessorError> {
+        let &NewRanks { namespace, access, groups, without_parents, capacity, held } = ours;
+        let open =
+            |folder: &OldFolder| {
+                let (rank, ranks) = (folder.rank as usize, folders.ranks as usize);
+                let archive = Archive::open(&folder.dirs, access)
+                    .map_err(|source| PredecessorError::Open { rank, ranks, source })?;
+                OldRank::new(archive, namespace, groups, folder, folders.ranks)
+                    .map_err(|reason| PredecessorError::Content { rank, ranks, reason })
+            };
+        let alone = |group| without_parents.contains(&group);
         let ranks = folders.of.iter().map(open).collect::<Result<Vec<_>, _>>()?;
         let held: HashMap<_, _> = held.iter().copied().filter(|(slot, _)| slot.0 < capacity).collect();
         let names: HashSet<Name> = held.values().map(|identity| name(identity, identity.hash)).collect();
         let (mut common, incomplete) = common(&ranks);
         common.retain(|(_, identity)| !names.contains(&name(identity, identity.hash)));
-        let (chosen, orphans) = newest_chains(&common, &names, capacity as usize - held.len());
+        let (chosen, orphans) = newest_chains(&common, &names, capacity as usize - held.len(), alone);
         let beyond_capacity = common.len() as u64 - orphans - chosen.len() as u64;
         let free = (0..capacity).map(BlockId).filter(|slot| !held.contains_key(slot));
-        let blocks = incoming(&common, &chosen, free);
+        let blocks = incoming(&common, &chosen, free, alone);
         Ok(Self { ranks, blocks, held, left_out: LeftOut { incomplete, orphans, beyond_capacity } })
     }
 
@@ -187,15 +207,15 @@ impl Predecessor {
         self.blocks.iter().filter(|block| block.everywhere).count() as u64
     }
 
-    /// Whether the ranks together have the part `ours` of their blocks.
+    /// Whether the ranks together have the parts `ours` of their blocks, by cache group.
     ///
     /// # Errors
     /// They have not, or not each of it once.
-    pub fn covers(&self, ours: &SlotGeometry) -> Result<(), PredecessorError> {
+    pub fn covers(&self, ours: &[SlotGeometry]) -> Result<(), PredecessorError> {
         self.sources(ours).map(drop)
     }
 
-    /// Writes the part `ours` of the blocks to the disk of `tier` until `deadline`. What was
+    /// Writes the parts `ours` of the blocks, by cache group, to the disk of `tier` until `deadline`. What was
     /// written is added to what opening the disk found; of that, what our other ranks do not have
     /// is released.
     ///
@@ -203,7 +223,7 @@ impl Predecessor {
     /// The predecessor does not have our part of its blocks.
     pub fn take_over(
         &mut self,
-        ours: &SlotGeometry,
+        ours: &[SlotGeometry],
         tier: &mut DiskTier,
         deadline: Instant,
     ) -> Result<TakenOver, PredecessorError> {
@@ -212,7 +232,7 @@ impl Predecessor {
         let bytes = tier.engine.info().block_bytes;
         let mut writer = Writer::new(&tier.engine, bytes);
         let mut taken = TakenOver::default();
-        let longest = self.ranks.iter().map(|rank| rank.slot.bytes_per_block()).max();
+        let longest = self.ranks.iter().map(OldRank::longest).max();
         let mut memory = vec![0; longest.unwrap_or(0) as usize];
         for index in 0..self.blocks.len() {
             let Incoming { identity, theirs, ours, parent, everywhere } = self.blocks[index];
@@ -226,9 +246,12 @@ impl Predecessor {
             } else if Instant::now() >= deadline {
                 taken.too_late += 1;
             } else {
-                let mut block = OwnedBuffer::new(bytes as usize);
-                let gathered = sources.iter().all(|(rank, plan)| {
-                    self.ranks[*rank].gather(theirs, &identity, plan, &mut memory, block.as_mut_slice())
+                let part = sources.get(usize::from(identity.group.0));
+                let mut block = OwnedBuffer::new(part.map_or(0, |part| part.bytes) as usize);
+                let gathered = part.is_some_and(|part| {
+                    part.of.iter().all(|(rank, plan)| {
+                        self.ranks[*rank].gather(theirs, &identity, plan, &mut memory, block.as_mut_slice())
+                    })
                 });
                 if gathered {
                     writer.write(ours, identity, block);
@@ -266,22 +289,37 @@ impl Predecessor {
         }
     }
 
-    /// Ranks that together have our part, and which bytes of theirs are which of ours.
-    fn sources(&self, ours: &SlotGeometry) -> Result<Vec<(usize, CopyPlan)>, PredecessorError> {
+    /// For each cache group the ranks that together have our part of its blocks, and which bytes of
+    /// theirs are which of ours.
+    fn sources(&self, ours: &[SlotGeometry]) -> Result<Vec<Sources>, PredecessorError> {
         let content = |index: usize, reason: String| {
-            let (rank, ranks) = self.ranks.get(index).map_or((0, 0), |rank| rank.geometry.rank);
+            let (rank, ranks) = self.ranks.get(index).map_or((0, 0), |rank| rank.rank);
             PredecessorError::Content { rank: rank as usize, ranks: ranks as usize, reason }
         };
-        let slot = ours.slot().map_err(|error| content(0, error.to_string()))?;
-        let parts: Vec<_> = self.ranks.iter().map(|rank| rank.geometry.part()).collect();
-        let plan = |(index, selection): (usize, Selection)| {
-            let plan = CopyPlan::between(&self.ranks[index].slot, &slot, &selection);
-            Ok((index, plan.map_err(|error| content(index, error.to_string()))?))
+        let of_group = |(group, ours): (usize, &SlotGeometry)| {
+            let slot = ours.slot().map_err(|error| content(0, error.to_string()))?;
+            let theirs: Vec<&OldGroup> =
+                self.ranks.iter().filter_map(|rank| rank.groups.get(group)).collect();
+            let parts: Vec<_> = theirs.iter().map(|theirs| theirs.geometry.part()).collect();
+            let sources = covering(&parts, &ours.part()).map_err(|error| match error {
+                PredecessorError::Content { rank, reason, .. } => content(rank, reason),
+                error => error,
+            })?;
+            let plan = |(index, selection): (usize, Selection)| {
+                let plan = CopyPlan::between(&theirs[index].slot, &slot, &selection);
+                Ok((index, plan.map_err(|error| content(index, error.to_string()))?))
+            };
+            let of = sources.into_iter().map(plan).collect::<Result<_, _>>()?;
+            Ok(Sources { bytes: slot.bytes_per_block(), of })
         };
-        let sources = covering(&parts, &ours.part()).map_err(|error| match error {
-            PredecessorError::Content { rank, reason, .. } => content(rank, reason),
-            error => error,
-        })?;
-        sources.into_iter().map(plan).collect()
+        ours.iter().enumerate().map(of_group).collect()
     }
+}
+
+/// Where our part of the blocks of a cache group comes from.
+struct Sources {
+    /// Its bytes.
+    bytes: u64,
+    /// Ranks, and which bytes of theirs are which of ours.
+    of: Vec<(usize, CopyPlan)>,
 }

@@ -1,8 +1,8 @@
 //! What ranks of a predecessor have: their disks, and which of their parts of a block make one of
 //! ours.
 
-use super::PredecessorError;
-use crate::geometry::SlotGeometry;
+use super::{OldFolder, PredecessorError};
+use crate::geometry::{SlotGeometry, UnknownGeometry};
 use kvbm_disk::Archive;
 use kvbm_layout::{BlockLayout, BlockPart, CopyPlan, FullyContiguous, Selection, Span};
 use kvbm_plan::{BlockId, BlockIdentity};
@@ -11,35 +11,64 @@ use kvbm_plan::{BlockId, BlockIdentity};
 #[derive(Debug)]
 pub(super) struct OldRank {
     pub(super) archive: Archive,
+    /// Which rank of how many.
+    pub(super) rank: (u32, u32),
+    /// By cache group.
+    pub(super) groups: Vec<OldGroup>,
+}
+
+/// What a rank of a predecessor has of the blocks of a cache group.
+#[derive(Debug)]
+pub(super) struct OldGroup {
     pub(super) geometry: SlotGeometry,
     pub(super) slot: FullyContiguous,
 }
 
+impl OldGroup {
+    fn new(geometry: SlotGeometry, ours: &SlotGeometry, rank: (u32, u32)) -> Result<Self, String> {
+        let slot = geometry.slot().map_err(|error| error.to_string())?;
+        match ours.differs(&geometry) {
+            Some(differs) => Err(differs),
+            None if geometry.rank != rank => {
+                Err(format!("it calls itself rank {} of {}", geometry.rank.0, geometry.rank.1))
+            }
+            None => Ok(Self { geometry, slot }),
+        }
+    }
+}
+
 impl OldRank {
+    /// `ours`: the geometry of a rank of ours, by cache group.
     pub(super) fn new(
         archive: Archive,
         namespace: [u8; 16],
-        ours: &SlotGeometry,
-        (rank, ranks): (usize, usize),
+        ours: &[SlotGeometry],
+        folder: &OldFolder,
+        ranks: u32,
     ) -> Result<Self, String> {
         if archive.namespace() != namespace {
             return Err("its blocks belong to another namespace".to_owned());
         }
         let text = std::str::from_utf8(archive.geometry()).map_err(|error| error.to_string())?;
-        let geometry: SlotGeometry =
-            text.parse().map_err(|error: crate::geometry::UnknownGeometry| error.to_string())?;
-        let slot = geometry.slot().map_err(|error| error.to_string())?;
-        let (said, held) = (slot.bytes_per_block(), archive.block_bytes());
-        match ours.differs(&geometry) {
-            Some(differs) => Err(differs),
-            None if geometry.rank != (rank as u32, ranks as u32) => {
-                Err(format!("it calls itself rank {} of {}", geometry.rank.0, geometry.rank.1))
-            }
-            None if said != held && !archive.blocks().is_empty() => {
-                Err(format!("its blocks have {held} bytes, its geometry says {said}"))
-            }
-            None => Ok(Self { archive, geometry, slot }),
+        let geometries = match folder.groups.iter().find(|(header, _)| header == text) {
+            Some((_, groups)) => groups.clone(),
+            None if ours.len() > 1 => return Err(format!("its blocks are of other cache groups: {text}")),
+            None => vec![text.parse().map_err(|error: UnknownGeometry| error.to_string())?],
+        };
+        let rank = (folder.rank, ranks);
+        let group = |(geometry, ours)| OldGroup::new(geometry, ours, rank);
+        let groups = geometries.into_iter().zip(ours).map(group).collect::<Result<Vec<_>, _>>()?;
+        let said = groups.iter().map(|group| group.slot.bytes_per_block()).max().unwrap_or(0);
+        let held = archive.block_bytes();
+        if said != held && !archive.blocks().is_empty() {
+            return Err(format!("its blocks have {held} bytes, its geometry says {said}"));
         }
+        Ok(Self { archive, rank, groups })
+    }
+
+    /// Bytes of its longest block.
+    pub(super) fn longest(&self) -> u64 {
+        self.groups.iter().map(|group| group.slot.bytes_per_block()).max().unwrap_or(0)
     }
 
     /// Copies this rank's part of a block to where it belongs in ours. `false`: it is not what was
@@ -52,8 +81,9 @@ impl OldRank {
         memory: &mut [u8],
         block: &mut [u8],
     ) -> bool {
+        let Some(group) = self.groups.get(usize::from(identity.group.0)) else { return false };
         let bytes = match self.archive.read(slot, identity, memory) {
-            Ok(bytes) => bytes.filter(|bytes| bytes.len() as u64 == self.slot.bytes_per_block()),
+            Ok(bytes) => bytes.filter(|bytes| bytes.len() as u64 == group.slot.bytes_per_block()),
             Err(error) => {
                 tracing::warn!(%error, "a block of another deployment cannot be read");
                 None

@@ -310,6 +310,15 @@ impl ModelConfig {
         !self.is_opaque() && self.groups.as_slice().len() <= 1 && of_tokens()
     }
 
+    /// Whether another number of ranks can divide the blocks of all groups anew: they keep tokens,
+    /// without scales.
+    #[cfg(feature = "worker")]
+    pub(crate) fn divides_anew(&self) -> bool {
+        let has_heads =
+            |group: &CacheGroup| matches!(group.content, LayerContent::Kv { .. }) && group.scales.is_none();
+        !self.is_opaque() && self.cache_groups().iter().all(has_heads)
+    }
+
     /// KV heads of a layer, where blocks are of one group that keeps tokens; else 1.
     pub(crate) fn heads(&self) -> u32 {
         match self.cache_group(GroupId(0)).content {

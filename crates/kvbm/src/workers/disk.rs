@@ -1,7 +1,7 @@
 //! G3 of a rank: where its folder is, what it says of itself, and opening it.
 
 use super::WorkerError;
-use crate::config::{self, Config, FIRST_GROUP, HostOrder, LayerContent};
+use crate::config::{self, Config, HostOrder, LayerContent};
 use kvbm_disk::{DiskConfig, DiskEngine, EngineMode, GroupCommit, OpenError, Recovered};
 use kvbm_layout::{AxisOrder, BlockLayout, slice_for_rank};
 use kvbm_plan::{FileAccess, Rank, Tier};
@@ -38,12 +38,8 @@ pub(super) fn open_disk(
     let mut disk = DiskConfig::new(&dir, blocks, block_bytes, *tag.as_bytes());
     disk.more_dirs = dirs.collect();
     disk.access = disk_access(config);
-    disk.geometry = match geometry(config, writer)? {
-        Some(geometry) => geometry.to_string(),
-        None if config.model.is_opaque() => opaque_geometry(config, writer).to_string(),
-        None => groups_geometry(config, writer).to_string(),
-    }
-    .into_bytes();
+    let ranks = config.parallelism.tensor_parallel;
+    disk.geometry = header(config, u32::from(writer.0), ranks, config.host.order)?.into_bytes();
     let settings = &config.disk;
     disk.engine = match settings.engine {
         config::DiskEngine::Auto => EngineMode::Auto,
@@ -100,51 +96,82 @@ pub(super) fn rank_dirs(config: &Config, tag: NamespaceTag, rank: u32, ranks: u3
 }
 
 /// What tells one slot's content from that of another shape: everything but the number of blocks,
-/// which may change. None where blocks have no axes.
-pub(super) fn geometry(config: &Config, rank: Rank) -> Result<Option<SlotGeometry>, WorkerError> {
-    let (model, ranks) = (&config.model, config.parallelism.tensor_parallel);
-    let group = model.cache_group(FIRST_GROUP);
-    let LayerContent::Kv { num_kv_heads, head_dim, outer_dim, dtype } = group.content else {
-        return Ok(None);
-    };
-    if !model.has_heads() {
-        return Ok(None);
+/// which may change.
+pub(super) fn header(
+    config: &Config,
+    rank: u32,
+    ranks: u32,
+    order: HostOrder,
+) -> Result<String, WorkerError> {
+    let model = &config.model;
+    if model.is_opaque() {
+        return Ok(opaque_geometry(config, rank, ranks).to_string());
     }
-    Ok(Some(SlotGeometry {
-        model: config.namespace.model.clone(),
-        rank: (u32::from(rank.0), ranks),
-        order: match config.host.order {
-            HostOrder::Nhd => AxisOrder::Nhd,
-            HostOrder::Universal => AxisOrder::Universal,
-        },
-        layers: 0..group.layers,
-        of_layers: group.layers,
-        outer: outer_dim,
-        tokens: model.page_size,
-        heads: slice_for_rank(num_kv_heads, ranks, u32::from(rank.0))?.heads,
-        of_heads: num_kv_heads,
-        head_dim,
-        dtype: dtype.unwrap_or(model.dtype),
-        pieces: 1,
-    }))
+    match geometries(config, rank, ranks, order)? {
+        Some(geometries) if geometries.len() == 1 => Ok(geometries[0].to_string()),
+        _ => Ok(groups_geometry(config, rank, ranks, order).to_string()),
+    }
 }
 
-/// The same for blocks of several cache groups.
-fn groups_geometry(config: &Config, rank: Rank) -> GroupsGeometry {
+/// What a rank of `ranks` has of the blocks of each cache group. None where another number of ranks
+/// cannot divide them anew: states, tensors without axes, scales.
+pub(super) fn geometries(
+    config: &Config,
+    rank: u32,
+    ranks: u32,
+    order: HostOrder,
+) -> Result<Option<Vec<SlotGeometry>>, WorkerError> {
+    let model = &config.model;
+    if !model.divides_anew() {
+        return Ok(None);
+    }
+    let mut geometries = Vec::new();
+    for group in model.cache_groups() {
+        let LayerContent::Kv { num_kv_heads, head_dim, outer_dim, dtype } = group.content else {
+            return Ok(None);
+        };
+        geometries.push(SlotGeometry {
+            model: config.namespace.model.clone(),
+            rank: (rank, ranks),
+            order: axes(order),
+            layers: 0..group.layers,
+            of_layers: group.layers,
+            outer: outer_dim,
+            tokens: model.page_size,
+            heads: slice_for_rank(num_kv_heads, ranks, rank)?.heads,
+            of_heads: num_kv_heads,
+            head_dim,
+            dtype: dtype.unwrap_or(model.dtype),
+            pieces: 1,
+        });
+    }
+    Ok(Some(geometries))
+}
+
+const fn axes(order: HostOrder) -> AxisOrder {
+    match order {
+        HostOrder::Nhd => AxisOrder::Nhd,
+        HostOrder::Universal => AxisOrder::Universal,
+    }
+}
+
+/// The header of blocks of several cache groups, or with scales or a state.
+fn groups_geometry(config: &Config, rank: u32, ranks: u32, order: HostOrder) -> GroupsGeometry {
     GroupsGeometry {
         model: config.namespace.model.clone(),
-        rank: (u32::from(rank.0), config.parallelism.tensor_parallel),
+        rank: (rank, ranks),
+        order: axes(order),
         groups: config.model.cache_groups().iter().map(ToString::to_string).collect(),
         tokens: config.model.page_size,
         dtype: config.model.dtype,
     }
 }
 
-/// The same for blocks without axes.
-fn opaque_geometry(config: &Config, rank: Rank) -> OpaqueGeometry {
+/// The header of blocks without axes.
+fn opaque_geometry(config: &Config, rank: u32, ranks: u32) -> OpaqueGeometry {
     OpaqueGeometry {
         model: config.namespace.model.clone(),
-        rank: (u32::from(rank.0), config.parallelism.tensor_parallel),
+        rank: (rank, ranks),
         tensor_bytes: config.model.opaque_tensors.as_slice().to_vec(),
     }
 }
@@ -157,7 +184,7 @@ mod tests {
     fn a_writer_that_comes_late_is_waited_for_and_one_that_does_not_is_missed() {
         let dir = tempfile::tempdir().expect("a directory");
         let disk = DiskConfig::new(dir.path(), 4, 4096, [1; 16]);
-        let error = follow(&disk, Duration::ZERO).err().expect("nobody writes there");
+        let error = follow(&disk, Duration::ZERO).expect_err("nobody writes there");
         assert!(matches!(error, OpenError::NoJournal { .. }), "{error}");
         std::thread::scope(|scope| {
             let late = scope.spawn(|| follow(&disk, WRITER_TIMEOUT));

@@ -4,14 +4,15 @@
 mod mark;
 
 use super::WorkerError;
-use super::disk::{disk_access, geometry, namespace_dir, open_disk, rank_dirs};
+use super::disk::{disk_access, geometries, header, namespace_dir, open_disk, rank_dirs};
 use super::memory::host_layout;
-use crate::config::{Config, FIRST_GROUP};
+use crate::config::{Config, HostOrder};
 use kvbm_disk::fault::JOURNAL_FILE;
 use kvbm_disk::{Archive, OpenError, offline};
-use kvbm_plan::{BlockId, BlockIdentity, FileAccess, Rank};
+use kvbm_layout::BlockLayout;
+use kvbm_plan::{BlockId, BlockIdentity, GroupId, GroupKind, Rank};
 use kvbm_tokens::NamespaceTag;
-use kvbm_transfer::{DiskTier, OldFolders, Predecessor, PredecessorError, SlotGeometry};
+use kvbm_transfer::{DiskTier, NewRanks, OldFolder, OldFolders, Predecessor, PredecessorError, SlotGeometry};
 use mark::Mark;
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{File, TryLockError};
@@ -55,8 +56,8 @@ struct Past {
 
 impl Past {
     /// Moves blocks into the disk of a rank.
-    fn move_in(&mut self, ours: &SlotGeometry, tier: &mut DiskTier) {
-        let (rank, ranks) = (ours.rank.0, self.ranks);
+    fn move_in(&mut self, rank: Rank, ours: &[SlotGeometry], tier: &mut DiskTier) {
+        let (rank, ranks) = (rank.0, self.ranks);
         let started = Instant::now();
         let share = self.time / self.to_come.max(1);
         let taken = self.predecessor.take_over(ours, tier, kvbm_plan::deadline_after(started, share));
@@ -125,10 +126,18 @@ fn move_in(
     tag: NamespaceTag,
     rank: Rank,
 ) -> Result<(), WorkerError> {
-    let Some(geometry) = geometry(config, rank)? else { return Ok(()) };
-    let mut tier = open_disk(config, &[&host_layout(config, FIRST_GROUP, rank, host)?], disk, tag, rank)?;
-    past.move_in(&geometry, &mut tier);
+    let Some(geometries) = ours(config, rank)? else { return Ok(()) };
+    let layouts = config.group_ids().map(|group| host_layout(config, group, rank, host));
+    let layouts = layouts.collect::<Result<Vec<_>, _>>()?;
+    let layouts: Vec<&dyn BlockLayout> = layouts.iter().map(|layout| layout as _).collect();
+    let mut tier = open_disk(config, &layouts, disk, tag, rank)?;
+    past.move_in(rank, &geometries, &mut tier);
     Ok(())
+}
+
+/// What a rank of ours keeps of the blocks of each cache group.
+fn ours(config: &Config, rank: Rank) -> Result<Option<Vec<SlotGeometry>>, WorkerError> {
+    geometries(config, u32::from(rank.0), config.parallelism.tensor_parallel, config.host.order)
 }
 
 /// Locks the folder of the namespace against other workers that look for blocks to take over. None
@@ -156,21 +165,22 @@ fn lock(config: &Config, tag: NamespaceTag) -> Option<File> {
 /// The deployment whose blocks move in, the one that wrote last and has some, if our ranks are all
 /// new or an earlier start did not come to the end of this; and those that cannot.
 fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<TookOver>) {
-    let ours = config.parallelism.tensor_parallel;
     let mut refused = Vec::new();
-    let Some(first) = rank_dirs(config, tag, 0, ours).into_iter().next() else { return (None, refused) };
+    let Some(first) = rank_dirs(config, tag, 0, config.parallelism.tensor_parallel).into_iter().next() else {
+        return (None, refused);
+    };
     let mark = Mark::in_folder(&first);
     let again = mark.is_set();
     let new = || config.writers().all(|rank| is_new(config, tag, rank));
     if blocks == 0 || config.disk.take_over.is_zero() || !(again || new()) {
         return (None, refused);
     }
-    if !config.model.has_heads() {
+    if !config.model.divides_anew() {
         return (None, others(config, tag).into_iter().map(|ranks| whole(config, tag, ranks)).collect());
     }
     let Ok(Some(geometries)) = config
         .writers()
-        .map(|rank| geometry(config, rank).transpose())
+        .map(|rank| ours(config, rank).transpose())
         .collect::<Option<Result<Vec<_>, _>>>()
         .transpose()
     else {
@@ -181,7 +191,7 @@ fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<T
     let mut look_again = false;
     for ranks in others(config, tag) {
         let folders = folders(config, tag, ranks);
-        match open(&folders, disk_access(config), tag, &geometries, blocks, &held) {
+        match open(config, &folders, tag, &geometries, blocks, &held) {
             Ok(predecessor) if predecessor.is_empty() => {
                 let left_behind = predecessor.left_out().total();
                 if left_behind > 0 {
@@ -213,7 +223,7 @@ fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<T
             Err(error) => {
                 let busy = matches!(error, PredecessorError::Open { source: OpenError::Busy { .. }, .. });
                 look_again |= busy;
-                refused.push(cannot(ranks, &folders, &error, busy));
+                refused.push(cannot(config, tag, ranks, &error, busy));
             }
         }
     }
@@ -225,32 +235,63 @@ fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<T
     (None, refused)
 }
 
-/// The folders of a deployment of `ranks` ranks: those of its ranks that wrote.
+/// Ranks of a deployment of `ranks` ranks that wrote.
+fn writers(config: &Config, ranks: u32) -> impl Iterator<Item = u32> + '_ {
+    (0..ranks).filter(move |rank| config.model.writer(*rank, ranks) == *rank)
+}
+
+/// Their folders.
 fn folders(config: &Config, tag: NamespaceTag, ranks: u32) -> OldFolders {
-    let writes = |rank: &u32| config.model.writer(*rank, ranks) == *rank;
-    let of = (0..ranks).filter(writes).map(|rank| (rank, rank_dirs(config, tag, rank, ranks))).collect();
-    OldFolders { ranks, of }
+    let folder = |rank: u32| {
+        let dirs = rank_dirs(config, tag, rank, ranks);
+        let mut groups = Vec::new();
+        if config.model.groups.as_slice().len() > 1 {
+            for order in [HostOrder::Nhd, HostOrder::Universal] {
+                let geometries = geometries(config, rank, ranks, order);
+                let header = header(config, rank, ranks, order);
+                if let (Ok(Some(geometries)), Ok(header)) = (geometries, header) {
+                    groups.push((header, geometries));
+                }
+            }
+        }
+        OldFolder { rank, dirs, groups }
+    };
+    OldFolders { ranks, of: writers(config, ranks).map(folder).collect() }
 }
 
 /// Opens a deployment whose blocks all our ranks can use.
 fn open(
+    config: &Config,
     folders: &OldFolders,
-    access: FileAccess,
     tag: NamespaceTag,
-    ours: &[SlotGeometry],
-    blocks: u32,
+    ours: &[Vec<SlotGeometry>],
+    capacity: u32,
     held: &[(BlockId, BlockIdentity)],
 ) -> Result<Predecessor, PredecessorError> {
-    let predecessor = Predecessor::open(folders, access, *tag.as_bytes(), &ours[0], blocks, held)?;
+    let kinds = config.model.cache_groups().into_iter().map(|group| group.kind);
+    let without_parents: Vec<GroupId> = (0..)
+        .map(GroupId)
+        .zip(kinds)
+        .filter_map(|(group, kind)| (kind != GroupKind::Full).then_some(group))
+        .collect();
+    let new = NewRanks {
+        namespace: *tag.as_bytes(),
+        access: disk_access(config),
+        groups: &ours[0],
+        without_parents: &without_parents,
+        capacity,
+        held,
+    };
+    let predecessor = Predecessor::open(folders, &new)?;
     ours.iter().try_for_each(|ours| predecessor.covers(ours))?;
     Ok(predecessor)
 }
 
 /// Says that nothing of a deployment moves in, and why.
-fn cannot(ranks: u32, folders: &OldFolders, error: &PredecessorError, busy: bool) -> TookOver {
-    let blocks = |(_, dirs): &(u32, Vec<PathBuf>)| offline::inspect(dirs).map_or(0, |found| found.blocks);
-    let left_behind = folders.of.iter().map(blocks);
-    let left_behind = left_behind.max().unwrap_or(0);
+fn cannot(config: &Config, tag: NamespaceTag, ranks: u32, error: &PredecessorError, busy: bool) -> TookOver {
+    let blocks =
+        |rank| offline::inspect(&rank_dirs(config, tag, rank, ranks)).map_or(0, |found| found.blocks);
+    let left_behind = writers(config, ranks).map(blocks).max().unwrap_or(0);
     let hint = if busy {
         "the next start tries again"
     } else {
@@ -263,15 +304,14 @@ fn cannot(ranks: u32, folders: &OldFolders, error: &PredecessorError, busy: bool
     TookOver { ranks, blocks: 0, left_behind, refused: Some(error.to_string()) }
 }
 
-/// Blocks without axes, or of several cache groups, stay where they are.
+/// Blocks that have a part without heads stay where they are.
 fn whole(config: &Config, tag: NamespaceTag, ranks: u32) -> TookOver {
-    let folders = folders(config, tag, ranks);
     let error = if config.model.is_opaque() {
         PredecessorError::Opaque { ranks }
     } else {
         PredecessorError::Groups { ranks }
     };
-    cannot(ranks, &folders, &error, false)
+    cannot(config, tag, ranks, &error, false)
 }
 
 /// Blocks that all our ranks have already, each in one slot.

@@ -115,8 +115,12 @@ fn ranks_that_hold_other_bytes_store_nothing() {
     let dir = tempfile::tempdir().expect("a directory");
     let manager = open(latent(), dir.path(), 2);
     let sequence = tokens(&manager, 1, BLOCKS);
-    // Bytes of each rank's own.
-    crate::support::serve(&manager, &sequence);
+    let fresh = manager.allocate(BLOCKS as usize).expect("room");
+    for (&block, &hash) in fresh.block_ids().iter().zip(sequence.hashes()) {
+        heads::compute_unlike(&manager, block, hash);
+    }
+    let (done, _) = manager.commit(fresh, &sequence, 0).expect("commit");
+    drop(manager.register(done).expect("register"));
     assert!(manager.wait_offloads(soon()));
     let failed = manager.metrics().path(Path::G2_G3).failures(FailureKind::Unsupported).get();
     assert_eq!(failed, u64::from(BLOCKS));

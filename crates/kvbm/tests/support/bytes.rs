@@ -74,10 +74,10 @@ fn copy(worker: &Worker, group: GroupId, block: BlockId, buffer: &HostBuffer, di
     }
 }
 
-/// The bytes of a group's block on one rank.
-fn group_bytes(worker: &Worker, group: GroupId, hash: SequenceHash) -> Vec<u8> {
+/// The bytes of a group's block on one rank. Ranks with the same heads have the same.
+fn group_bytes(worker: &Worker, group: GroupId, hash: SequenceHash, config: &Config) -> Vec<u8> {
     let len = worker.g1_of(group).expect("a group of the model").bytes_per_block() as usize;
-    expected(hash, worker.rank().0 + 100 * group.0, len)
+    expected(hash, config.writer_of(worker.rank()).0 + 100 * group.0, len)
 }
 
 /// Computes a block's bytes on every rank.
@@ -88,7 +88,7 @@ pub fn compute<G>(manager: &KvBlockManager<G>, block: BlockId, hash: SequenceHas
 /// The same of a block of a cache group.
 pub fn compute_in<G>(manager: &KvBlockManager<G>, group: GroupId, block: BlockId, hash: SequenceHash) {
     for worker in manager.workers().iter() {
-        let buffer = HostBuffer::from_bytes(&group_bytes(worker, group, hash));
+        let buffer = HostBuffer::from_bytes(&group_bytes(worker, group, hash, manager.config()));
         copy(worker, group, block, &buffer, Direction::HostToDevice);
     }
 }
@@ -101,7 +101,7 @@ pub fn holds<G>(manager: &KvBlockManager<G>, block: BlockId, hash: SequenceHash)
 /// The same of a block of a cache group.
 pub fn holds_in<G>(manager: &KvBlockManager<G>, group: GroupId, block: BlockId, hash: SequenceHash) -> bool {
     manager.workers().iter().all(|worker| {
-        let bytes = group_bytes(worker, group, hash);
+        let bytes = group_bytes(worker, group, hash, manager.config());
         let mut buffer = HostBuffer::zeroed(bytes.len());
         copy(worker, group, block, &buffer, Direction::DeviceToHost);
         buffer.exclusive_bytes().unwrap() == bytes

@@ -3,10 +3,10 @@
 
 use super::store::hashes;
 use super::{expected, soon};
-use kvbm::config::{Config, ModelConfig};
+use kvbm::config::{Config, LayerContent, ModelConfig};
 use kvbm::device::{CopyBatch, Direction, HostBuffer};
 use kvbm::layout::{AxisOrder, FragmentList, FullyContiguous, Selection, slice_for_rank};
-use kvbm::{BlockId, KvBlockManager, Owned, SequenceHash, TokenSequence, Worker};
+use kvbm::{BlockId, GroupId, KvBlockManager, Owned, SequenceHash, TokenSequence, Worker};
 
 /// Two layers of four heads.
 pub fn model() -> ModelConfig {
@@ -14,16 +14,49 @@ pub fn model() -> ModelConfig {
 }
 
 /// A block of a rank, head after head, each with bytes of its own whatever the rank.
-pub fn of_heads(hash: SequenceHash, worker: &Worker, config: &Config) -> Vec<u8> {
-    let (all, ranks) = (config.model.num_kv_heads, config.parallelism.tensor_parallel);
-    let heads = slice_for_rank(all, ranks, u32::from(worker.rank().0)).expect("heads").heads;
-    let bytes = worker.g1().expect("G1 here").bytes_per_block() as usize / heads.len();
-    heads.flat_map(|head| expected(hash, head as u16, bytes)).collect()
+pub fn of_heads(hash: SequenceHash, worker: &Worker, group: GroupId, config: &Config) -> Vec<u8> {
+    let LayerContent::Kv { num_kv_heads, .. } = config.model.cache_groups()[usize::from(group.0)].content
+    else {
+        panic!("group {group} has no heads");
+    };
+    let ranks = config.parallelism.tensor_parallel;
+    let heads = slice_for_rank(num_kv_heads, ranks, u32::from(worker.rank().0)).expect("heads").heads;
+    let bytes = worker.g1_of(group).expect("G1 here").bytes_per_block() as usize / heads.len();
+    heads.flat_map(|head| expected(hash, head as u16 + 100 * group.0, bytes)).collect()
+}
+
+/// Computes a block of a cache group on every rank.
+pub fn compute(manager: &KvBlockManager<Owned>, group: GroupId, block: BlockId, hash: SequenceHash) {
+    for worker in manager.workers().iter() {
+        let buffer = HostBuffer::from_bytes(&of_heads(hash, worker, group, manager.config()));
+        copy(worker, group, block, &buffer, Direction::HostToDevice);
+    }
+}
+
+/// Computes a block with other bytes on each rank, also on those that hold the same heads.
+pub fn compute_unlike(manager: &KvBlockManager<Owned>, block: BlockId, hash: SequenceHash) {
+    for worker in manager.workers().iter() {
+        let bytes = worker.g1().expect("G1 here").bytes_per_block() as usize;
+        let buffer = HostBuffer::from_bytes(&expected(hash, worker.rank().0, bytes));
+        copy(worker, GroupId(0), block, &buffer, Direction::HostToDevice);
+    }
+}
+
+/// Compares a block of a cache group on every rank.
+pub fn check(manager: &KvBlockManager<Owned>, group: GroupId, block: BlockId, hash: SequenceHash) {
+    for worker in manager.workers().iter() {
+        let wanted = of_heads(hash, worker, group, manager.config());
+        let mut buffer = HostBuffer::zeroed(wanted.len());
+        copy(worker, group, block, &buffer, Direction::DeviceToHost);
+        let found = buffer.exclusive_bytes().expect("the copy is over");
+        assert!(found == wanted, "wrong bytes in group {group} on {}", worker.rank());
+    }
 }
 
 /// Copies a block between its place in G1 and a buffer in universal order.
-pub fn copy(worker: &Worker, block: BlockId, buffer: &HostBuffer, direction: Direction) {
-    let layout = worker.g1().expect("G1 here").layout().as_ref();
+fn copy(worker: &Worker, group: GroupId, block: BlockId, buffer: &HostBuffer, direction: Direction) {
+    let g1 = worker.g1_of(group).expect("G1 here");
+    let layout = g1.layout().as_ref();
     let mut one = layout.config().clone();
     (one.num_blocks, one.alignment) = (1, 1);
     let universal = FullyContiguous::new(one, AxisOrder::Universal).expect("a layout");
@@ -31,9 +64,7 @@ pub fn copy(worker: &Worker, block: BlockId, buffer: &HostBuffer, direction: Dir
     let stream = worker.device().expect("a device").create_stream("test-engine").expect("a stream");
     let mut batch = CopyBatch::new(direction);
     for piece in fragments.fragments(block.0).expect("a block of G1") {
-        let kvbm::storage::RegionBytes::Device(memory) =
-            worker.g1().expect("G1 here").region(piece.region).expect("a region")
-        else {
+        let kvbm::storage::RegionBytes::Device(memory) = g1.region(piece.region).expect("a region") else {
             panic!("G1 is device memory")
         };
         let pushed = match direction {
@@ -58,25 +89,13 @@ pub fn serve(manager: &KvBlockManager<Owned>, sequence: &TokenSequence) -> usize
     };
     let hashes = hashes(sequence);
     for (&block, &hash) in cached.block_ids().iter().zip(&hashes) {
-        for worker in manager.workers().iter() {
-            let mut buffer = HostBuffer::zeroed(worker.g1().expect("G1 here").bytes_per_block() as usize);
-            copy(worker, block, &buffer, Direction::DeviceToHost);
-            assert!(
-                buffer.exclusive_bytes().expect("the copy is over")
-                    == of_heads(hash, worker, manager.config()),
-                "wrong bytes on {}",
-                worker.rank()
-            );
-        }
+        check(manager, GroupId(0), block, hash);
     }
     let hits = cached.len();
     if hits < hashes.len() {
         let fresh = manager.allocate(hashes.len() - hits).expect("room");
         for (&block, &hash) in fresh.block_ids().iter().zip(&hashes[hits..]) {
-            for worker in manager.workers().iter() {
-                let buffer = HostBuffer::from_bytes(&of_heads(hash, worker, manager.config()));
-                copy(worker, block, &buffer, Direction::HostToDevice);
-            }
+            compute(manager, GroupId(0), block, hash);
         }
         let (done, _) = manager.commit(fresh, sequence, hits).expect("commit");
         drop(manager.register(done).expect("register"));
