@@ -7,7 +7,7 @@ use kvbm_disk::{DiskEngine, Recovered};
 use kvbm_kernels::Backend;
 use kvbm_plan::{BlockId, BlockIdentity, Epoch, Path, Rank, TransferPlan};
 use kvbm_storage::BoundLayout;
-use kvbm_volume::{BlobSlice, VolumeRegistry};
+use kvbm_volume::{BlobSlice, ObjectSeal, VolumeRegistry};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -183,6 +183,8 @@ pub struct VolumeTier {
     pub model_heads: u32,
     /// Whether this rank writes: of ranks with the same slice, one does.
     pub writes: bool,
+    /// How objects are summed: with the deployment's key, if it has one.
+    pub seal: ObjectSeal,
     /// Threads of each path that wait for a volume, for each volume; they run while there is
     /// something to wait for.
     pub threads: usize,
@@ -190,13 +192,14 @@ pub struct VolumeTier {
 
 impl fmt::Debug for VolumeTier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { registry, slice, model_heads, writes, threads } = self;
+        let Self { registry, slice, model_heads, writes, seal, threads } = self;
         let volumes = registry.descriptors();
         f.debug_struct("VolumeTier")
             .field("volumes", &volumes)
             .field("slice", slice)
             .field("model_heads", model_heads)
             .field("writes", writes)
+            .field("seal", seal)
             .field("threads", threads)
             .finish()
     }

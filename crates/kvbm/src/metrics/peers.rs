@@ -18,7 +18,7 @@ pub struct RemoteMetrics {
     pub leases_granted: Counter,
     /// Of those, leases that their readers did not renew.
     pub leases_expired: Counter,
-    /// Messages of peers that were refused, or that could not be read.
+    /// Messages and announcements of peers that were refused, or that could not be read.
     pub refused: Counter,
     /// Every peer that was ever announced.
     peers: Mutex<BTreeMap<NodeId, Arc<PeerCounters>>>,
@@ -68,7 +68,11 @@ impl RemoteMetrics {
         let own: [(&str, &str, &Counter); 3] = [
             ("remote_leases_granted", "Leases that were granted to peers", &self.leases_granted),
             ("remote_leases_expired", "Leases that their readers did not renew", &self.leases_expired),
-            ("remote_refused", "Messages of peers that were refused or unreadable", &self.refused),
+            (
+                "remote_refused",
+                "Messages and announcements of peers that were refused or unreadable",
+                &self.refused,
+            ),
         ];
         for (name, help, counter) in own {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
