@@ -110,8 +110,8 @@ impl Promise {
         }
     }
 
-    /// Keeps the first blocks, no more on each tier with slots than there is room for, and gives the
-    /// rest back. With several groups all or none.
+    /// Keeps the first blocks, no more on each tier with slots than there is room for, and gives
+    /// the rest back. With several groups all or none.
     pub(super) fn fit(&mut self, room: [u32; 3]) -> Self {
         let mut left = room;
         let mut fits = |block: &&PrefixBlock| match left.get_mut(block.tier.index()) {
