@@ -6,6 +6,7 @@ use crate::executor::{Executor, on_engine_thread};
 use crate::follow::{self, Followed};
 use crate::medium::{DirMedium, Medium};
 use crate::open::{self, Opened};
+use crate::seal::Seal;
 use crate::shared::{Alive, GivenUp, Shared};
 use crate::slot_file::SlotFile;
 use crate::slot_table::SlotTable;
@@ -55,7 +56,7 @@ impl DiskEngine {
     /// As [`DiskEngine::open`].
     pub fn open_on(config: DiskConfig, medium: Arc<dyn Medium>) -> Result<(Self, Recovered), OpenError> {
         let Opened { slots, table, journal, recovered } = open::open(&config, &medium)?;
-        let shared = share(config, medium, slots, table, false);
+        let shared = share(config, medium, (slots, table), &recovered, false);
         shared.journal_records.store(journal.records(), Ordering::Relaxed);
         let start = |source| OpenError::Io { doing: "start a thread".to_owned(), source };
         let committer: Arc<Alive> = Arc::default();
@@ -91,7 +92,7 @@ impl DiskEngine {
     /// As [`DiskEngine::follow`].
     pub fn follow_on(config: DiskConfig, medium: Arc<dyn Medium>) -> Result<(Self, Recovered), OpenError> {
         let Followed { slots, table, recovered } = follow::follow(&config, &*medium)?;
-        let shared = share(config, medium, slots, table, true);
+        let shared = share(config, medium, (slots, table), &recovered, true);
         let executor = Executor::start(&shared)?;
         Ok((Self { shared, executor, committer: Arc::default() }, recovered))
     }
@@ -200,9 +201,10 @@ impl DiskEngine {
         *self.shared.stats.lock()
     }
 
-    /// How this engine computes checksums, so that a mover of bytes can compute the same.
+    /// How this engine computes the checksums that callers know blocks by, so that a mover of bytes
+    /// can compute the same. They need no key.
     pub fn checksums(&self) -> BlockChecksum {
-        self.shared.checksums
+        self.shared.seal.checksums
     }
 
     /// Stops admission, fails what has not started, waits for what runs, commits. Returns whether
@@ -236,21 +238,24 @@ impl DiskEngine {
 fn share(
     config: DiskConfig,
     medium: Arc<dyn Medium>,
-    slots: SlotFile,
-    table: Mutex<SlotTable>,
+    (slots, table): (SlotFile, Mutex<SlotTable>),
+    recovered: &Recovered,
     follows: bool,
 ) -> Arc<Shared> {
     let dir = |location| DirInfo { location, io_errors: 0, last_error: None };
     let dirs = open::dir_names(&config).into_iter().map(dir).collect();
     Arc::new(Shared {
         medium,
-        checksums: BlockChecksum::new(config.namespace),
+        seal: Seal::new(config.namespace, config.key.as_ref()),
         config,
         slots,
         table,
         follows,
         commit: CommitSignals::default(),
-        stats: Mutex::default(),
+        stats: Mutex::new(EngineStats {
+            other_key_records: recovered.dropped.other_key,
+            ..EngineStats::default()
+        }),
         journal_records: AtomicU64::new(0),
         dirs: Mutex::new(dirs),
         given_up: OnceLock::new(),

@@ -1,8 +1,9 @@
 //! Opening directories that another engine writes, to read what it wrote there. Nothing is changed.
 
 use crate::medium::{Medium, OpenFile};
-use crate::open::{Files, blocks_by_age, directly, drop_duplicates, failed, header_of};
+use crate::open::{Files, Found, blocks_by_age, directly, drop_duplicates, failed, header_of};
 use crate::open::{probe_reading, read_journal, without_bytes};
+use crate::seal::Seal;
 use crate::slot_file::SlotFile;
 use crate::slot_table::SlotTable;
 use crate::stripes::{self, Stripes};
@@ -22,8 +23,11 @@ pub(crate) struct Followed {
 pub(crate) fn follow(config: &DiskConfig, medium: &dyn Medium) -> Result<Followed, OpenError> {
     config.validate()?;
     let header = header_of(config)?;
-    let found = read_journal(config, &header, medium)?;
-    let Some(mut found) = found else { return Err(OpenError::NoJournal { dir: config.dir.clone() }) };
+    let seal = Seal::new(config.namespace, config.key.as_ref());
+    // The writer puts a journal of its own in the place of one of another key.
+    let Found::Journal(mut found) = read_journal(config, &header, &seal, medium)? else {
+        return Err(OpenError::NoJournal { dir: config.dir.clone() });
+    };
     let slots = open_slots(config, medium)?;
     let lost = without_bytes(&found.table, slots.stripes, &slots.lengths());
     for &slot in &lost {

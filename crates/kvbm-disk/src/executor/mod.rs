@@ -116,7 +116,7 @@ impl Executor {
             // SAFETY: the job lives, so the contract of its fragments holds.
             let begun = unsafe { ops::begin(job.op(), &self.shared) };
             let outcome = begun.and_then(|begun| match begun {
-                Begun::Write { checksum } => ops::note(job.op(), checksum, &self.shared),
+                Begun::Write { sums } => ops::note(job.op(), sums, &self.shared),
                 Begun::Read { .. } => Err(job.panicked()),
             });
             self.queue.noted();

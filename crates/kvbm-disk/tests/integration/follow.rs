@@ -3,6 +3,7 @@
 use crate::support::*;
 use kvbm_disk::fault::{JOURNAL_FILE, SLOT_FILE, SimMedium};
 use kvbm_disk::{DiskConfig, DiskEngine, EngineMode, OpError, OpenError, Recovered};
+use kvbm_keys::DeploymentKey;
 use kvbm_plan::BlockId;
 
 fn follow(config: DiskConfig, medium: &impl CloneMedium) -> (DiskEngine, Recovered) {
@@ -11,10 +12,16 @@ fn follow(config: DiskConfig, medium: &impl CloneMedium) -> (DiskEngine, Recover
 
 #[test]
 fn what_one_engine_writes_another_one_reads() {
-    for mode in [EngineMode::Auto, EngineMode::Threads, EngineMode::Buffered] {
+    let key = Some(DeploymentKey::from_secret(b"a secret"));
+    for (mode, key) in [
+        (EngineMode::Auto, None),
+        (EngineMode::Auto, key),
+        (EngineMode::Threads, None),
+        (EngineMode::Buffered, None),
+    ] {
         let dir = tempfile::tempdir().unwrap();
         let mut config = DiskConfig::new(dir.path(), 8, BLOCK as u64, [7; 16]);
-        config.engine = mode;
+        (config.engine, config.key) = (mode, key);
         let Ok((writer, _)) = DiskEngine::open(config.clone()) else {
             assert_eq!(mode, EngineMode::Threads, "a file system without O_DIRECT");
             continue;

@@ -4,6 +4,7 @@
 mod access;
 mod corpus;
 mod follow;
+mod forged;
 mod invariants;
 mod io;
 mod recovery;

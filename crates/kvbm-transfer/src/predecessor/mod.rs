@@ -13,6 +13,7 @@ use crate::config::DiskTier;
 use crate::geometry::SlotGeometry;
 use chains::{Incoming, Name, common, incoming, name, newest_chains};
 use kvbm_disk::{Archive, OpenError, OwnedBuffer, RecoveredSlot};
+use kvbm_keys::DeploymentKey;
 use kvbm_layout::{BlockLayout, CopyPlan, Selection};
 use kvbm_plan::{BlockId, BlockIdentity, FileAccess, GroupId};
 use source::{OldGroup, OldRank, covering};
@@ -61,6 +62,8 @@ pub struct NewRanks<'a> {
     pub namespace: [u8; 16],
     /// Who may use the files.
     pub access: FileAccess,
+    /// The key of the blocks, of the old ranks and ours, if there is one.
+    pub key: Option<&'a DeploymentKey>,
     /// What a rank of ours keeps of a block of each cache group.
     pub groups: &'a [SlotGeometry],
     /// Groups whose blocks need no parent on the disk: prefixes need their last blocks only.
@@ -162,18 +165,17 @@ impl Predecessor {
     /// Opens the directories of the ranks of a deployment.
     ///
     /// # Errors
-    /// A directory is missing, in use, damaged, of another namespace, or holds blocks of something
-    /// else than `ours`.
+    /// A directory is missing, in use, damaged, of another namespace or key, or holds blocks of
+    /// something else than `ours`.
     pub fn open(folders: &OldFolders, ours: &NewRanks<'_>) -> Result<Self, PredecessorError> {
-        let &NewRanks { namespace, access, groups, without_parents, capacity, held } = ours;
-        let open =
-            |folder: &OldFolder| {
-                let (rank, ranks) = (folder.rank as usize, folders.ranks as usize);
-                let archive = Archive::open(&folder.dirs, access)
-                    .map_err(|source| PredecessorError::Open { rank, ranks, source })?;
-                OldRank::new(archive, namespace, groups, folder, folders.ranks)
-                    .map_err(|reason| PredecessorError::Content { rank, ranks, reason })
-            };
+        let &NewRanks { namespace, access, key, groups, without_parents, capacity, held } = ours;
+        let open = |folder: &OldFolder| {
+            let (rank, ranks) = (folder.rank as usize, folders.ranks as usize);
+            let archive = Archive::open(&folder.dirs, access, key)
+                .map_err(|source| PredecessorError::Open { rank, ranks, source })?;
+            OldRank::new(archive, namespace, groups, folder, folders.ranks)
+                .map_err(|reason| PredecessorError::Content { rank, ranks, reason })
+        };
         let alone = |group| without_parents.contains(&group);
         let ranks = folders.of.iter().map(open).collect::<Result<Vec<_>, _>>()?;
         let held: HashMap<_, _> = held.iter().copied().filter(|(slot, _)| slot.0 < capacity).collect();

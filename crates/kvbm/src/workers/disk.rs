@@ -38,6 +38,7 @@ pub(super) fn open_disk(
     let mut disk = DiskConfig::new(&dir, blocks, block_bytes, *tag.as_bytes());
     disk.more_dirs = dirs.collect();
     disk.access = disk_access(config);
+    disk.key = config.deployment_key();
     let ranks = config.parallelism.tensor_parallel;
     disk.geometry = header(config, u32::from(writer.0), ranks, config.host.order)?.into_bytes();
     let settings = &config.disk;

@@ -274,9 +274,11 @@ fn open(
         .zip(kinds)
         .filter_map(|(group, kind)| (kind != GroupKind::Full).then_some(group))
         .collect();
+    let key = config.deployment_key();
     let new = NewRanks {
         namespace: *tag.as_bytes(),
         access: disk_access(config),
+        key: key.as_ref(),
         groups: &ours[0],
         without_parents: &without_parents,
         capacity,
@@ -289,8 +291,11 @@ fn open(
 
 /// Says that nothing of a deployment moves in, and why.
 fn cannot(config: &Config, tag: NamespaceTag, ranks: u32, error: &PredecessorError, busy: bool) -> TookOver {
-    let blocks =
-        |rank| offline::inspect(&rank_dirs(config, tag, rank, ranks)).map_or(0, |found| found.blocks);
+    let key = config.deployment_key();
+    let blocks = |rank| {
+        let dirs = rank_dirs(config, tag, rank, ranks);
+        offline::inspect(&dirs, key.as_ref()).map_or(0, |found| found.blocks)
+    };
     let left_behind = writers(config, ranks).map(blocks).max().unwrap_or(0);
     let hint = if busy {
         "the next start tries again"
@@ -317,10 +322,10 @@ fn whole(config: &Config, tag: NamespaceTag, ranks: u32) -> TookOver {
 /// Blocks that all our ranks have already, each in one slot.
 fn held(config: &Config, tag: NamespaceTag) -> Result<Vec<(BlockId, BlockIdentity)>, OpenError> {
     let ours = config.parallelism.tensor_parallel;
-    let mut held: Option<HashSet<(BlockId, BlockIdentity)>> = None;
+    let (mut held, key): (Option<HashSet<(BlockId, BlockIdentity)>>, _) = (None, config.deployment_key());
     for rank in config.writers() {
         let dirs = rank_dirs(config, tag, u32::from(rank.0), ours);
-        let blocks = match Archive::open(&dirs, disk_access(config)) {
+        let blocks = match Archive::open(&dirs, disk_access(config), key.as_ref()) {
             Ok(archive) => archive.blocks(),
             Err(OpenError::NoJournal { .. }) => Vec::new(),
             Err(error) => return Err(error),

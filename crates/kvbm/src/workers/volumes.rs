@@ -5,7 +5,7 @@ use crate::config::{self, Config, FIRST_GROUP};
 use kvbm_layout::slice_for_rank;
 use kvbm_plan::Rank;
 use kvbm_transfer::VolumeTier;
-use kvbm_volume::{BlobSlice, VolumeRegistry};
+use kvbm_volume::{BlobSlice, ObjectSeal, VolumeRegistry};
 use std::sync::Arc;
 
 /// Opens the volumes that are configured. None where there are none and none can come.
@@ -30,6 +30,7 @@ pub(super) fn volume_tier(
     rank: Rank,
 ) -> Result<VolumeTier, WorkerError> {
     let threads = config.volumes.threads as usize;
+    let seal = config.deployment_key().map_or_else(ObjectSeal::default, |key| ObjectSeal::keyed(&key));
     let (heads, ranks) = (config.model.heads(), config.parallelism.tensor_parallel);
     if config.model.is_opaque() {
         // An object's name must say which rank of how many wrote it: no other one can read it.
@@ -39,6 +40,7 @@ pub(super) fn volume_tier(
             slice,
             model_heads: 1,
             writes: true,
+            seal,
             threads,
         });
     }
@@ -50,5 +52,5 @@ pub(super) fn volume_tier(
         num_heads: held.end - held.start,
     };
     let writes = config.writer_of(rank) == rank;
-    Ok(VolumeTier { registry: Arc::clone(registry), slice, model_heads: heads, writes, threads })
+    Ok(VolumeTier { registry: Arc::clone(registry), slice, model_heads: heads, writes, seal, threads })
 }
