@@ -2,8 +2,8 @@
 
 use crate::support::{blocks, sequence};
 use crate::{BLOCKS, Options, RANKS, Random, SEQUENCES, support};
+use kvbm::Rank;
 use kvbm::storage::{BoundLayout, SystemAllocator};
-use kvbm::{LookUp, Rank};
 use kvbm_node::{EngineTerms, MoverMemory, NodeEngine};
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -47,6 +47,7 @@ pub(crate) fn run(options: &Options) {
         let _not_taken = engine.node.offload(&blocks(&ids), tokens, 0);
         engine.node.step();
         say(&format!("done {arrived} {wrong}"));
+        std::thread::sleep(options.pause);
     }
 }
 
@@ -57,9 +58,7 @@ fn load(
     tokens: &kvbm::TokenSequence,
     ids: &[u32],
 ) -> Result<usize, String> {
-    let Ok(LookUp::Ready { blocks: found @ 1.., .. }) = engine.node.look_up(request, tokens, 0) else {
-        return Ok(0);
-    };
+    let Ok(found @ 1..) = engine.look_up(request, tokens) else { return Ok(0) };
     if engine.node.commit(request, &blocks(&ids[..found])).is_err() {
         return Ok(0);
     }
