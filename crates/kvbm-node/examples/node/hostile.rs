@@ -1,7 +1,8 @@
 //! Strangers that send random bytes to every socket that listens, while honest clients are served.
 //!
 //! Three programs listen: `kvbm serve` (engines, administration over its socket and over HTTP,
-//! metrics, events over `ZeroMQ`), `kvbm worker` (its leader), and `kvbm events serve-index` (HTTP).
+//! metrics, events over `ZeroMQ`), `kvbm worker` (its leader), and `kvbm events serve-index`
+//! (HTTP).
 //! One thread for each socket connects so many times a second. An honest client of each socket asks
 //! all the time.
 //!

@@ -6,10 +6,10 @@
 //! load. It prints one line of JSON: `rounds, verified, wrong_bytes, hangs, leaked_slots,
 //! found_again, take_overs, lost_blocks`. Its exit status is 0 where nothing is wrong.
 //!
-//! `node soak --seconds N --seed S --dir DIR --program KVBM` does the same to the engines of a `kvbm
-//! serve` with disk and volume, for a long time, and prints what its processes use ([`soak`]).
-//! `node hostile --seconds N --rate N --seed S --dir DIR --program KVBM` sends random bytes to every
-//! socket that listens ([`hostile`]).
+//! `node soak --seconds N --seed S --dir DIR --program KVBM` does the same to the engines of a
+//! `kvbm serve` with disk and volume, for a long time, and prints what its processes use
+//! ([`soak`]). `node hostile --seconds N --rate N --seed S --dir DIR --program KVBM` sends random
+//! bytes to every socket that listens ([`hostile`]).
 #![allow(clippy::unwrap_used)] // A step that fails fails the test.
 
 mod daemon;
