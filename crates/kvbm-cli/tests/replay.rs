@@ -625,29 +625,22 @@ fn scales_travel_with_their_blocks() {
         let line =
             format!("{model} --dtype fp8_e4m3 --scales {scales} --tp 2 --synthetic 60 --capacity {capacity}");
         let json = replay_of_model(&line);
-        assert!(json["verified_onboarded_blocks"].as_u64().unwrap() > 0, "{line}: {json}");
-        assert_eq!(
-            (json["corrupt_blocks"].clone(), json["failed_transfers"].clone()),
-            (0.into(), 0.into()),
-            "{line}"
-        );
-        lengths.push(
-            json["g3"]["bytes_written"].as_u64().unwrap()
-                / json["paths"]["g2_g3"]["blocks"].as_u64().unwrap(),
-        );
+        assert!(number(&json, "/verified_onboarded_blocks") > 0, "{line}: {json}");
+        let bad = ["/corrupt_blocks", "/failed_transfers"].map(|field| number(&json, field));
+        assert_eq!(bad, [0, 0], "{line}");
+        lengths.push(number(&json, "/g3/bytes_written") / number(&json, "/paths/g2_g3/blocks"));
     }
     // 8 layers of keys and values with one head, which both ranks hold, and a scale of four or two
     // bytes for each.
     assert_eq!(lengths[..2], [2048 + 8 * 2 * 4, 2048 + 8 * 2 * 2]);
     let dir = temp();
-    let line = |scales: &str| {
-        format!(
-            "--dtype fp8_e4m3 --scales {scales} --synthetic 30 --capacity 100,100,4000 --block-bytes 2KiB --dir kv"
-        )
+    let replay = |scales: &str| {
+        let line = "--dtype fp8_e4m3 --synthetic 30 --capacity 100,100,4000 --block-bytes 2KiB --dir kv";
+        json(dir.path(), &format!("{line} --scales {scales}"))
     };
-    let first = json(dir.path(), &line("head"));
-    assert!(first_tenth(&json(dir.path(), &line("head"))) > 0.99);
-    let other = json(dir.path(), &line("token"));
+    let first = replay("head");
+    assert!(first_tenth(&replay("head")) > 0.99);
+    let other = replay("token");
     assert!((first_tenth(&other) - first_tenth(&first)).abs() < 1e-9, "{other:#}");
     let error = text(&run(dir.path(), "--scales row --synthetic 3").stderr);
     assert!(error.contains("row") && error.contains("block, head or token"), "{error}");
@@ -672,20 +665,13 @@ fn one_copy_of_a_latent_is_on_the_disk_for_all_ranks() {
     for (ranks, next) in [(1, 2), (4, 2)] {
         let dir = temp();
         std::fs::create_dir(dir.path().join("volume")).unwrap();
-        let line = |ranks: u32| {
-            let volume = dir.path().join("volume").display().to_string();
-            format!(
-                "--model deepseek-v3 --dtype fp8_e4m3 --tp {ranks} --synthetic 40 --capacity 70,60,3000 \
-                 --block-bytes 2KiB --dir kv --volume dir://{volume}"
-            )
-        };
+        let volume = dir.path().join("volume").display().to_string();
         let replay = |ranks: u32| {
-            let json = json(dir.path(), &line(ranks));
-            assert_eq!(
-                (number(&json, "/corrupt_blocks"), number(&json, "/failed_transfers")),
-                (0, 0),
-                "{json:#}"
-            );
+            let line = "--model deepseek-v3 --dtype fp8_e4m3 --synthetic 40 --capacity 70,60,3000 --dir kv";
+            let line = format!("{line} --block-bytes 2KiB --tp {ranks} --volume dir://{volume}");
+            let json = json(dir.path(), &line);
+            let bad = ["/corrupt_blocks", "/failed_transfers"].map(|field| number(&json, field));
+            assert_eq!(bad, [0, 0], "{json:#}");
             json
         };
         let first = replay(ranks);

@@ -217,9 +217,9 @@ impl Predecessor {
         self.sources(ours).map(drop)
     }
 
-    /// Writes the parts `ours` of the blocks, by cache group, to the disk of `tier` until `deadline`. What was
-    /// written is added to what opening the disk found; of that, what our other ranks do not have
-    /// is released.
+    /// Writes the parts `ours` of the blocks, by cache group, to the disk of `tier` until
+    /// `deadline`. What was written is added to what opening the disk found; of that, what our
+    /// other ranks do not have is released.
     ///
     /// # Errors
     /// The predecessor does not have our part of its blocks.

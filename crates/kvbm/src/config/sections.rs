@@ -81,11 +81,11 @@ section! {
         /// `outer_dim`. A group is `full` (every block of a prefix), `window=TOKENS` (the last
         /// tokens) or `state` (a state after a block), with `layers=N` and, where it keeps tokens,
         /// `heads=N head_dim=N`, and if need be `outer=1` (MLA), `dtype=TYPE` or
-        /// `scales=PART:TYPE`, which are part of the block: one for the block on each rank (`block`),
-        /// for each head (`head`) or each token of each head (`token`) in keys and in values. Where
-        /// it keeps a state, `bytes=N` for each layer over all ranks. Of tensors of an engine without axes
-        /// `layers=N` is their number and `rank_bytes=N` what a block has in each of them on each
-        /// rank, of any kind. A slot holds a block of any group, so groups of about the same bytes
+        /// `scales=PART:TYPE`, which are part of the block: one for the block on each rank
+        /// (`block`), for each head (`head`) or each token of each head (`token`) in keys and in
+        /// values. Where it keeps a state, `bytes=N` for each layer over all ranks. Of tensors of
+        /// an engine without axes `layers=N` is their number and `rank_bytes=N` what a block has in
+        /// each of them on each rank, of any kind. A slot holds a block of any group, so groups of about the same bytes
         /// waste least: `ModelConfig::from_hf` divides them so.
         groups: CacheGroups = CacheGroups::default(), [""];
     }
