@@ -198,8 +198,8 @@ pub use kvbm_plan::{
     VolumeDescriptor, VolumeId,
 };
 pub use kvbm_pool::{
-    AllocError, BatchPosition, BlockBatch, BlockMetadata, Cached, Complete, Duplicates, G1, G2, G3, Lost, Partial, PinError,
-    Prefix, Reset, Share, TierMask, TtlError,
+    AllocError, BatchPosition, BlockBatch, BlockMetadata, Cached, Complete, Duplicates, G1, G2, G3, Lost,
+    Partial, PinError, Prefix, Reset, Share, TierMask, TtlError,
 };
 pub use kvbm_tokens::{
     BlockChain, ChainOrigin, ExternalSequence, Namespace, SequenceHash, Token, TokenSequence,

@@ -49,16 +49,10 @@ impl KvBlockManager<Engine> {
         ids: &[BlockId],
         after: Option<Fence>,
     ) -> Result<(), ParkRejected<Parked, EngineError>> {
-        self.load_parked(&parked, ids, after)
-            .map_err(|error| ParkRejected { blocks: Some(parked), error })
+        self.load_parked(&parked, ids, after).map_err(|error| ParkRejected { blocks: Some(parked), error })
     }
 
-    fn load_parked(
-        &self,
-        parked: &Parked,
-        ids: &[BlockId],
-        after: Option<Fence>,
-    ) -> Result<(), EngineError> {
+    fn load_parked(&self, parked: &Parked, ids: &[BlockId], after: Option<Fence>) -> Result<(), EngineError> {
         self.check(ids)?;
         if ids.len() != parked.len() {
             return Err(EngineError::Count { ids: ids.len(), blocks: parked.len() });
