@@ -64,7 +64,7 @@ fn prefill(folder: &Path) -> Result<()> {
     let nothing: Arc<dyn Any + Send + Sync> = Arc::new(());
     // SAFETY: nothing writes the blocks any more.
     let _publication = unsafe { export.publish(&blocks, &nothing) }?;
-    directory.publish(&node.announcement()?)?;
+    directory.publish(&node.announcement()?, None)?;
     println!("prefill: {BLOCKS} blocks on 4 ranks are published");
     // Decode may come later than this; its announcement lets it ask.
     meet(&directory, &node, DECODE)?;
@@ -82,7 +82,7 @@ fn decode(folder: &Path) -> Result<()> {
     let (namespace, hashes) = model::prompt()?;
     // Registers the memory that the blocks go to.
     let _export = node.export_local_blockset(namespace, GROUP, ranks.clone())?;
-    directory.publish(&node.announcement()?)?;
+    directory.publish(&node.announcement()?, None)?;
     meet(&directory, &node, PREFILL)?;
 
     let plans = node.plan_reads(PREFILL, namespace, GROUP, &ranks)?;

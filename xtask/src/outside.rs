@@ -13,6 +13,10 @@ const USES: &[(&str, &str)] = &[
     ("kvbm-disk", "kvbm_disk::ContentCrc::new().finish() == kvbm_disk::ContentCrc::combine(0, 0, 0)"),
     ("kvbm-events", "kvbm_events::PublisherConfig::default().validate().is_ok()"),
     ("kvbm-kernels", "kvbm_kernels::BlockShape::new(2, 2, 4, 16, 8, 2).unwrap().row_bytes() == 16"),
+    (
+        "kvbm-keys",
+        "kvbm_keys::DeploymentKey::from_secret(b\"a\").id() == kvbm_keys::DeploymentKey::from_secret(b\"a\").id()",
+    ),
     ("kvbm-layout", "kvbm_layout::DType::BF16.width() == 2"),
     ("kvbm-libclang", "{ use kvbm_libclang as _; true }"),
     ("kvbm-link", "kvbm_link::Lane::Urgent != kvbm_link::Lane::Bulk"),

@@ -25,6 +25,7 @@ pub mod replay;
 pub mod report;
 pub mod rng;
 pub mod scratch;
+pub mod secret;
 pub mod serve;
 pub mod size;
 mod space;

@@ -1,16 +1,17 @@
 //! Blocks of a directory that no engine has open. A deployment with another number of ranks reads
 //! them, and `verify` checks them.
 
-use crate::checksum::{BlockChecksum, ContentCrc};
 use crate::journal::{JOURNAL_FILE, ReplayError, Replayed, replay};
 use crate::medium::{BlockFile, DirMedium, complete, open_read_only};
 use crate::open::{blocks_by_age, drop_duplicates, without_bytes};
 use crate::record::Header;
 use crate::recorded_slots::{RecordedSlots, SlotRecords};
+use crate::seal::Seal;
 use crate::slot_table::Content;
 use crate::stripes::SLOT_FILE;
 use crate::stripes::{self, Stripes};
 use crate::{OpenError, RecoveredSlot};
+use kvbm_keys::DeploymentKey;
 use kvbm_plan::{BlockId, BlockIdentity, FileAccess};
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ pub struct Archive {
     pub(crate) table: RecordedSlots,
     files: Vec<Arc<dyn BlockFile>>,
     stripes: Stripes,
-    sums: BlockChecksum,
+    seal: Seal,
     /// Upper bound of a block's length, by the files' lengths.
     longest: u64,
     /// Holds the locks.
@@ -35,28 +36,38 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// Locks the directories, of which the first has the journal, and reads it.
+    /// Locks the directories, of which the first has the journal, and reads it. `key`: the one that
+    /// the directory was written with ([`DiskConfig::key`](crate::DiskConfig::key)).
     ///
     /// # Errors
-    /// There is no journal, or one that this build does not read; [`OpenError::Busy`] while an
-    /// engine has the directories; [`OpenError::Io`] where `access` refuses files of another user.
-    pub fn open(dirs: &[PathBuf], access: FileAccess) -> Result<Self, OpenError> {
-        Self::open_for(dirs, Some(access))
+    /// There is no journal, or one that this build does not read, or of another key;
+    /// [`OpenError::Busy`] while an engine has the directories; [`OpenError::Io`] where `access`
+    /// refuses files of another user.
+    pub fn open(
+        dirs: &[PathBuf],
+        access: FileAccess,
+        key: Option<&DeploymentKey>,
+    ) -> Result<Self, OpenError> {
+        Self::open_for(dirs, Some(access), key)
     }
 
     /// Likewise; without `access`, the system's permissions alone decide who may read.
-    pub(crate) fn open_for(dirs: &[PathBuf], access: Option<FileAccess>) -> Result<Self, OpenError> {
+    pub(crate) fn open_for(
+        dirs: &[PathBuf],
+        access: Option<FileAccess>,
+        key: Option<&DeploymentKey>,
+    ) -> Result<Self, OpenError> {
         stripes::check(dirs)?;
         expect_journal(first(dirs), access)?;
         let medium = DirMedium::lock_to_look(dirs)?;
-        let (replayed, table) = read_journal(dirs, access)?;
+        let (replayed, table) = read_journal(dirs, access, key)?;
         let files = dirs.iter().map(|dir| open_slots(dir, access)).collect::<Result<Vec<_>, _>>()?;
         let room = files.iter().map(|file| file.len()).sum::<io::Result<u64>>();
         let room = room.map_err(|error| failed("read", SLOT_FILE, error))?;
         let longest = room.min(replayed.header.block_bytes);
         let stripes = Stripes::new(files.len(), replayed.header.slot_stride);
-        let sums = BlockChecksum::new(replayed.header.namespace);
-        Ok(Self { replayed, table, files, stripes, sums, longest, medium })
+        let seal = Seal::new(replayed.header.namespace, key);
+        Ok(Self { replayed, table, files, stripes, seal, longest, medium })
     }
 
     /// The namespace tag of its blocks.
@@ -105,24 +116,24 @@ impl Archive {
         let Some(bytes) = memory.get_mut(..content.bytes as usize) else { return Ok(None) };
         let whole = self.read_part(slot, 0, bytes)?;
         let bytes = &*bytes;
-        Ok((whole && self.sums.of(&content.identity, [bytes]) == content.checksum).then_some(bytes))
+        Ok((whole && self.seal.recorded(&content.identity, bytes) == content.checksum).then_some(bytes))
     }
 
     /// Whether the bytes of a block are what was written. Reads them part by part: a record may
     /// claim any length.
     pub(crate) fn verify(&self, slot: BlockId, content: &Content) -> io::Result<bool> {
         let mut memory = vec![0; content.bytes.min(VERIFY_BYTES) as usize];
-        let mut sum = ContentCrc::new();
+        let mut sums = self.seal.begin(false);
         let mut at = 0;
         while at < content.bytes {
             let part = &mut memory[..(content.bytes - at).min(VERIFY_BYTES) as usize];
             if !self.read_part(slot, at, part)? {
                 return Ok(false);
             }
-            sum.update(part);
+            sums.update(part);
             at += part.len() as u64;
         }
-        Ok(self.sums.bind(&content.identity, sum.finish()) == content.checksum)
+        Ok(self.seal.finish(&content.identity, &sums).recorded == content.checksum)
     }
 
     /// Reads bytes of a slot from `at` on. `false` where the file does not have them all.
@@ -180,6 +191,7 @@ fn expect_journal(dir: &Path, access: Option<FileAccess>) -> Result<Arc<dyn Bloc
 pub(crate) fn read_journal(
     dirs: &[PathBuf],
     access: Option<FileAccess>,
+    key: Option<&DeploymentKey>,
 ) -> Result<(Replayed, RecordedSlots), OpenError> {
     stripes::check(dirs)?;
     let file = expect_journal(first(dirs), access)?;
@@ -191,7 +203,9 @@ pub(crate) fn read_journal(
         let slots = stripes(header).end(&lengths).min(header.num_slots.into());
         Ok::<_, ReplayError>(RecordedSlots::new(slots as u32))
     };
-    let (mut replayed, mut table) = replay(&*file, accept).map_err(|error| match error {
+    // The namespace has no part in sums of journals.
+    let seal = Seal::new([0; 16], key);
+    let (mut replayed, mut table) = replay(&*file, &seal, accept).map_err(|error| match error {
         ReplayError::Format(source) => {
             OpenError::Format { file: first(dirs).join(JOURNAL_FILE).display().to_string(), source }
         }

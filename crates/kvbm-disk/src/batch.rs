@@ -109,7 +109,8 @@ impl IoBatch {
     }
 
     /// Like [`IoBatch::write_checked`], without the comparison, which costs a pass over the bytes.
-    /// Memory that no longer has this checksum is written, and refused by every read.
+    /// Memory that no longer has this checksum is written, and refused by every read. With a key
+    /// it is refused as in [`IoBatch::write_checked`]: a signature needs all bytes anyway.
     pub fn write_trusted(
         &mut self,
         slot: BlockId,

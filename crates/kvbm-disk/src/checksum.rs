@@ -85,6 +85,11 @@ impl BlockChecksum {
     }
 
     fn mask(&self, identity: &BlockIdentity) -> u64 {
+        crc64(&self.named(identity))
+    }
+
+    /// What a block is bound to.
+    pub(crate) fn named(&self, identity: &BlockIdentity) -> [u8; NAMED_BYTES] {
         let parent = identity.parent.map_or([0; 16], |parent| *parent.as_bytes());
         let fields: [&[u8]; 8] = [
             b"kvbm block",
@@ -102,7 +107,7 @@ impl BlockChecksum {
             named[at..at + field.len()].copy_from_slice(field);
             at += field.len();
         }
-        crc64(&named)
+        named
     }
 }
 

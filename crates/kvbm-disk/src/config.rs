@@ -2,6 +2,7 @@
 
 use crate::ConfigError;
 use crate::record::MAX_GEOMETRY_BYTES;
+use kvbm_keys::DeploymentKey;
 use kvbm_plan::FileAccess;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -67,6 +68,11 @@ pub struct DiskConfig {
     pub block_bytes: u64,
     /// Namespace tag. A directory of another namespace is refused.
     pub namespace: [u8; 16],
+    /// Signs the journal and the bytes of blocks, so that nobody without it can make a block that
+    /// is taken for one of ours. What the directory holds without this key, or with another one, is
+    /// not used ([`Dropped::other_key`](crate::Dropped::other_key)). Without a key, checksums find
+    /// accidents only.
+    pub key: Option<DeploymentKey>,
     /// What lies in a slot: rank slice, layout, axis order, in any encoding; at most
     /// [`DiskConfig::MAX_GEOMETRY_BYTES`]. A directory of another geometry is refused.
     pub geometry: Vec<u8>,
@@ -114,6 +120,7 @@ impl DiskConfig {
             num_slots,
             block_bytes,
             namespace,
+            key: None,
             geometry: Vec::new(),
             engine: EngineMode::Auto,
             depth: 32,

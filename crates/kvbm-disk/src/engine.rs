@@ -5,6 +5,7 @@ use crate::commit_signals::CommitSignals;
 use crate::executor::{Executor, on_engine_thread};
 use crate::medium::{DirMedium, Medium};
 use crate::open::{self, Opened};
+use crate::seal::Seal;
 use crate::shared::{Alive, GivenUp, Shared};
 use crate::{
     BatchHandle, BlockChecksum, DirInfo, DiskConfig, DiskFlushReport, EngineInfo, EngineStats, FlushError,
@@ -56,12 +57,15 @@ impl DiskEngine {
         let dirs = open::dir_names(&config).into_iter().map(dir).collect();
         let shared = Arc::new(Shared {
             medium,
-            checksums: BlockChecksum::new(config.namespace),
+            seal: Seal::new(config.namespace, config.key.as_ref()),
             config,
             slots,
             table,
             commit: CommitSignals::default(),
-            stats: Mutex::default(),
+            stats: Mutex::new(EngineStats {
+                other_key_records: recovered.dropped.other_key,
+                ..EngineStats::default()
+            }),
             journal_records: AtomicU64::new(journal.records()),
             dirs: Mutex::new(dirs),
             given_up: OnceLock::new(),
@@ -174,9 +178,10 @@ impl DiskEngine {
         *self.shared.stats.lock()
     }
 
-    /// How this engine computes checksums, so that a mover of bytes can compute the same.
+    /// How this engine computes the checksums that callers know blocks by, so that a mover of bytes
+    /// can compute the same. They need no key.
     pub fn checksums(&self) -> BlockChecksum {
-        self.shared.checksums
+        self.shared.seal.checksums
     }
 
     /// Stops admission, fails what has not started, waits for what runs, commits. Returns whether

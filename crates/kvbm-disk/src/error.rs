@@ -1,6 +1,7 @@
 //! What can go wrong, where, and what to do about it.
 
 use crate::EngineKind;
+use kvbm_keys::KeyId;
 use kvbm_plan::{BlockId, BlockIdentity, FailureKind};
 use std::io;
 use std::path::PathBuf;
@@ -61,14 +62,22 @@ pub enum FormatError {
     Magic,
     /// Written by another version of the format.
     #[error(
-        "journal format version {found}, this build reads {supported}: use the kvbm that wrote it, \
+        "journal format version {found}, this build reads 2 to {supported}: use the kvbm that wrote it, \
          choose another directory, or clear this one"
     )]
     Version {
         /// Version found.
         found: u32,
-        /// Version that this build reads and writes.
+        /// The newest version that this build reads.
         supported: u32,
+    },
+    /// Written without a key, with another one, or with one where we have none.
+    #[error("{}", other_key(*found, *ours))]
+    Key {
+        /// The key that it names; none where its checksums are without one.
+        found: Option<KeyId>,
+        /// Ours.
+        ours: Option<KeyId>,
     },
     /// The header's checksum does not match.
     #[error("the journal's header is damaged: clear the directory (its blocks cannot be trusted)")]
@@ -81,6 +90,16 @@ pub enum FormatError {
         /// Its value.
         value: u64,
     },
+}
+
+fn other_key(found: Option<KeyId>, ours: Option<KeyId>) -> String {
+    let named = |key: Option<KeyId>| key.map_or("no key".to_owned(), |key| format!("key {key}"));
+    let remedy = match (found, ours) {
+        (Some(_), None) => "give the deployment's secret (namespace.deployment_secret)",
+        (None, Some(_)) => "leave the secret out to look at it; its blocks are not used with one",
+        _ => "give the secret of the deployment that wrote it",
+    };
+    format!("the journal is signed with {}, ours is {}: {remedy}", named(found), named(ours))
 }
 
 /// An engine could not be opened. What the directory held is still there, except, after an error

@@ -157,6 +157,8 @@ pub struct EngineStats {
     pub scrubbed: u64,
     /// Blocks that scrubbing found damaged or could not read.
     pub scrub_failures: u64,
+    /// Records that opening found under another key ([`Dropped::other_key`]).
+    pub other_key_records: u64,
     /// Completion callbacks, and drops of guards, that panicked.
     pub callback_panics: u64,
 }
@@ -190,6 +192,8 @@ pub struct Dropped {
     pub invalid_records: u64,
     /// Blocks whose bytes the slot file did not have: it was removed, or cut.
     pub without_bytes: u64,
+    /// Records of a journal that is signed with another key, or with none where there is one now.
+    pub other_key: u64,
 }
 
 /// What opening a directory found.

@@ -44,30 +44,31 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | `scrub` | reads and verifies blocks in the background | `engine`, `ops`, `shared`, `slot_file`, `slot_table`, `medium`, `error` |
-//! | `offline` | inspects, verifies and repairs a directory without an engine | `engine`, `archive`, `stripes`, `config`, `journal`, `recorded_slots`, `record`, `medium`, `error`, `info` |
-//! | `fuzz` | bodies of the fuzz targets | `fault`, `open`, `stripes`, `config`, `journal`, `recorded_slots`, `slot_table`, `record`, `medium`, `info`, `checksum` |
+//! | `offline` | inspects, verifies and repairs a directory without an engine | `engine`, `archive`, `stripes`, `config`, `journal`, `recorded_slots`, `record`, `seal`, `medium`, `error`, `info` |
+//! | `fuzz` | bodies of the fuzz targets | `fault`, `open`, `stripes`, `config`, `journal`, `recorded_slots`, `slot_table`, `record`, `seal`, `medium`, `info`, `checksum` |
 //! | `fault` | a simulated medium that injects faults | `stripes`, `journal`, `medium` |
-//! | `engine` | the engine: batches in, outcomes out | `executor`, `commit`, `shared`, `commit_signals`, `batch`, `open`, `config`, `buffer`, `journal`, `medium`, `error`, `info`, `checksum` |
+//! | `engine` | the engine: batches in, outcomes out | `executor`, `commit`, `shared`, `commit_signals`, `batch`, `open`, `config`, `buffer`, `journal`, `seal`, `medium`, `error`, `info`, `checksum` |
 //! | `executor` | io_uring ring or thread pool that executes operations | `ops`, `shared`, `batch`, `slot_file`, `config`, `buffer`, `medium`, `error`, `info` |
 //! | `commit` | the committer thread: group commits | `rewrite`, `shared`, `commit_signals`, `slot_file`, `stripes`, `journal`, `record`, `medium`, `error`, `info` |
 //! | `rewrite` | writes blocks again whose sync failed | `ops`, `shared`, `slot_file`, `slot_table`, `medium` |
-//! | `ops` | one operation on one slot | `shared`, `batch`, `open`, `slot_file`, `buffer`, `slot_table`, `medium`, `error`, `checksum` |
-//! | `shared` | state that all threads of the engine share | `commit_signals`, `slot_file`, `config`, `slot_table`, `medium`, `info`, `checksum` |
+//! | `ops` | one operation on one slot | `shared`, `batch`, `open`, `slot_file`, `buffer`, `slot_table`, `seal`, `medium`, `error` |
+//! | `shared` | state that all threads of the engine share | `commit_signals`, `slot_file`, `config`, `slot_table`, `seal`, `medium`, `info` |
 //! | `commit_signals` | wakes the committer and reports its progress | - |
 //! | `batch` | batches of operations | `buffer`, `error` |
-//! | `archive` | reads the blocks of a directory that no engine has open | `open`, `stripes`, `journal`, `recorded_slots`, `slot_table`, `record`, `medium`, `error`, `info`, `checksum` |
-//! | `open` | opens a directory: recovery and probes | `slot_file`, `stripes`, `config`, `buffer`, `journal`, `recorded_slots`, `slot_table`, `record`, `medium`, `error`, `info` |
+//! | `archive` | reads the blocks of a directory that no engine has open | `open`, `stripes`, `journal`, `recorded_slots`, `slot_table`, `record`, `seal`, `medium`, `error`, `info` |
+//! | `open` | opens a directory: recovery and probes | `slot_file`, `stripes`, `config`, `buffer`, `journal`, `recorded_slots`, `slot_table`, `record`, `seal`, `medium`, `error`, `info` |
 //! | `slot_file` | reads and writes slots of the slot files | `stripes`, `buffer`, `medium`, `info` |
 //! | `stripes` | spreads slots over several directories | `journal`, `medium`, `error`, `checksum` |
 //! | `config` | configuration | `record`, `error` |
 //! | `buffer` | memory of reads and writes | - |
-//! | `journal` | appends, snapshots and replays records | `recorded_slots`, `slot_table`, `record`, `medium`, `error`, `info` |
+//! | `journal` | appends, snapshots and replays records | `recorded_slots`, `slot_table`, `record`, `seal`, `medium`, `error`, `info` |
 //! | `recorded_slots` | slots that a journal names, without an engine | `slot_table`, `record` |
 //! | `slot_table` | state of each slot | `record`, `error` |
-//! | `record` | bytes of the journal header and records | `error`, `checksum` |
+//! | `record` | bytes of the journal header and records | `seal`, `error` |
 //! | `medium` | directories and files, real or simulated | `error` |
 //! | `error` | errors | `info` |
 //! | `info` | status and counters | - |
+//! | `seal` | sums of blocks and journals, with the deployment's key or without | `checksum` |
 //! | `checksum` | checksum of a block | - |
 
 mod archive;
@@ -94,6 +95,7 @@ mod record;
 mod recorded_slots;
 mod rewrite;
 mod scrub;
+mod seal;
 mod shared;
 mod slot_file;
 mod slot_table;

@@ -7,6 +7,7 @@ use crate::record::Header;
 use crate::recorded_slots::{RecordedSlots, SlotRecords};
 use crate::stripes::SLOT_FILE;
 use crate::{DiskConfig, DiskEngine, Dropped, EngineMode, OpenError};
+use kvbm_keys::DeploymentKey;
 use kvbm_plan::{BlockId, BlockIdentity, FileAccess};
 use std::collections::HashSet;
 use std::io;
@@ -74,12 +75,13 @@ pub struct RepairReport {
 }
 
 /// Reads the journal of a directory, the first where slots are spread over several: all of them are
-/// named, in their order. Changes nothing, and may be called while an engine has the directory.
+/// named, in their order. `key`: the one that it was written with. Changes nothing, and may be
+/// called while an engine has the directory.
 ///
 /// # Errors
-/// The directory has no journal, or one that this build does not read.
-pub fn inspect(dirs: &[PathBuf]) -> Result<Inspection, OpenError> {
-    let (replayed, table) = read_journal(dirs, None)?;
+/// The directory has no journal, or one that this build does not read, or of another key.
+pub fn inspect(dirs: &[PathBuf], key: Option<&DeploymentKey>) -> Result<Inspection, OpenError> {
+    let (replayed, table) = read_journal(dirs, None, key)?;
     Ok(summarize(dirs, &replayed, &table))
 }
 
@@ -89,8 +91,12 @@ pub fn inspect(dirs: &[PathBuf]) -> Result<Inspection, OpenError> {
 /// # Errors
 /// As [`inspect`]; [`OpenError::Busy`] while an engine has the directory; a device that fails to
 /// read.
-pub fn verify(dirs: &[PathBuf], progress: &mut dyn FnMut(u64, u64)) -> Result<Verification, OpenError> {
-    let archive = Archive::open_for(dirs, None)?;
+pub fn verify(
+    dirs: &[PathBuf],
+    key: Option<&DeploymentKey>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Verification, OpenError> {
+    let archive = Archive::open_for(dirs, None, key)?;
     let mut inspection = summarize(dirs, &archive.replayed, &archive.table);
     // The owner is this call.
     inspection.owner = None;
@@ -112,12 +118,17 @@ pub fn verify(dirs: &[PathBuf], progress: &mut dyn FnMut(u64, u64)) -> Result<Ve
 ///
 /// # Errors
 /// As [`verify`]; a journal that cannot be written.
-pub fn repair(dirs: &[PathBuf], progress: &mut dyn FnMut(u64, u64)) -> Result<RepairReport, OpenError> {
-    let found = verify(dirs, progress)?;
+pub fn repair(
+    dirs: &[PathBuf],
+    key: Option<&DeploymentKey>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<RepairReport, OpenError> {
+    let found = verify(dirs, key, progress)?;
     let Inspection { namespace, geometry, num_slots, block_bytes, .. } = &found.inspection;
     let mut config = DiskConfig::new(first(dirs), *num_slots, *block_bytes, *namespace);
     config.more_dirs = dirs.iter().skip(1).cloned().collect();
     config.geometry.clone_from(geometry);
+    config.key = key.cloned();
     config.engine = EngineMode::Buffered;
     // A repair keeps the configured access.
     config.access = access_of(first(dirs))?;

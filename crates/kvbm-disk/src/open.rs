@@ -3,12 +3,16 @@
 use crate::error::hex;
 use crate::journal::{JOURNAL_FILE, JOURNAL_TEMP_FILE, Journal, ReplayError, replay};
 use crate::medium::{BlockFile, Medium, OpenFile, complete};
-use crate::record::Header;
+use crate::record::{HEADER_BYTES, Header, RECORD_BYTES};
 use crate::recorded_slots::SlotRecords;
+use crate::seal::Seal;
 use crate::slot_file::SlotFile;
 use crate::slot_table::{Content, SlotTable};
 use crate::stripes::{self, Stripes};
-use crate::{DiskConfig, Dropped, EngineKind, EngineMode, OpenError, OwnedBuffer, Recovered, RecoveredSlot};
+use crate::{
+    DiskConfig, Dropped, EngineKind, EngineMode, FormatError, OpenError, OwnedBuffer, Recovered,
+    RecoveredSlot,
+};
 use kvbm_plan::{BlockId, SequenceHash};
 use parking_lot::Mutex;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
@@ -36,20 +40,22 @@ pub(crate) fn open(config: &DiskConfig, medium: &Arc<dyn Medium>) -> Result<Open
         geometry: config.geometry.clone(),
     };
     stripes::join(&**medium, &dir_names(config))?;
-    let mut found = read_journal(config, &header, &**medium)?;
+    let seal = Seal::new(config.namespace, config.key.as_ref());
+    let mut found = read_journal(config, &header, &seal, &**medium)?;
     let without_bytes = match &mut found {
-        Some(found) => drop_without_bytes(config, &**medium, found)?,
-        None => 0,
+        Found::Journal(found) => drop_without_bytes(config, &**medium, found)?,
+        Found::Nothing { .. } => 0,
     };
     let mut reserved = ReservedSpace::default();
     let slots = open_slots(config, &**medium, &mut reserved)?;
     let (table, dropped, clean, journal) = match found {
-        None => {
+        Found::Nothing { other_key } => {
             let table = Mutex::new(SlotTable::new(config.num_slots));
-            let journal = create_journal(config, &header, medium, &table)?;
-            (table, Dropped::default(), true, journal)
+            let journal = create_journal(config, &header, &seal, medium, &table)?;
+            (table, Dropped { other_key, ..Dropped::default() }, true, journal)
         }
-        Some(Found { file, replayed, mut table }) => {
+        Found::Journal(found) => {
+            let FoundJournal { file, replayed, mut table } = *found;
             let mut dropped = Dropped { without_bytes, ..replayed.dropped };
             dropped.duplicates = drop_duplicates(&mut table);
             if !replayed.clean {
@@ -59,9 +65,9 @@ pub(crate) fn open(config: &DiskConfig, medium: &Arc<dyn Medium>) -> Result<Open
             let journal = if replayed.header.num_slots == config.num_slots {
                 cut_tail(&*file, &replayed)?;
                 let (medium, slack) = (Arc::clone(medium), config.compact_slack_records);
-                Journal::resume(medium, file, replayed.header, replayed.records, slack)
+                Journal::resume(medium, file, (replayed.header, &seal), replayed.records, slack)
             } else {
-                create_journal(config, &header, medium, &table)?
+                create_journal(config, &header, &seal, medium, &table)?
             };
             (table, dropped, replayed.clean, journal)
         }
@@ -87,7 +93,11 @@ fn cut_tail(file: &dyn BlockFile, replayed: &crate::journal::Replayed) -> Result
 
 /// Frees the slots whose bytes the slot files do not have: a file was removed or cut. Returns their
 /// number. In a new file these slots would read as damaged and be quarantined.
-fn drop_without_bytes(config: &DiskConfig, medium: &dyn Medium, found: &mut Found) -> Result<u64, OpenError> {
+fn drop_without_bytes(
+    config: &DiskConfig,
+    medium: &dyn Medium,
+    found: &mut FoundJournal,
+) -> Result<u64, OpenError> {
     let names = stripes::slot_files(config.num_dirs());
     let stripes = Stripes::new(names.len(), config.slot_stride()?);
     let bytes_of = |name: &String| match medium.open(name, OpenFile::default()) {
@@ -118,31 +128,57 @@ fn failed(doing: &str, file: &str, source: io::Error) -> OpenError {
     OpenError::Io { doing: format!("{doing} {file}"), source }
 }
 
-struct Found {
+enum Found {
+    /// No journal, or one of another key with so many records.
+    Nothing {
+        other_key: u64,
+    },
+    Journal(Box<FoundJournal>),
+}
+
+struct FoundJournal {
     file: Arc<dyn BlockFile>,
     replayed: crate::journal::Replayed,
     table: SlotTable,
 }
 
 /// The journal, if there is one. Changes nothing.
-fn read_journal(config: &DiskConfig, ours: &Header, medium: &dyn Medium) -> Result<Option<Found>, OpenError> {
+fn read_journal(
+    config: &DiskConfig,
+    ours: &Header,
+    seal: &Seal,
+    medium: &dyn Medium,
+) -> Result<Found, OpenError> {
     let file = match medium.open(JOURNAL_FILE, OpenFile::default()) {
         Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Nothing { other_key: 0 }),
         Err(error) => return Err(failed("open", JOURNAL_FILE, error)),
     };
     let accept = |theirs: &Header| {
         check_header(ours, theirs)?;
         Ok(SlotTable::new(config.num_slots))
     };
-    let (replayed, table) = replay(&*file, accept).map_err(|error| match error {
+    let error = match replay(&*file, seal, accept) {
+        Ok((replayed, table)) => return Ok(Found::Journal(Box::new(FoundJournal { file, replayed, table }))),
+        Err(error) => error,
+    };
+    Err(match error {
+        // Who wrote it did not have our key: to us it holds nothing.
+        Refused::Replay(ReplayError::Format(FormatError::Key { ours: Some(_), .. })) => {
+            let bytes = file.len().map_err(|error| failed("read the length of", JOURNAL_FILE, error))?;
+            return Ok(Found::Nothing { other_key: records_in(bytes) });
+        }
         Refused::Replay(ReplayError::Format(source)) => {
             OpenError::Format { file: format!("{}/{JOURNAL_FILE}", medium.location()), source }
         }
         Refused::Replay(ReplayError::Io(error)) => failed("read", JOURNAL_FILE, error),
         Refused::Header(error) => *error,
-    })?;
-    Ok(Some(Found { file, replayed, table }))
+    })
+}
+
+/// Records that a journal of so many bytes has at most.
+fn records_in(bytes: u64) -> u64 {
+    bytes.saturating_sub(HEADER_BYTES as u64) / RECORD_BYTES as u64
 }
 
 enum Refused {
@@ -187,10 +223,11 @@ fn abridged(geometry: &[u8]) -> String {
 fn create_journal(
     config: &DiskConfig,
     header: &Header,
+    seal: &Seal,
     medium: &Arc<dyn Medium>,
     table: &Mutex<SlotTable>,
 ) -> Result<Journal, OpenError> {
-    let created = Journal::create(Arc::clone(medium), header, config.compact_slack_records, table);
+    let created = Journal::create(Arc::clone(medium), header, seal, config.compact_slack_records, table);
     created.map_err(|source| match config.slot_file_bytes() {
         Ok(bytes) if is_full(&source) => OpenError::NoSpace { bytes, source },
         _ => failed("create", JOURNAL_TEMP_FILE, source),

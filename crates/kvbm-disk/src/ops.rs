@@ -2,13 +2,13 @@
 //! [`over`], [`end`].
 
 use crate::batch::{Op, OpKind, Source};
-use crate::buffer::IoFragments;
 use crate::medium::complete::{self, Stopped};
 use crate::open::without_bytes;
+use crate::seal::Summed;
 use crate::shared::Shared;
 use crate::slot_file::{Bounce, Moved};
 use crate::slot_table::{Content, ReadPermit};
-use crate::{ContentCrc, OpDone, OpError, OpOutcome, SlotCorruption};
+use crate::{OpDone, OpError, OpOutcome, SlotCorruption};
 use kvbm_plan::BlockId;
 use std::io::{ErrorKind, IoSliceMut};
 
@@ -17,17 +17,17 @@ use std::io::{ErrorKind, IoSliceMut};
 pub(crate) enum Begun {
     /// With what the slot holds.
     Read { permit: ReadPermit },
-    /// With the checksum of the bytes.
-    Write { checksum: u64 },
+    /// With the sums of the bytes.
+    Write { sums: Summed },
 }
 
 /// An operation whose transfer is over, and what is known of its bytes.
 #[derive(Debug)]
 pub(crate) enum Over {
-    /// With what the slot holds, and the checksum that the bytes have.
-    Read { permit: ReadPermit, found: Result<(Moved, u64), Stopped> },
-    /// With the checksum of the bytes.
-    Write { checksum: u64, result: Result<Moved, Stopped> },
+    /// With what the slot holds, and the sums that the bytes have.
+    Read { permit: ReadPermit, found: Result<(Moved, Summed), Stopped> },
+    /// With the sums of the bytes.
+    Write { sums: Summed, result: Result<Moved, Stopped> },
 }
 
 /// Takes the slot for `op`. What was begun is ended by [`end`] or [`abandon`].
@@ -39,25 +39,28 @@ pub(crate) unsafe fn begin(op: &Op, shared: &Shared) -> Result<Begun, OpError> {
     if !(1..=max).contains(&bytes) {
         return Err(OpError::Length { slot, bytes, max });
     }
-    let checksum = match op.kind {
+    let sums = match op.kind {
         OpKind::Read => {
             let permit = shared.table.lock().begin_read(slot, op.identity, bytes)?;
             return Ok(Begun::Read { permit });
         }
-        OpKind::Write(Source::Trust(checksum)) => checksum,
+        OpKind::Write(Source::Trust(checksum)) if shared.seal.key_id().is_none() => {
+            Summed { checksum, recorded: checksum }
+        }
         OpKind::Write(source) => {
             // SAFETY: by the caller's contract.
-            let found = shared.checksums.bind(&op.identity, unsafe { content_crc(&op.fragments) });
-            if let Source::Compare(expected) = source
-                && expected != found
+            let found = unsafe { sums_of(op, shared) };
+            // What is signed is read anyway, and must not be signed if it is damaged.
+            if let Source::Compare(expected) | Source::Trust(expected) = source
+                && expected != found.checksum
             {
-                return Err(OpError::Source { slot, expected, found });
+                return Err(OpError::Source { slot, expected, found: found.checksum });
             }
             found
         }
     };
     shared.change(|table| table.begin_write(slot))?;
-    Ok(Begun::Write { checksum })
+    Ok(Begun::Write { sums })
 }
 
 /// Looks at what a transfer brought: sums what was read.
@@ -68,11 +71,10 @@ pub(crate) unsafe fn over(op: &Op, begun: Begun, result: Result<Moved, Stopped>,
     match begun {
         Begun::Read { permit } => {
             // SAFETY: by the caller's contract; the read is over and the memory still ours.
-            let sum =
-                |moved| (moved, shared.checksums.bind(&op.identity, unsafe { content_crc(&op.fragments) }));
+            let sum = |moved| (moved, unsafe { sums_of(op, shared) });
             Over::Read { permit, found: result.map(sum) }
         }
-        Begun::Write { checksum } => Over::Write { checksum, result },
+        Begun::Write { sums } => Over::Write { sums, result },
     }
 }
 
@@ -80,7 +82,7 @@ pub(crate) unsafe fn over(op: &Op, begun: Begun, result: Result<Moved, Stopped>,
 pub(crate) fn end(op: &Op, over: Over, shared: &Shared) -> OpOutcome {
     match over {
         Over::Read { permit, found } => end_read(op, permit, found, shared),
-        Over::Write { checksum, result } => end_write(op, checksum, result, shared),
+        Over::Write { sums, result } => end_write(op, sums, result, shared),
     }
 }
 
@@ -99,16 +101,21 @@ pub(crate) const fn name(kind: OpKind) -> &'static str {
     }
 }
 
-fn end_read(op: &Op, permit: ReadPermit, found: Result<(Moved, u64), Stopped>, shared: &Shared) -> OpOutcome {
+fn end_read(
+    op: &Op,
+    permit: ReadPermit,
+    found: Result<(Moved, Summed), Stopped>,
+    shared: &Shared,
+) -> OpOutcome {
     let (slot, identity, bytes) = (op.slot, op.identity, op.fragments.bytes());
     let verdict = match found {
         Ok((moved, found)) => {
             count_moved(shared, moved);
             let expected = permit.checksum;
-            if found == expected {
-                Ok(OpDone { checksum: found, bytes })
+            if found.recorded == expected {
+                Ok(OpDone { checksum: found.checksum, bytes })
             } else {
-                Err(SlotCorruption::Checksum { expected, found })
+                Err(SlotCorruption::Checksum { expected, found: found.recorded })
             }
         }
         Err(Stopped { done, error: None }) => {
@@ -162,9 +169,9 @@ pub(crate) fn forget_what_was_cut(shared: &Shared) {
     }
 }
 
-fn end_write(op: &Op, checksum: u64, result: Result<Moved, Stopped>, shared: &Shared) -> OpOutcome {
+fn end_write(op: &Op, sums: Summed, result: Result<Moved, Stopped>, shared: &Shared) -> OpOutcome {
     let (slot, identity, bytes) = (op.slot, op.identity, op.fragments.bytes());
-    let written = result.is_ok().then_some(Content { identity, checksum, bytes });
+    let written = result.is_ok().then_some(Content { identity, checksum: sums.recorded, bytes });
     let kept = shared.change(|table| table.end_write(slot, written));
     match result {
         Ok(moved) => count_moved(shared, moved),
@@ -172,17 +179,17 @@ fn end_write(op: &Op, checksum: u64, result: Result<Moved, Stopped>, shared: &Sh
             return Err(io_error(op, done, &error.unwrap_or_else(|| ErrorKind::WriteZero.into()), shared));
         }
     }
-    kept.map(|()| OpDone { checksum, bytes })
+    kept.map(|()| OpDone { checksum: sums.checksum, bytes })
 }
 
 /// Safety: the contract of [`IoFragments::from_raw`] holds; nobody writes the memory meanwhile.
-unsafe fn content_crc(fragments: &IoFragments) -> u64 {
-    let mut crc = ContentCrc::new();
+unsafe fn sums_of(op: &Op, shared: &Shared) -> Summed {
+    let mut sums = shared.seal.begin(true);
     // SAFETY: by the caller's contract.
-    for run in unsafe { fragments.pieces() } {
-        crc.update(run);
+    for run in unsafe { op.fragments.pieces() } {
+        sums.update(run);
     }
-    crc.finish()
+    shared.seal.finish(&op.identity, &sums)
 }
 
 fn io_error(op: &Op, at: u64, error: &std::io::Error, shared: &Shared) -> OpError {
@@ -234,7 +241,5 @@ pub(crate) fn read_slot(
     let staged = memory.part(&shared.slots, content.bytes);
     let ((file, offset), alignment) = (shared.slots.file_of(slot), shared.slots.alignment());
     complete::read(file, offset, &mut [IoSliceMut::new(staged)], alignment)?;
-    let mut crc = ContentCrc::new();
-    crc.update(&staged[..content.bytes as usize]);
-    Ok(shared.checksums.bind(&content.identity, crc.finish()))
+    Ok(shared.seal.recorded(&content.identity, &staged[..content.bytes as usize]))
 }

@@ -1,7 +1,8 @@
 //! Header and record of the journal, byte by byte. All integers are little-endian.
 
 use crate::FormatError;
-use crate::checksum::crc64;
+use crate::seal::Seal;
+use kvbm_keys::KeyId;
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{
@@ -9,8 +10,10 @@ use zerocopy::{
 };
 
 pub(crate) const MAGIC: [u8; 8] = *b"KVBMG3\r\n";
-/// Version of header and record together.
+/// Version of header and record together, without a key.
 pub(crate) const VERSION: u32 = 2;
+/// The same with one: sums are keyed, and the header names the key.
+pub(crate) const KEYED_VERSION: u32 = 3;
 pub(crate) const HEADER_BYTES: usize = 4096;
 const GEOMETRY_AT: usize = 128;
 const HEADER_CRC_AT: usize = HEADER_BYTES - 8;
@@ -32,7 +35,8 @@ struct HeaderLayout {
     block_bytes: U64,
     slot_stride: U64,
     geometry_bytes: U32,
-    zero: [u8; 60],
+    key_id: [u8; 16],
+    zero: [u8; 44],
     geometry: [u8; MAX_GEOMETRY_BYTES],
     crc: U64,
 }
@@ -71,10 +75,14 @@ pub(crate) struct Header {
 
 impl Header {
     /// The header's bytes; `geometry` was checked to fit.
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self, seal: &Seal) -> Vec<u8> {
         let mut layout = HeaderLayout::new_zeroed();
         layout.magic = MAGIC;
         layout.version.set(VERSION);
+        if let Some(id) = seal.key_id() {
+            layout.version.set(KEYED_VERSION);
+            layout.key_id = *id.as_bytes();
+        }
         layout.header_bytes.set(HEADER_BYTES as u32);
         layout.record_bytes.set(RECORD_BYTES as u32);
         layout.num_slots.set(self.num_slots);
@@ -84,24 +92,28 @@ impl Header {
         layout.slot_stride.set(self.slot_stride);
         layout.geometry_bytes.set(self.geometry.len() as u32);
         layout.geometry[..self.geometry.len()].copy_from_slice(&self.geometry);
-        layout.crc.set(crc64(&layout.as_bytes()[..HEADER_CRC_AT]));
+        layout.crc.set(seal.journal(&layout.as_bytes()[..HEADER_CRC_AT]));
         layout.as_bytes().to_vec()
     }
 
     /// Reads a header from the first bytes of a file of `file_bytes` bytes. The version is judged
     /// before anything that a later version might have moved.
-    pub(crate) fn decode(bytes: &[u8], file_bytes: u64) -> Result<Self, FormatError> {
+    pub(crate) fn decode(bytes: &[u8], file_bytes: u64, seal: &Seal) -> Result<Self, FormatError> {
         let truncated = FormatError::Truncated { len: file_bytes, need: HEADER_BYTES as u64 };
         let (magic, rest) = bytes.split_first_chunk().ok_or(truncated.clone())?;
         let (version, _) = U32::read_from_prefix(rest).map_err(|_| truncated.clone())?;
         if *magic != MAGIC {
             return Err(FormatError::Magic);
         }
-        if version != VERSION {
-            return Err(FormatError::Version { found: version.get(), supported: VERSION });
+        if version != VERSION && version != KEYED_VERSION {
+            return Err(FormatError::Version { found: version.get(), supported: KEYED_VERSION });
         }
         let (layout, _) = HeaderLayout::ref_from_prefix(bytes).map_err(|_| truncated)?;
-        if layout.crc != crc64(&layout.as_bytes()[..HEADER_CRC_AT]) {
+        let found = (version == KEYED_VERSION).then(|| KeyId::from_bytes(layout.key_id));
+        if found != seal.key_id() {
+            return Err(FormatError::Key { found, ours: seal.key_id() });
+        }
+        if layout.crc != seal.journal(&layout.as_bytes()[..HEADER_CRC_AT]) {
             return Err(FormatError::HeaderChecksum);
         }
         let refuse = |field, value: u32| Err(FormatError::Field { field, value: value.into() });
@@ -115,7 +127,8 @@ impl Header {
         let Some(geometry) = layout.geometry.get(..geometry_bytes as usize) else {
             return refuse("geometry_bytes", geometry_bytes);
         };
-        let unused = layout.zero.iter().chain(&layout.geometry[geometry.len()..]);
+        let not_used: &[u8] = if found.is_some() { &[] } else { &layout.key_id };
+        let unused = layout.zero.iter().chain(not_used).chain(&layout.geometry[geometry.len()..]);
         if let Some(&byte) = unused.into_iter().find(|byte| **byte != 0) {
             return refuse("reserved bytes", byte.into());
         }
@@ -172,9 +185,9 @@ impl Record {
     /// The last record of a journal that was closed in order.
     pub(crate) const CLEAN: Self = Self { slot: BlockId(0), generation: 0, state: RecordState::Clean };
 
-    pub(crate) fn encode(&self, journal_id: u64) -> [u8; RECORD_BYTES] {
+    pub(crate) fn encode(&self, journal_id: u64, seal: &Seal) -> [u8; RECORD_BYTES] {
         let mut layout = self.layout();
-        layout.crc.set(layout.crc(journal_id));
+        layout.crc.set(layout.crc(journal_id, seal));
         transmute!(layout)
     }
 
@@ -204,9 +217,13 @@ impl Record {
         layout
     }
 
-    pub(crate) fn decode(journal_id: u64, bytes: &[u8; RECORD_BYTES]) -> Result<Self, RecordError> {
+    pub(crate) fn decode(
+        journal_id: u64,
+        bytes: &[u8; RECORD_BYTES],
+        seal: &Seal,
+    ) -> Result<Self, RecordError> {
         let layout: &RecordLayout = transmute_ref!(bytes);
-        if layout.crc != layout.crc(journal_id) {
+        if layout.crc != layout.crc(journal_id, seal) {
             return Err(RecordError::Checksum);
         }
         let state = match layout.kind {
@@ -244,26 +261,37 @@ impl RecordLayout {
         &self.as_bytes()[..RECORD_CRC_AT]
     }
 
-    fn crc(&self, journal_id: u64) -> u64 {
+    fn crc(&self, journal_id: u64, seal: &Seal) -> u64 {
         // One call over one buffer: a digest over two parts costs more than the copy.
         let mut covered = [0; 8 + RECORD_CRC_AT];
         covered[..8].copy_from_slice(&journal_id.to_le_bytes());
         covered[8..].copy_from_slice(self.covered());
-        crc64(&covered)
+        seal.journal(&covered)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checksum::crc64;
+    use kvbm_keys::DeploymentKey;
     use proptest::prelude::*;
 
     const GOLDEN: &[u8] = include_bytes!("../tests/golden/journal_v2.kvbm");
+    const KEYED_GOLDEN: &[u8] = include_bytes!("../tests/golden/journal_v3.kvbm");
+
+    fn plain() -> Seal {
+        Seal::new([0; 16], None)
+    }
+
+    fn keyed(secret: &[u8]) -> Seal {
+        Seal::new([0; 16], Some(&DeploymentKey::from_secret(secret)))
+    }
 
     /// Makes the record's checksum fit what was changed in it.
     fn reseal(journal_id: u64, bytes: &mut [u8; RECORD_BYTES]) {
         let layout: &RecordLayout = transmute_ref!(bytes);
-        let crc = layout.crc(journal_id);
+        let crc = layout.crc(journal_id, &plain());
         bytes[RECORD_CRC_AT..].copy_from_slice(&crc.to_le_bytes());
     }
 
@@ -309,87 +337,124 @@ mod tests {
         ]
     }
 
-    fn journal() -> Vec<u8> {
-        let mut bytes = header().encode();
-        bytes.extend(records().iter().flat_map(|record| record.encode(header().journal_id)));
+    fn journal(seal: &Seal) -> Vec<u8> {
+        let mut bytes = header().encode(seal);
+        bytes.extend(records().iter().flat_map(|record| record.encode(header().journal_id, seal)));
         bytes
     }
 
     /// After a deliberate change of format: raise [`VERSION`], write a new golden file, keep the
     /// old one refused.
     #[test]
-    fn the_golden_journal_is_written_and_read_byte_for_byte() {
-        assert_eq!(VERSION, 2);
-        assert!(journal() == GOLDEN, "the journal's bytes changed");
-        let decoded = Header::decode(GOLDEN, GOLDEN.len() as u64).unwrap();
-        assert_eq!(decoded, header());
-        let (written, rest) = GOLDEN[HEADER_BYTES..].as_chunks::<RECORD_BYTES>();
-        assert!(rest.is_empty());
-        for (bytes, record) in written.iter().zip(records()) {
-            assert_eq!(Record::decode(decoded.journal_id, bytes), Ok(record));
+    fn the_golden_journals_are_written_and_read_byte_for_byte() {
+        assert_eq!((VERSION, KEYED_VERSION), (2, 3));
+        for (golden, seal) in [(GOLDEN, plain()), (KEYED_GOLDEN, keyed(b"golden secret"))] {
+            assert!(journal(&seal) == golden, "the journal's bytes changed");
+            let decoded = Header::decode(golden, golden.len() as u64, &seal).unwrap();
+            assert_eq!(decoded, header());
+            let (written, rest) = golden[HEADER_BYTES..].as_chunks::<RECORD_BYTES>();
+            assert!(rest.is_empty());
+            for (bytes, record) in written.iter().zip(records()) {
+                assert_eq!(Record::decode(decoded.journal_id, bytes, &seal), Ok(record));
+            }
         }
+    }
+
+    #[test]
+    fn a_journal_of_another_key_or_of_none_is_told_from_a_damaged_one() {
+        let seals = [plain(), keyed(b"one"), keyed(b"two")];
+        for written in &seals {
+            for read in &seals {
+                let decoded = Header::decode(&header().encode(written), HEADER_BYTES as u64, read);
+                let record = Record::decode(5, &records()[0].encode(5, written), read);
+                if written.key_id() == read.key_id() {
+                    assert_eq!((decoded, record), (Ok(header()), Ok(records()[0])));
+                } else {
+                    let other = FormatError::Key { found: written.key_id(), ours: read.key_id() };
+                    assert_eq!((decoded, record), (Err(other), Err(RecordError::Checksum)));
+                }
+            }
+        }
+    }
+
+    /// Who knows all but the key can make every CRC match, and no signature.
+    #[test]
+    fn nothing_that_is_changed_passes_without_the_key() {
+        let ours = keyed(b"ours");
+        let mut header = header().encode(&ours);
+        header[20] ^= 1;
+        reseal_header(&mut header);
+        assert_eq!(Header::decode(&header, HEADER_BYTES as u64, &ours), Err(FormatError::HeaderChecksum));
+        let mut record = records()[0].encode(5, &ours);
+        record[4] ^= 1;
+        reseal(5, &mut record);
+        assert_eq!(Record::decode(5, &record, &ours), Err(RecordError::Checksum));
     }
 
     #[test]
     fn the_golden_journal_of_version_1_is_refused() {
         let old = include_bytes!("../tests/golden/journal_v1.kvbm");
-        let refused = FormatError::Version { found: 1, supported: VERSION };
-        assert_eq!(Header::decode(old, old.len() as u64), Err(refused));
+        let refused = FormatError::Version { found: 1, supported: KEYED_VERSION };
+        assert_eq!(Header::decode(old, old.len() as u64, &plain()), Err(refused));
     }
 
     #[test]
     fn a_record_of_another_journal_does_not_verify() {
-        let bytes = records()[0].encode(1);
-        assert_eq!(Record::decode(2, &bytes), Err(RecordError::Checksum));
+        let bytes = records()[0].encode(1, &plain());
+        assert_eq!(Record::decode(2, &bytes, &plain()), Err(RecordError::Checksum));
     }
 
     #[test]
     fn an_intact_record_of_unknown_kind_is_invalid() {
-        let mut bytes = records()[2].encode(5);
+        let mut bytes = records()[2].encode(5, &plain());
         bytes[0] = 9;
         reseal(5, &mut bytes);
-        assert_eq!(Record::decode(5, &bytes), Err(RecordError::Invalid));
+        assert_eq!(Record::decode(5, &bytes, &plain()), Err(RecordError::Invalid));
     }
 
     #[test]
     fn a_geometry_length_beyond_the_header_is_refused() {
-        let mut bytes = header().encode();
+        let mut bytes = header().encode(&plain());
         bytes[64..68].copy_from_slice(&u32::MAX.to_le_bytes());
         reseal_header(&mut bytes);
         let refused = FormatError::Field { field: "geometry_bytes", value: u32::MAX.into() };
-        assert_eq!(Header::decode(&bytes, HEADER_BYTES as u64), Err(refused));
+        assert_eq!(Header::decode(&bytes, HEADER_BYTES as u64, &plain()), Err(refused));
     }
 
     /// Made to match, the checksum says nothing about bytes that no field has.
     #[test]
     fn what_no_field_names_is_not_passed_over() {
-        for at in [68, 127, header().geometry.len() + 128, HEADER_CRC_AT - 1] {
-            let mut bytes = header().encode();
+        for at in [68, 83, 127, header().geometry.len() + 128, HEADER_CRC_AT - 1] {
+            let mut bytes = header().encode(&plain());
             bytes[at] = 3;
             reseal_header(&mut bytes);
             let refused = FormatError::Field { field: "reserved bytes", value: 3 };
-            assert_eq!(Header::decode(&bytes, HEADER_BYTES as u64), Err(refused), "byte {at}");
+            assert_eq!(Header::decode(&bytes, HEADER_BYTES as u64, &plain()), Err(refused), "byte {at}");
         }
         // A first block has no parent, the others have no block, a mark of a shutdown has neither
         // slot nor generation.
         for (record, at) in [(0, 32), (0, 47), (2, 2), (2, 16), (3, 71), (3, 1), (4, 4), (4, 15), (4, 71)] {
-            let mut bytes = records()[record].encode(5);
+            let mut bytes = records()[record].encode(5, &plain());
             bytes[at] = 1;
             reseal(5, &mut bytes);
-            assert_eq!(Record::decode(5, &bytes), Err(RecordError::Invalid), "byte {at} of record {record}");
+            assert_eq!(
+                Record::decode(5, &bytes, &plain()),
+                Err(RecordError::Invalid),
+                "byte {at} of record {record}"
+            );
         }
     }
 
     proptest! {
         #[test]
         fn any_flip_of_a_record_or_header_is_noticed(bit in 0_usize..(HEADER_BYTES + RECORD_BYTES) * 8) {
-            let mut bytes = journal();
+            let mut bytes = journal(&plain());
             bytes[bit / 8] ^= 1 << (bit % 8);
             if bit / 8 < HEADER_BYTES {
-                prop_assert!(Header::decode(&bytes, HEADER_BYTES as u64).is_err());
+                prop_assert!(Header::decode(&bytes, HEADER_BYTES as u64, &plain()).is_err());
             } else {
                 let record = bytes[HEADER_BYTES..].first_chunk().unwrap();
-                prop_assert_eq!(Record::decode(header().journal_id, record), Err(RecordError::Checksum));
+                prop_assert_eq!(Record::decode(header().journal_id, record, &plain()), Err(RecordError::Checksum));
             }
         }
     }

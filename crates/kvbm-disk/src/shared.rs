@@ -2,9 +2,10 @@
 
 use crate::commit_signals::CommitSignals;
 use crate::medium::Medium;
+use crate::seal::Seal;
 use crate::slot_file::SlotFile;
 use crate::slot_table::SlotTable;
-use crate::{BlockChecksum, DirInfo, DiskConfig, EngineStats};
+use crate::{DirInfo, DiskConfig, EngineStats};
 use kvbm_plan::{BlockId, BlockIdentity};
 use parking_lot::{Condvar, Mutex};
 use std::fmt;
@@ -19,7 +20,7 @@ pub(crate) struct Shared {
     /// Held by every thread that may still touch the directory: its lock ends with the last of
     /// them.
     pub(crate) medium: Arc<dyn Medium>,
-    pub(crate) checksums: BlockChecksum,
+    pub(crate) seal: Seal,
     pub(crate) slots: SlotFile,
     pub(crate) table: Mutex<SlotTable>,
     pub(crate) commit: CommitSignals,

@@ -255,9 +255,9 @@ fn inside_a_small_file_system() {
     let error = DiskEngine::open(config("g3", SLOTS)).unwrap_err().to_string();
     assert!(error.contains("/g3: Read-only file system") && error.contains("name a directory"), "{error}");
     let dirs = [mount.join("g3")];
-    let found = offline::verify(&dirs, &mut |_, _| {}).unwrap();
+    let found = offline::verify(&dirs, None, &mut |_, _| {}).unwrap();
     assert_eq!((found.verified, found.damaged.len()), (SLOTS.into(), 0));
-    let looking = Archive::open(&dirs, kvbm_plan::FileAccess::Owner).unwrap();
-    assert!(matches!(offline::verify(&dirs, &mut |_, _| {}), Err(OpenError::Busy { .. })));
+    let looking = Archive::open(&dirs, kvbm_plan::FileAccess::Owner, None).unwrap();
+    assert!(matches!(offline::verify(&dirs, None, &mut |_, _| {}), Err(OpenError::Busy { .. })));
     drop(looking);
 }

@@ -77,9 +77,9 @@ fn invariant_5_far_slots_and_long_blocks_of_a_journal_take_no_memory() {
     {
         edit(root.path(), slots, stride, slot, block_bytes);
         let before = peak_bytes();
-        assert_eq!(offline::inspect(&dirs).unwrap().blocks, 1);
-        assert_eq!(offline::verify(&dirs, &mut |_, _| {}).unwrap().damaged, [BlockId(slot)]);
-        assert_eq!(Archive::open(&dirs, FileAccess::Owner).unwrap().blocks().len(), 1);
+        assert_eq!(offline::inspect(&dirs, None).unwrap().blocks, 1);
+        assert_eq!(offline::verify(&dirs, None, &mut |_, _| {}).unwrap().damaged, [BlockId(slot)]);
+        assert_eq!(Archive::open(&dirs, FileAccess::Owner, None).unwrap().blocks().len(), 1);
         let grown = peak_bytes() - before;
         assert!(grown < LIMIT, "{} MiB for one record of slot {slot}", grown >> 20);
     }

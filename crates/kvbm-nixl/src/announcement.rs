@@ -4,7 +4,7 @@
 //! ```text
 //! offset size
 //!      0    8  magic "kvbmnode"
-//!      8    2  format version: 1
+//!      8    2  format version: 1, or 2 with a deployment's key
 //!     10    2  number of block sets
 //!     12    4  node
 //!     16    8  epoch: one life of the node, larger after every start
@@ -12,11 +12,13 @@
 //!     32  2+n  agent name: length, UTF-8
 //!         4+n  agent metadata: length, bytes
 //!         4+n  each block set: length, its serialized form
-//!           8  CRC-64/NVME of all bytes before
+//!          16  version 2: the name of the key
+//!           8  sum of all bytes before: CRC-64/NVME, in version 2 BLAKE3 with the key
 //! ```
 //! Integers are little-endian, nothing is padded.
 
 use crc_fast::{CrcAlgorithm, checksum};
+use kvbm_keys::{DeploymentKey, KeyId, MacKey};
 use kvbm_plan::{Epoch, NodeId};
 
 use crate::codec::{MAX_AGENT_BYTES, MAX_METADATA_BYTES, Reader};
@@ -24,6 +26,9 @@ use crate::{BlockSet, ExportError, ImportError, codec};
 
 pub(crate) const MAGIC: [u8; 8] = *b"kvbmnode";
 const VERSION: u16 = 1;
+const KEYED_VERSION: u16 = 2;
+/// Of the name of a key, and the sum behind it.
+const SIGNATURE_BYTES: usize = 16 + kvbm_keys::MAC_BYTES;
 
 /// Most block sets of a node: one for each rank and group.
 pub const MAX_BLOCK_SETS: usize = 256;
@@ -49,11 +54,12 @@ pub struct NodeAnnouncement {
 }
 
 impl NodeAnnouncement {
-    /// The bytes to publish.
+    /// The bytes to publish. With the deployment's `key` they are signed: peers that have it take
+    /// no others.
     ///
     /// # Errors
     /// What a peer would refuse: names, metadata, counts out of bounds, an unfit block set.
-    pub fn encode(&self) -> Result<Vec<u8>, ExportError> {
+    pub fn encode(&self, key: Option<&DeploymentKey>) -> Result<Vec<u8>, ExportError> {
         let check = |ok: bool, field, value: usize, rule| {
             if ok { Ok(()) } else { Err(ExportError::Field { field, value: value.to_string(), rule }) }
         };
@@ -67,7 +73,8 @@ impl NodeAnnouncement {
         )?;
         check(metadata <= MAX_METADATA_BYTES, "agent metadata length", metadata, "at most 1 MiB is allowed")?;
         let mut bytes = MAGIC.to_vec();
-        bytes.extend(VERSION.to_le_bytes());
+        let version = if key.is_some() { KEYED_VERSION } else { VERSION };
+        bytes.extend(version.to_le_bytes());
         bytes.extend((self.sets.len() as u16).to_le_bytes());
         bytes.extend(self.node.0.to_le_bytes());
         bytes.extend(self.epoch.0.to_le_bytes());
@@ -81,18 +88,26 @@ impl NodeAnnouncement {
             bytes.extend((set.len() as u32).to_le_bytes());
             bytes.extend(set);
         }
-        bytes.extend(checksum(CrcAlgorithm::Crc64Nvme, &bytes).to_le_bytes());
+        let sum = match key {
+            None => checksum(CrcAlgorithm::Crc64Nvme, &bytes),
+            Some(key) => {
+                bytes.extend(key.id().as_bytes());
+                mac_key(key).of(&[&bytes])
+            }
+        };
+        bytes.extend(sum.to_le_bytes());
         let total = bytes.len();
         check(total <= MAX_ANNOUNCEMENT_BYTES, "announcement length", total, "at most 16 MiB are allowed")?;
         Ok(bytes)
     }
 
-    /// Reads an announcement; every bound is checked before memory is taken for it.
+    /// Reads an announcement; every bound is checked before memory is taken for it. With the
+    /// deployment's `key`, only one that is signed with it.
     ///
     /// # Errors
     /// [`ImportError`]. Nothing was kept of it.
-    pub fn decode(bytes: &[u8]) -> Result<Self, ImportError> {
-        let mut reader = Reader::open(bytes, MAGIC, VERSION, MAX_ANNOUNCEMENT_BYTES)?;
+    pub fn decode(bytes: &[u8], key: Option<&DeploymentKey>) -> Result<Self, ImportError> {
+        let mut reader = open(bytes, key)?;
         let _magic_and_version: [u8; 10] = reader.take("magic")?;
         let count = usize::from(u16::from_le_bytes(reader.take("number of block sets")?));
         if count > MAX_BLOCK_SETS {
@@ -114,7 +129,44 @@ impl NodeAnnouncement {
         reader.finish()?;
         let announcement = Self { node, epoch, sequence, agent, agent_metadata, sets };
         // The same rules on both sides.
-        announcement.encode()?;
+        announcement.encode(key)?;
         Ok(announcement)
     }
+}
+
+fn mac_key(key: &DeploymentKey) -> MacKey {
+    key.derive("kvbm 2026-11-25 remote: announcements")
+}
+
+/// A reader of all before the sum, after it has been compared.
+fn open<'a>(bytes: &'a [u8], key: Option<&DeploymentKey>) -> Result<Reader<'a>, ImportError> {
+    if !bytes.starts_with(&signed_beginning()) {
+        // Also what is no announcement: it is named before the key is missed.
+        let reader = Reader::open(bytes, MAGIC, VERSION, MAX_ANNOUNCEMENT_BYTES)?;
+        let Some(key) = key else { return Ok(reader) };
+        return Err(ImportError::Key { found: None, ours: Some(key.id()) });
+    }
+    let length = bytes.len();
+    if length > MAX_ANNOUNCEMENT_BYTES {
+        return Err(ImportError::TooLong { length, limit: MAX_ANNOUNCEMENT_BYTES });
+    }
+    let truncated = || ImportError::Truncated { field: "signature", length };
+    let (body, signature) = bytes.split_last_chunk::<SIGNATURE_BYTES>().ok_or_else(truncated)?;
+    let (id, sum) = signature.split_first_chunk::<16>().ok_or_else(truncated)?;
+    let found = Some(KeyId::from_bytes(*id));
+    let Some(key) = key.filter(|key| Some(key.id()) == found) else {
+        return Err(ImportError::Key { found, ours: key.map(DeploymentKey::id) });
+    };
+    if mac_key(key).of(&[body, id]).to_le_bytes() != sum {
+        return Err(ImportError::Checksum);
+    }
+    Ok(Reader::verified(body, length))
+}
+
+/// What a signed announcement begins with.
+fn signed_beginning() -> [u8; 10] {
+    let mut beginning = [0; 10];
+    beginning[..8].copy_from_slice(&MAGIC);
+    beginning[8..].copy_from_slice(&KEYED_VERSION.to_le_bytes());
+    beginning
 }

@@ -210,6 +210,11 @@ impl<'a> Reader<'a> {
         Ok(Self { rest: body, total })
     }
 
+    /// A reader of bytes that were verified otherwise, of a message of `total` bytes.
+    pub(crate) fn verified(rest: &'a [u8], total: usize) -> Self {
+        Self { rest, total }
+    }
+
     /// An agent's name: a 16-bit length and as many bytes of UTF-8.
     pub(crate) fn name(&mut self) -> Result<String, ImportError> {
         let length = usize::from(u16::from_le_bytes(self.take("agent name length")?));

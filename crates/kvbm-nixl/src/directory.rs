@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use kvbm_keys::DeploymentKey;
 use kvbm_plan::NodeId;
 
 use crate::{ExportError, MAX_ANNOUNCEMENT_BYTES, NodeAnnouncement};
@@ -86,12 +87,17 @@ impl FileDirectory {
         self.folder.join(format!("node-{node}.kvbm"))
     }
 
-    /// Publishes an announcement in place of the node's last one.
+    /// Publishes an announcement in place of the node's last one, signed with the deployment's
+    /// `key`, if it has one.
     ///
     /// # Errors
     /// [`DirectoryError::Export`], [`DirectoryError::Io`].
-    pub fn publish(&self, announcement: &NodeAnnouncement) -> Result<(), DirectoryError> {
-        let bytes = announcement.encode()?;
+    pub fn publish(
+        &self,
+        announcement: &NodeAnnouncement,
+        key: Option<&DeploymentKey>,
+    ) -> Result<(), DirectoryError> {
+        let bytes = announcement.encode(key)?;
         let path = self.file(announcement.node);
         let part = path.with_extension(format!("part-{}", std::process::id()));
         let io = |operation, error| DirectoryError::Io { operation, path: path.clone(), error };

@@ -1,5 +1,6 @@
 //! Block sets that cannot be sent or must not be used.
 
+use kvbm_keys::KeyId;
 use kvbm_layout::WireError;
 use kvbm_plan::{LeaseId, NamespaceTag};
 
@@ -60,6 +61,18 @@ pub enum ImportError {
         /// Our version.
         known: u16,
     },
+    /// Signed with another key, or with none where there is one.
+    #[error(
+        "the announcement is signed with {}, ours is {}; give all nodes of the deployment the same namespace.deployment_secret, \
+         and let nobody else write where they announce themselves",
+        key_name(*found), key_name(*ours)
+    )]
+    Key {
+        /// The key that it names.
+        found: Option<KeyId>,
+        /// Ours.
+        ours: Option<KeyId>,
+    },
     /// The checksum does not match.
     #[error("block set checksum mismatch: it was damaged on its way; ask the peer for it again")]
     Checksum,
@@ -104,6 +117,10 @@ pub enum ImportError {
         /// The importer's clock.
         now: UnixMillis,
     },
+}
+
+fn key_name(key: Option<KeyId>) -> String {
+    key.map_or("no key".to_owned(), |key| format!("key {key}"))
 }
 
 impl From<ExportError> for ImportError {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use kvbm_keys::DeploymentKey;
 use kvbm_plan::{Epoch, GroupId, NamespaceTag, NodeId};
 use parking_lot::RwLock;
 
@@ -64,13 +65,18 @@ pub enum RegistryError {
 }
 
 impl BlockSetRegistry {
-    /// Takes a node's announcement as it came. Sets of other namespaces are kept: a reader names
+    /// Takes a node's announcement as it came, signed with the deployment's `key` where it has one.
+    /// Sets of other namespaces are kept: a reader names
     /// the namespace that it wants.
     ///
     /// # Errors
     /// [`RegistryError`]. The registry is unchanged then.
-    pub fn import_remote_blockset(&self, bytes: &[u8]) -> Result<(NodeId, Imported), RegistryError> {
-        let new = NodeAnnouncement::decode(bytes)?;
+    pub fn import_remote_blockset(
+        &self,
+        bytes: &[u8],
+        key: Option<&DeploymentKey>,
+    ) -> Result<(NodeId, Imported), RegistryError> {
+        let new = NodeAnnouncement::decode(bytes, key)?;
         let node = new.node;
         let mut nodes = self.nodes.write();
         let count = nodes.len();

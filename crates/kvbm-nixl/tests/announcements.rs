@@ -3,6 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 
 use crc_fast::{CrcAlgorithm, checksum};
+use kvbm_keys::DeploymentKey;
 use kvbm_nixl::{
     BlockSetRegistry, DirectoryError, FileDirectory, ImportError, Imported, NodeAnnouncement, RegistryError,
 };
@@ -21,7 +22,7 @@ fn announcement(epoch: u64, sequence: u64) -> NodeAnnouncement {
 }
 
 fn encoded(announcement: &NodeAnnouncement) -> Vec<u8> {
-    announcement.encode().expect("a sound announcement")
+    announcement.encode(None).expect("a sound announcement")
 }
 
 /// Puts the right checksum at the end, as a hostile node would.
@@ -40,30 +41,60 @@ fn golden_bytes() {
     expected.extend([0; 8]);
     let expected = sealed(expected);
     assert_eq!(encoded(&announcement(3, 5)), expected);
-    assert_eq!(NodeAnnouncement::decode(&expected), Ok(announcement(3, 5)));
+    assert_eq!(NodeAnnouncement::decode(&expected, None), Ok(announcement(3, 5)));
 }
 
 #[test]
 fn every_cut_and_every_flipped_bit_is_refused() {
     let bytes = encoded(&announcement(1, 1));
     for length in 0..bytes.len() {
-        assert!(NodeAnnouncement::decode(&bytes[..length]).is_err(), "{length}");
+        assert!(NodeAnnouncement::decode(&bytes[..length], None).is_err(), "{length}");
     }
     for bit in 0..bytes.len() * 8 {
         let mut damaged = bytes.clone();
         damaged[bit / 8] ^= 1 << (bit % 8);
-        assert!(NodeAnnouncement::decode(&damaged).is_err(), "bit {bit}");
+        assert!(NodeAnnouncement::decode(&damaged, None).is_err(), "bit {bit}");
     }
     let mut many = bytes;
     many[10..12].copy_from_slice(&300_u16.to_le_bytes());
-    let error = NodeAnnouncement::decode(&sealed(many)).expect_err("too many sets");
+    let error = NodeAnnouncement::decode(&sealed(many), None).expect_err("too many sets");
     assert!(matches!(error, ImportError::Field { field: "number of block sets", .. }), "{error}");
+}
+
+/// Who may write the folder knows all but the key.
+#[test]
+fn only_announcements_of_the_own_key_are_taken_and_every_change_of_one_is_refused() {
+    let key = |secret: &[u8]| Some(DeploymentKey::from_secret(secret));
+    let keys = [None, key(b"ours"), key(b"theirs")];
+    for (at, written) in keys.iter().enumerate() {
+        let bytes = announcement(1, 1).encode(written.as_ref()).expect("a sound announcement");
+        for (other, reader) in keys.iter().enumerate() {
+            match NodeAnnouncement::decode(&bytes, reader.as_ref()) {
+                Ok(read) => assert!(at == other && read == announcement(1, 1)),
+                Err(error) => assert!(at != other && matches!(error, ImportError::Key { .. }), "{error}"),
+            }
+        }
+    }
+    let ours = keys[1].as_ref();
+    let bytes = announcement(1, 1).encode(ours).expect("a sound announcement");
+    for bit in 0..bytes.len() * 8 {
+        let mut changed = bytes.clone();
+        changed[bit / 8] ^= 1 << (bit % 8);
+        assert!(NodeAnnouncement::decode(&changed, ours).is_err(), "bit {bit}");
+        assert!(NodeAnnouncement::decode(&sealed(changed), ours).is_err(), "bit {bit}, with a CRC");
+    }
+    for length in 0..bytes.len() {
+        assert!(NodeAnnouncement::decode(&bytes[..length], ours).is_err(), "{length}");
+    }
+    let error = NodeAnnouncement::decode(&sealed(encoded(&announcement(9, 9))), ours).expect_err("unsigned");
+    assert!(error.to_string().contains("namespace.deployment_secret"), "{error}");
 }
 
 #[test]
 fn a_registry_keeps_the_newest_life_of_each_node() {
     let registry = BlockSetRegistry::default();
-    let import = |epoch, sequence| registry.import_remote_blockset(&encoded(&announcement(epoch, sequence)));
+    let import =
+        |epoch, sequence| registry.import_remote_blockset(&encoded(&announcement(epoch, sequence)), None);
     assert_eq!(import(2, 1), Ok((NodeId(7), Imported::New)));
     assert_eq!(import(2, 1), Ok((NodeId(7), Imported::Known)));
     assert_eq!(import(2, 3), Ok((NodeId(7), Imported::Newer)));
@@ -82,8 +113,8 @@ fn a_folder_is_private_and_holds_the_last_announcement_of_each_node() {
     let folder = parent.path().join("nodes");
     let directory = FileDirectory::open(&folder).expect("a new folder");
     assert_eq!(std::fs::metadata(&folder).expect("made").permissions().mode() & 0o777, 0o700);
-    directory.publish(&announcement(1, 1)).expect("published");
-    directory.publish(&announcement(1, 2)).expect("published again");
+    directory.publish(&announcement(1, 1), None).expect("published");
+    directory.publish(&announcement(1, 2), None).expect("published again");
     std::fs::write(folder.join("notes.txt"), "not ours").expect("a file");
     let found = directory.announcements().expect("a list");
     assert_eq!(found, [("node-7.kvbm".to_owned(), encoded(&announcement(1, 2)))]);
@@ -109,7 +140,7 @@ proptest! {
             bytes[at.index(body)] = value;
         }
         let bytes = sealed(bytes);
-        if let Ok(read) = NodeAnnouncement::decode(&bytes) {
+        if let Ok(read) = NodeAnnouncement::decode(&bytes, None) {
             prop_assert_eq!(encoded(&read), bytes);
         }
     }

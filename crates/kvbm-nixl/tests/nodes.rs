@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use kvbm_keys::DeploymentKey;
 use kvbm_layout::{
     AxisOrder, BlockLayout, DType, FullyContiguous, LayerSeparate, LayoutConfig, OuterPlacement,
 };
@@ -107,8 +108,28 @@ fn meet(nodes: &[&Side]) {
     }
 }
 
+/// A hostile announcement of a node that exists, newer than its own.
+#[test]
+fn a_forged_announcement_changes_nothing_and_is_counted() {
+    let network = InProcessNetwork::new();
+    let key = DeploymentKey::from_secret(b"ours");
+    let keyed = |options: &mut NodeOptions| options.key = Some(key.clone());
+    let (one, two) = (node(&network, 1, keyed, ranks(1, false)), node(&network, 2, keyed, ranks(1, false)));
+    let honest = two.node.announcement().expect("an announcement");
+    let bytes = honest.encode(one.node.key()).expect("a sound one");
+    one.node.import_remote_blockset(&bytes).expect("of the same deployment");
+    let hostile = kvbm_nixl::NodeAnnouncement { epoch: Epoch(9), agent: "hostile".into(), ..honest.clone() };
+    for key in [None, Some(DeploymentKey::from_secret(b"theirs"))] {
+        let bytes = hostile.encode(key.as_ref()).expect("it has the form");
+        one.node.import_remote_blockset(&bytes).expect_err("it is not signed by us");
+    }
+    assert_eq!(one.node.counts().refused_announcements, 2);
+    let known = one.node.peers();
+    assert_eq!((known.len(), &*known[0]), (1, &honest));
+}
+
 fn announced(node: &Side) -> Vec<u8> {
-    node.node.announcement().expect("an announcement").encode().expect("a sound one")
+    node.node.announcement().expect("an announcement").encode(None).expect("a sound one")
 }
 
 /// An owner with `count` published blocks and a reader, which know each other.

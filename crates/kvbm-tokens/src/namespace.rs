@@ -183,11 +183,16 @@ impl Namespace {
     }
 
     /// A secret of the deployment: who does not know it cannot compute which hash a guessed prompt
-    /// has.
+    /// has, and cannot sign blocks. Give random bytes, 16 or more.
     #[must_use]
     pub fn deployment_secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
         self.deployment_secret = Some(secret.into());
         self
+    }
+
+    /// The deployment's secret, if there is one.
+    pub fn secret(&self) -> Option<&[u8]> {
+        self.deployment_secret.as_deref()
     }
 
     /// Blocks have no parents: each is a key of its own. For key-value hosts, which store and ask

@@ -7,7 +7,7 @@ use kvbm_disk::{DiskEngine, Recovered};
 use kvbm_kernels::Backend;
 use kvbm_plan::{BlockId, BlockIdentity, Epoch, Path, Rank, TransferPlan};
 use kvbm_storage::BoundLayout;
-use kvbm_volume::{BlobSlice, VolumeRegistry};
+use kvbm_volume::{BlobSlice, ObjectSeal, VolumeRegistry};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -86,9 +86,11 @@ impl PathConfig {
     }
 
     /// With the bounds that copies by other processes have: what waits for one that is slow, or
-    /// stopped, keeps no block of another from going. Each has a bounded queue of its own.
+    /// stopped, keeps no block of another from going. Each has a bounded queue of its own. A piece
+    /// of work wakes six threads of two processes, so it is larger; the other process divides it.
     pub(crate) fn for_movers(self) -> Self {
-        Self { depth_blocks: self.depth_blocks.max(self.queue_blocks), ..self }
+        let depth_blocks = self.depth_blocks.max(self.queue_blocks);
+        Self { depth_blocks, batch_blocks: (4 * self.batch_blocks).min(depth_blocks), ..self }
     }
 
     /// With the bounds that blocks of `block_bytes` bytes have on their way from or to a disk:
@@ -181,6 +183,8 @@ pub struct VolumeTier {
     pub model_heads: u32,
     /// Whether this rank writes: of ranks with the same slice, one does.
     pub writes: bool,
+    /// How objects are summed: with the deployment's key, if it has one.
+    pub seal: ObjectSeal,
     /// Threads of each path that wait for a volume, for each volume; they run while there is
     /// something to wait for.
     pub threads: usize,
@@ -188,13 +192,14 @@ pub struct VolumeTier {
 
 impl fmt::Debug for VolumeTier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { registry, slice, model_heads, writes, threads } = self;
+        let Self { registry, slice, model_heads, writes, seal, threads } = self;
         let volumes = registry.descriptors();
         f.debug_struct("VolumeTier")
             .field("volumes", &volumes)
             .field("slice", slice)
             .field("model_heads", model_heads)
             .field("writes", writes)
+            .field("seal", seal)
             .field("threads", threads)
             .finish()
     }

@@ -65,13 +65,13 @@ pub(crate) fn owns(tier: &VolumeTier, slice: &BlobSlice) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvbm_volume::VolumeRegistry;
+    use kvbm_volume::{ObjectSeal, VolumeRegistry};
     use std::sync::Arc;
 
     fn tier(first_head: u32, num_heads: u32, model_heads: u32) -> VolumeTier {
         let slice = BlobSlice { first_layer: 0, num_layers: 4, first_head, num_heads };
         let registry = Arc::new(VolumeRegistry::new());
-        VolumeTier { registry, slice, model_heads, writes: true, threads: 1 }
+        VolumeTier { registry, slice, model_heads, writes: true, seal: ObjectSeal::default(), threads: 1 }
     }
 
     /// First head, heads before ours, ours, behind ours.

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvbm_keys::DeploymentKey;
 use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, VolumeId};
 
-use crate::object::HEADER_BYTES;
+use crate::object::{self, HEADER_BYTES};
 use crate::{
-    BlobKey, BlobScope, BlobSlice, GetRequest, PayloadForm, PutRequest, StoredOrder, Volume,
+    BlobKey, BlobScope, BlobSlice, GetRequest, ObjectSeal, PayloadForm, PutRequest, StoredOrder, Volume,
     VolumeDescriptor, VolumeError, VolumeExt,
 };
 
@@ -41,6 +42,7 @@ pub fn check(subject: &dyn Subject) {
     objects_are_listed(subject);
     concurrent_puts_leave_a_whole_object(subject);
     damage_is_found(subject);
+    nothing_forged_is_served(subject);
 }
 
 /// Bytes before the payload of an object in one piece.
@@ -80,12 +82,22 @@ fn payloads_round_trip(subject: &dyn Subject) {
             let pieces = if length.is_multiple_of(5) { 5 } else { 1 };
             let form = PayloadForm { order: StoredOrder::Universal, pieces };
             let (a, b) = bytes.split_at(length / 3);
-            let request = PutRequest { key: key(number as u8), form, pieces: vec![a, &[], b] };
+            let request = PutRequest {
+                key: key(number as u8),
+                form,
+                seal: ObjectSeal::default(),
+                pieces: vec![a, &[], b],
+            };
             volume.put(&[request], soon()).into_iter().for_each(must);
 
             let mut read = vec![0; length];
             let (a, b) = read.split_at_mut(length / 2);
-            let request = GetRequest { key: key(number as u8), form, pieces: vec![a, b, &mut []] };
+            let request = GetRequest {
+                key: key(number as u8),
+                form,
+                seal: ObjectSeal::default(),
+                pieces: vec![a, b, &mut []],
+            };
             volume.get(&mut [request], soon()).into_iter().for_each(must);
             assert_eq!(read, bytes, "{length} bytes at alignment {alignment}");
         }
@@ -123,6 +135,7 @@ fn batches_fail_one_by_one(subject: &dyn Subject) {
         .map(|i| PutRequest {
             key: key(i),
             form: PayloadForm::default(),
+            seal: ObjectSeal::default(),
             pieces: vec![&puts[usize::from(i)]],
         })
         .into();
@@ -134,7 +147,12 @@ fn batches_fail_one_by_one(subject: &dyn Subject) {
     let mut gets: Vec<GetRequest<'_>> = buffers
         .iter_mut()
         .zip(0..)
-        .map(|(buffer, i)| GetRequest { key: key(i), form: PayloadForm::default(), pieces: vec![buffer] })
+        .map(|(buffer, i)| GetRequest {
+            key: key(i),
+            form: PayloadForm::default(),
+            seal: ObjectSeal::default(),
+            pieces: vec![buffer],
+        })
         .collect();
     let results = volume.get(&mut gets, soon());
     assert_eq!(results.len(), 5);
@@ -161,8 +179,14 @@ fn large_batches_keep_their_order(subject: &dyn Subject) {
     let payloads: Vec<Vec<u8>> = (0..90).map(|i| payload(i, 100 + i)).collect();
     let form = PayloadForm::default();
     let even = || (0..90_u8).step_by(2);
-    let puts: Vec<PutRequest<'_>> =
-        even().map(|i| PutRequest { key: key(i), form, pieces: vec![&payloads[usize::from(i)]] }).collect();
+    let puts: Vec<PutRequest<'_>> = even()
+        .map(|i| PutRequest {
+            key: key(i),
+            form,
+            seal: ObjectSeal::default(),
+            pieces: vec![&payloads[usize::from(i)]],
+        })
+        .collect();
     let put = volume.put(&puts, soon());
     assert_eq!(put.len(), 45);
     put.into_iter().for_each(must);
@@ -172,7 +196,12 @@ fn large_batches_keep_their_order(subject: &dyn Subject) {
     let mut gets: Vec<GetRequest<'_>> = buffers
         .iter_mut()
         .zip((0..90).rev())
-        .map(|(buffer, i)| GetRequest { key: key(i), form, pieces: vec![buffer] })
+        .map(|(buffer, i)| GetRequest {
+            key: key(i),
+            form,
+            seal: ObjectSeal::default(),
+            pieces: vec![buffer],
+        })
         .collect();
     let got = volume.get(&mut gets, soon());
     assert_eq!(got.len(), 90);
@@ -193,6 +222,7 @@ fn puts_of_a_batch_fail_alone(subject: &dyn Subject) {
     let put = |number, pieces, bytes| PutRequest {
         key: key(number),
         form: PayloadForm { order: StoredOrder::Opaque, pieces },
+        seal: ObjectSeal::default(),
         pieces: vec![bytes],
     };
     let requests =
@@ -223,7 +253,12 @@ fn gets_of_a_batch_fail_alone(subject: &dyn Subject) {
     let mut requests: Vec<GetRequest<'_>> = buffers
         .iter_mut()
         .zip(0..)
-        .map(|(buffer, i)| GetRequest { key: key(i), form: PayloadForm::default(), pieces: vec![buffer] })
+        .map(|(buffer, i)| GetRequest {
+            key: key(i),
+            form: PayloadForm::default(),
+            seal: ObjectSeal::default(),
+            pieces: vec![buffer],
+        })
         .collect();
     requests[4].form.order = StoredOrder::Universal;
     let mut results = volume.get(&mut requests, soon()).into_iter();
@@ -250,7 +285,12 @@ fn puts_are_idempotent(subject: &dyn Subject) {
         must(volume.put_one(&key(1), &bytes, soon()));
     }
     // Twice in one batch is once.
-    let put = || PutRequest { key: key(1), form: PayloadForm::default(), pieces: vec![&bytes] };
+    let put = || PutRequest {
+        key: key(1),
+        form: PayloadForm::default(),
+        seal: ObjectSeal::default(),
+        pieces: vec![&bytes],
+    };
     let results = volume.put(&[put(), put()], soon());
     assert_eq!(results.len(), 2);
     results.into_iter().for_each(must);
@@ -435,4 +475,45 @@ fn damage_is_found(subject: &dyn Subject) {
     damaged("a swapped payload");
     write(1);
     assert_eq!(must(volume.get_one(&key(1), 1_000, soon())), payload(1, 1_000), "a new put heals");
+}
+
+/// Objects that somebody made who may write the store and lacks the deployment's key.
+fn nothing_forged_is_served(subject: &dyn Subject) {
+    let volume = subject.open(descriptor());
+    let keyed = |secret: &[u8]| ObjectSeal::keyed(&DeploymentKey::from_secret(secret));
+    let (ours, payloads) = (keyed(b"ours"), [1, 2].map(|seed| payload(seed, 1_000)));
+    let request = |number: u8, seal: &ObjectSeal| PutRequest {
+        key: key(number),
+        form: PayloadForm::default(),
+        seal: seal.clone(),
+        pieces: vec![&payloads[usize::from(number - 1)]],
+    };
+    let put = |number: u8| volume.put(&[request(number, &ours)], soon()).into_iter().for_each(must);
+    let get = |number: u8| {
+        let mut bytes = vec![0; 1_000];
+        let (form, seal) = (PayloadForm::default(), ours.clone());
+        let mut asked = [GetRequest { key: key(number), form, seal, pieces: vec![&mut bytes] }];
+        let result = volume.get(&mut asked, soon()).remove(0);
+        result.map(|()| bytes)
+    };
+    put(1);
+    put(2);
+    if !subject.tamper(&key(1), &mut |_| {}) {
+        return;
+    }
+    let mut other = Vec::new();
+    subject.tamper(&key(2), &mut |object| other.clone_from(object));
+    for seal in [ObjectSeal::default(), keyed(b"theirs")] {
+        let mut forged = must(object::seal(VolumeId(7), &request(1, &seal), 1));
+        forged.extend_from_slice(&payloads[0]);
+        subject.tamper(&key(1), &mut |object| object.clone_from(&forged));
+        let error = get(1).err().unwrap_or_else(|| panic!("served: {seal:?}"));
+        assert!(error.is_corrupt() && error.to_string().contains("it is signed with"), "{error}");
+        // A moved one is signed by us.
+        subject.tamper(&key(1), &mut |object| object.clone_from(&other));
+        assert!(get(1).is_err_and(|error| error.is_corrupt()), "a moved object");
+        put(1);
+        assert_eq!(must(get(1)), payloads[0], "a new put heals");
+    }
+    assert_eq!(must(get(2)), payloads[1]);
 }

@@ -143,7 +143,7 @@ impl DirectoryVolume {
         file.read_exact(&mut head).map_err(cut)?;
         let mut table = vec![0; Header::table_bytes(&head).map_err(corrupt)?];
         file.read_exact(&mut table).map_err(cut)?;
-        let header = Header::decode(&head, &table, &key, length).map_err(corrupt)?;
+        let header = Header::decode(&head, &table, &key, length, &request.seal).map_err(corrupt)?;
         header.check_request(volume, request)?;
         file.seek(SeekFrom::Start(u64::from(header.payload_offset))).map_err(io_error)?;
         for piece in &mut request.pieces {

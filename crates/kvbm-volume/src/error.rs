@@ -190,6 +190,14 @@ pub enum ObjectCorruption {
     /// Written in a format that this version cannot read.
     #[error("format version {0} is unknown here; written by a newer version?")]
     Version(u16),
+    /// Signed with another key, or with none where there is one now.
+    #[error("it is signed with {}, ours is {}", key_name(*found), key_name(*ours))]
+    OtherSeal {
+        /// Beginning of the name of its key.
+        found: Option<u32>,
+        /// Of ours.
+        ours: Option<u32>,
+    },
     /// The header's checksum does not match.
     #[error("header checksum mismatch")]
     HeaderChecksum,
@@ -213,6 +221,10 @@ pub enum ObjectCorruption {
     /// The payload's checksum does not match.
     #[error("payload checksum mismatch")]
     PayloadChecksum,
+}
+
+fn key_name(key: Option<u32>) -> String {
+    key.map_or("no key".to_owned(), |id| format!("key {:08x}", id.swap_bytes()))
 }
 
 /// Why a volume cannot be registered, found or unregistered.

@@ -2,8 +2,9 @@
 //! `blob_key` (`cargo xtask fuzz`). They panic where it does not hold.
 
 use crate::object::{HEADER_BYTES, open, seal};
-use crate::{BlobKey, BlobScope, BlobSlice, GetRequest, PayloadForm, PutRequest, StoredOrder};
+use crate::{BlobKey, BlobScope, BlobSlice, GetRequest, ObjectSeal, PayloadForm, PutRequest, StoredOrder};
 use crc_fast::{CrcAlgorithm, checksum};
+use kvbm_keys::DeploymentKey;
 use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, VolumeId};
 
 const VOLUME: VolumeId = VolumeId(1);
@@ -67,14 +68,33 @@ fn head_bytes(object: &[u8]) -> usize {
     HEADER_BYTES + 8 * pieces
 }
 
-fn crc(parts: &[&[u8]]) -> [u8; 8] {
-    checksum(CrcAlgorithm::Crc64Nvme, &parts.concat()).to_le_bytes()
+/// The key of signed objects.
+fn key_of(object: &[u8]) -> Option<DeploymentKey> {
+    let signed = object.get(8..10) == Some(&[2, 0]);
+    signed.then(|| DeploymentKey::from_secret(b"of the fuzz target"))
+}
+
+/// How it is summed, by its version.
+fn seal_of(object: &[u8]) -> ObjectSeal {
+    key_of(object).map_or_else(ObjectSeal::default, |key| ObjectSeal::keyed(&key))
+}
+
+/// By the page: `what` is `headers` or `pieces`.
+fn sum(object: &[u8], what: &str, parts: &[&[u8]]) -> [u8; 8] {
+    let sum = match key_of(object) {
+        None => checksum(CrcAlgorithm::Crc64Nvme, &parts.concat()),
+        Some(key) => key.derive(&format!("kvbm 2026-11-25 volumes: {what} of objects")).of(parts),
+    };
+    sum.to_le_bytes()
 }
 
 fn seal_header(object: &mut [u8]) {
     if object.len() >= HEADER_BYTES {
         let end = head_bytes(object);
-        let sum = crc(&[&object[..88], &object[HEADER_BYTES..end]]);
+        if let Some(key) = key_of(object) {
+            object[84..88].copy_from_slice(&key.id().as_bytes()[..4]);
+        }
+        let sum = sum(object, "headers", &[&object[..88], &object[HEADER_BYTES..end]]);
         object[88..HEADER_BYTES].copy_from_slice(&sum);
     }
 }
@@ -83,13 +103,16 @@ fn seal_pieces(object: &mut [u8]) {
     if object.len() < HEADER_BYTES {
         return;
     }
+    if let Some(key) = key_of(object) {
+        object[84..88].copy_from_slice(&key.id().as_bytes()[..4]);
+    }
     let end = head_bytes(object);
     let pieces = (end - HEADER_BYTES) / 8;
     let payload = object[(small(object, 12) as usize).clamp(end, object.len())..].to_vec();
     let length = payload.len() / pieces.max(1);
     for index in 0..pieces {
         let piece = &payload[index * length..][..length];
-        let sum = crc(&[&object[..88], &(index as u32).to_le_bytes(), piece]);
+        let sum = sum(object, "pieces", &[&object[..88], &(index as u32).to_le_bytes(), piece]);
         object[HEADER_BYTES + 8 * index..][..8].copy_from_slice(&sum);
     }
 }
@@ -105,8 +128,12 @@ fn is_served_or_missed(object: &[u8]) {
     let offset = small(object, 12);
     assert!(object.ends_with(&payload) && object.len() == offset as usize + payload.len());
     // An alignment of the whole offset, so that the payload goes where it is.
-    let request =
-        PutRequest { key, form, pieces: vec![&payload[..payload.len() / 2], &payload[payload.len() / 2..]] };
+    let request = PutRequest {
+        key,
+        form,
+        seal: seal_of(object),
+        pieces: vec![&payload[..payload.len() / 2], &payload[payload.len() / 2..]],
+    };
     let written = seal(VOLUME, &request, offset).unwrap_or_else(|error| panic!("{error}"));
     let head = head_bytes(object);
     assert_eq!(
@@ -135,7 +162,11 @@ fn read(object: &[u8], key: BlobKey, form: PayloadForm) -> Option<Vec<u8>> {
     let offset = if object.len() < HEADER_BYTES { 0 } else { small(object, 12) as usize };
     let mut payload = vec![0; object.len().saturating_sub(offset)];
     let (first, second) = payload.split_at_mut(object.len() % 7 % (1 + object.len().saturating_sub(offset)));
-    match open(VOLUME, object, &mut GetRequest { key, form, pieces: vec![first, second] }) {
+    match open(
+        VOLUME,
+        object,
+        &mut GetRequest { key, form, seal: seal_of(object), pieces: vec![first, second] },
+    ) {
         Ok(()) => Some(payload),
         Err(error) => {
             assert!(error.is_miss() && !error.to_string().is_empty(), "{error}");
@@ -151,6 +182,19 @@ mod corpus;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_signed_object_is_served_and_damaged_by_a_bit() {
+        let key = DeploymentKey::from_secret(b"of the fuzz target");
+        let (name, form) = named(&[0; HEADER_BYTES]);
+        let form = PayloadForm { pieces: 3, ..form };
+        let request =
+            PutRequest { key: name, form, seal: ObjectSeal::keyed(&key), pieces: vec![b"payload!!"] };
+        let mut signed = seal(VOLUME, &request, 1).unwrap();
+        signed.extend_from_slice(b"payload!!");
+        assert!(read(&signed, name, form).is_some());
+        object(&signed);
+    }
 
     #[test]
     fn the_corpora_hold() {

@@ -41,17 +41,18 @@
 //! | `s3` | a volume in a bucket of an S3-compatible store | `quota`, `volume`, `object`, `error`, `request`, `key` |
 //! | `probe` | puts, reads and deletes an object to test a volume | `volume`, `error`, `key` |
 //! | `memory` | a volume in memory, for tests | `quota`, `volume`, `object`, `batch`, `error`, `request`, `key` |
-//! | `fuzz` | bodies of the fuzz targets | `object`, `request`, `key` |
+//! | `fuzz` | bodies of the fuzz targets | `object`, `request`, `seal`, `key` |
 //! | `directory` | a volume in a directory | `quota`, `key_locks`, `durable_folders`, `volume`, `object`, `batch`, `error`, `request`, `key`, `access` |
 //! | `quota` | bytes used of a capacity | `error`, `key` |
 //! | `key_locks` | one change of an object at a time | `key` |
 //! | `durable_folders` | folders whose names are synced | `access` |
-//! | `conformance` | tests that every volume must pass | `volume`, `object`, `error`, `request`, `key` |
-//! | `volume` | the trait of a blob store | `object`, `error`, `request`, `key` |
-//! | `object` | bytes of an object: header and payload | `error`, `request`, `key` |
+//! | `conformance` | tests that every volume must pass | `volume`, `object`, `error`, `request`, `seal`, `key` |
+//! | `volume` | the trait of a blob store | `object`, `error`, `request`, `seal`, `key` |
+//! | `object` | bytes of an object: header and payload | `error`, `request`, `seal`, `key` |
 //! | `batch` | batches over stores that take one object at a time | `error`, `request`, `key` |
 //! | `error` | errors | `request`, `key` |
-//! | `request` | what to read and to write | `key` |
+//! | `request` | what to read and to write | `seal`, `key` |
+//! | `seal` | how objects are summed: with the deployment's key or without | - |
 //! | `key` | name of an object | - |
 //! | `access` | opens private files and folders | - |
 #![forbid(unsafe_code)]
@@ -80,6 +81,7 @@ mod registry;
 mod request;
 #[cfg(feature = "s3")]
 mod s3;
+mod seal;
 mod volume;
 
 pub use batch::{Keyed, one_by_one};
@@ -94,4 +96,5 @@ pub use registry::{OpenVolume, VolumeRegistry};
 pub use request::{GetRequest, MAX_PIECES, PayloadForm, PutRequest, StoredOrder};
 #[cfg(feature = "s3")]
 pub use s3::S3Volume;
+pub use seal::ObjectSeal;
 pub use volume::{StoreFacts, Volume, VolumeExt};

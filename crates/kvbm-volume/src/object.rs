@@ -3,7 +3,7 @@
 //! ```text
 //! offset size
 //!      0    8  magic "kvbmblob"
-//!      8    2  format version: 1
+//!      8    2  format version: 1, or 2 where sums are keyed
 //!     10    2  group
 //!     12    4  payload offset: 96 + 8 * pieces, rounded up to the volume's alignment; zeros between
 //!     16   16  namespace tag of the deployment
@@ -14,24 +14,25 @@
 //!     76    2  order of the payload: 0 opaque, 1 universal (head, layer, outer, token, element)
 //!     78    2  zero
 //!     80    4  pieces: the payload is so many pieces of equal length
-//!     84    4  zero
-//!     88    8  CRC-64/NVME of bytes 0..88 and of the table of pieces
-//!     96   8n  table of pieces: for each, the CRC-64/NVME of bytes 0..88, its index (4 bytes) and its content
+//!     84    4  version 2: the beginning of the key's name; else zero
+//!     88    8  sum of bytes 0..88 and of the table of pieces
+//!     96   8n  table of pieces: for each, the sum of bytes 0..88, its index (4 bytes) and its content
 //! ```
+//! A sum is CRC-64/NVME in version 1, BLAKE3 with a key in version 2 ([`ObjectSeal`]).
 //! Integers are little-endian. Every piece's checksum covers the key, so an intact payload under
 //! another's header fails, and so do pieces that changed places. In universal order with a piece
 //! for each head, other ranks can verify the heads that they take.
 
 use std::io;
 
-use crc_fast::{CrcAlgorithm, Digest};
 use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, VolumeId};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned, transmute_ref};
 
 use crate::request::MAX_PIECES;
 use crate::{
-    BlobKey, BlobSlice, GetRequest, ObjectCorruption, PayloadForm, PutRequest, StoredOrder, VolumeError,
+    BlobKey, BlobSlice, GetRequest, ObjectCorruption, ObjectSeal, PayloadForm, PutRequest, StoredOrder,
+    VolumeError,
 };
 
 /// Bytes of a header before its table of pieces.
@@ -46,9 +47,9 @@ pub(crate) const MAX_HEADER_BYTES: usize = HEADER_BYTES + 8 * MAX_PIECES as usiz
 
 const MAGIC: &[u8; 8] = b"kvbmblob";
 const VERSION: u16 = 1;
+const KEYED_VERSION: u16 = 2;
 /// Bytes before the header's checksum.
 const IDENTITY_BYTES: usize = 88;
-const ALGORITHM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
 
 /// The header before its table of pieces, as it lies in the object.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -69,7 +70,7 @@ struct HeaderLayout {
     order: U16,
     zero: U16,
     pieces: U32,
-    zero_too: U32,
+    key_id: U32,
     sum: U64,
 }
 
@@ -116,7 +117,7 @@ pub(crate) fn open_of_length(
     let (fixed, rest) = object.split_first_chunk::<HEADER_BYTES>().ok_or_else(short)?;
     let table = Header::table_bytes(fixed).map_err(corrupt)?;
     let table = rest.get(..table).ok_or_else(short)?;
-    let header = Header::decode(fixed, table, &key, length).map_err(corrupt)?;
+    let header = Header::decode(fixed, table, &key, length, &request.seal).map_err(corrupt)?;
     header.check_request(volume, request)?;
     let mut payload = object.get(header.payload_offset as usize..).unwrap_or_default();
     // Of fewer bytes than `decode` has compared `length` with, too.
@@ -130,12 +131,13 @@ pub(crate) fn open_of_length(
 }
 
 /// What a header says.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Header {
     pub(crate) key: BlobKey,
     pub(crate) form: PayloadForm,
     pub(crate) payload_offset: u32,
     pub(crate) payload_length: u64,
+    seal: ObjectSeal,
     sums: Vec<u64>,
 }
 
@@ -146,7 +148,7 @@ impl Header {
         request: &PutRequest<'_>,
         alignment: u32,
     ) -> Result<Self, VolumeError> {
-        let PutRequest { key, form, pieces } = request;
+        let PutRequest { key, form, seal, pieces } = request;
         let length: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
         if !(1..=MAX_PIECES).contains(&form.pieces) || !length.is_multiple_of(u64::from(form.pieces)) {
             return Err(VolumeError::BadForm { volume, key: *key, pieces: form.pieces, length });
@@ -162,6 +164,7 @@ impl Header {
             form: *form,
             payload_offset: head.next_multiple_of(alignment),
             payload_length: length,
+            seal: seal.clone(),
             sums: Vec::new(),
         };
         header.sums = header.piece_sums(pieces.iter().copied());
@@ -177,7 +180,7 @@ impl Header {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut layout = self.layout();
         let table: Vec<U64> = self.sums.iter().copied().map(U64::new).collect();
-        layout.sum.set(header_sum(layout.identity(), table.as_bytes()));
+        layout.sum.set(self.seal.header(layout.identity(), table.as_bytes()));
         let mut bytes = [layout.as_bytes(), table.as_bytes()].concat();
         bytes.resize(self.payload_offset as usize, 0);
         bytes
@@ -189,7 +192,7 @@ impl Header {
         if layout.magic != *MAGIC {
             return Err(ObjectCorruption::Magic);
         }
-        if layout.version != VERSION {
+        if layout.version != VERSION && layout.version != KEYED_VERSION {
             return Err(ObjectCorruption::Version(layout.version.get()));
         }
         let pieces = layout.pieces.get();
@@ -199,18 +202,24 @@ impl Header {
         Ok(8 * pieces as usize)
     }
 
-    /// Reads the header of an object that was found under `key` and is `object_length` bytes long.
+    /// Reads the header of an object that was found under `key`, is `object_length` bytes long and
+    /// must be summed as `seal` does it.
     pub(crate) fn decode(
         fixed: &[u8; HEADER_BYTES],
         table: &[u8],
         key: &BlobKey,
         object_length: u64,
+        seal: &ObjectSeal,
     ) -> Result<Self, ObjectCorruption> {
         if Self::table_bytes(fixed)? != table.len() {
             return Err(ObjectCorruption::HeaderField("pieces"));
         }
         let layout: &HeaderLayout = transmute_ref!(fixed);
-        if layout.sum != header_sum(layout.identity(), table) {
+        let found = (layout.version == KEYED_VERSION).then(|| layout.key_id.get());
+        if found != seal.key_id() {
+            return Err(ObjectCorruption::OtherSeal { found, ours: seal.key_id() });
+        }
+        if layout.sum != seal.header(layout.identity(), table) {
             return Err(ObjectCorruption::HeaderChecksum);
         }
         let order = match layout.order.get() {
@@ -235,6 +244,7 @@ impl Header {
             form: PayloadForm { order, pieces: layout.pieces.get() },
             payload_offset: layout.payload_offset.get(),
             payload_length: layout.payload_length.get(),
+            seal: seal.clone(),
             sums: sums.iter().map(|sum| sum.get()).collect(),
         };
         header.check(key, object_length)?;
@@ -290,27 +300,27 @@ impl Header {
     fn piece_sums<'a>(&self, buffers: impl IntoIterator<Item = &'a [u8]>) -> Vec<u64> {
         let layout = self.layout();
         let start = |index: u32| {
-            let mut digest = Digest::new(ALGORITHM);
-            digest.update(layout.identity());
-            digest.update(&index.to_le_bytes());
-            digest
+            let mut sum = self.seal.piece();
+            sum.update(layout.identity());
+            sum.update(&index.to_le_bytes());
+            sum
         };
         let piece_bytes = self.payload_length / u64::from(self.form.pieces);
         if piece_bytes == 0 {
-            return (0..self.form.pieces).map(|index| start(index).finalize()).collect();
+            return (0..self.form.pieces).map(|index| start(index).finish()).collect();
         }
         let mut sums = Vec::with_capacity(self.form.pieces as usize);
-        let (mut digest, mut left) = (start(0), piece_bytes);
+        let (mut sum, mut left) = (start(0), piece_bytes);
         for mut buffer in buffers {
             while !buffer.is_empty() {
                 let (now, later) =
                     buffer.split_at(buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX)));
-                digest.update(now);
+                sum.update(now);
                 buffer = later;
                 left -= now.len() as u64;
                 if left == 0 {
-                    sums.push(digest.finalize());
-                    (digest, left) = (start(sums.len() as u32), piece_bytes);
+                    sums.push(sum.finish());
+                    (sum, left) = (start(sums.len() as u32), piece_bytes);
                 }
             }
         }
@@ -334,23 +344,22 @@ impl Header {
         layout.label.set(self.key.label.0);
         layout.order.set(self.form.order as u16);
         layout.pieces.set(self.form.pieces);
+        if let Some(id) = self.seal.key_id() {
+            layout.version.set(KEYED_VERSION);
+            layout.key_id.set(id);
+        }
         layout
     }
-}
-
-fn header_sum(identity: &[u8], table: &[u8]) -> u64 {
-    let mut digest = Digest::new(ALGORITHM);
-    digest.update(identity);
-    digest.update(table);
-    digest.finalize()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crc_fast::checksum;
+    use crc_fast::{CrcAlgorithm, checksum};
+    use kvbm_keys::DeploymentKey;
     use proptest::prelude::*;
 
+    const ALGORITHM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
     const VOLUME: VolumeId = VolumeId(7);
 
     fn key() -> BlobKey {
@@ -365,7 +374,7 @@ mod tests {
 
     fn put<'a>(pieces: u32, payload: &[&'a [u8]]) -> PutRequest<'a> {
         let form = PayloadForm { order: StoredOrder::Universal, pieces };
-        PutRequest { key: key(), form, pieces: payload.to_vec() }
+        PutRequest { key: key(), form, seal: ObjectSeal::default(), pieces: payload.to_vec() }
     }
 
     fn object(pieces: u32, alignment: u32, payload: &[&[u8]]) -> Vec<u8> {
@@ -380,13 +389,17 @@ mod tests {
         let mut bytes = vec![0; length];
         let (a, b) = bytes.split_at_mut(length / 3);
         let form = PayloadForm { order: StoredOrder::Universal, pieces };
-        open(VOLUME, object, &mut GetRequest { key: key(), form, pieces: vec![a, b] })?;
+        open(
+            VOLUME,
+            object,
+            &mut GetRequest { key: key(), form, seal: ObjectSeal::default(), pieces: vec![a, b] },
+        )?;
         Ok(bytes)
     }
 
     /// Makes the header's own checksum fit what was changed in it.
     fn reseal(object: &mut [u8], pieces: usize) {
-        let sum = header_sum(&object[..88], &object[96..96 + 8 * pieces]);
+        let sum = checksum(ALGORITHM, &[&object[..88], &object[96..96 + 8 * pieces]].concat());
         object[88..96].copy_from_slice(&sum.to_le_bytes());
     }
 
@@ -477,6 +490,44 @@ mod tests {
         object[104..112].copy_from_slice(&first);
         reseal(&mut object, 2);
         assert!(read(&object, 2, 8).unwrap_err().is_corrupt());
+    }
+
+    /// Everything but the key is known to the forger.
+    #[test]
+    fn only_objects_of_the_own_key_are_served() {
+        let keyed = |secret: &[u8]| ObjectSeal::keyed(&DeploymentKey::from_secret(secret));
+        let seals = [ObjectSeal::default(), keyed(b"ours"), keyed(b"theirs")];
+        let sealed = |seal: &ObjectSeal| {
+            let payload = b"payload!";
+            let mut object =
+                super::seal(VOLUME, &PutRequest { seal: seal.clone(), ..put(2, &[payload]) }, 1).unwrap();
+            object.extend_from_slice(payload);
+            object
+        };
+        let read = |object: &[u8], seal: &ObjectSeal| {
+            let (mut bytes, form) = ([0; 8], PayloadForm { order: StoredOrder::Universal, pieces: 2 });
+            let mut request = GetRequest { key: key(), form, seal: seal.clone(), pieces: vec![&mut bytes] };
+            open(VOLUME, object, &mut request).map(|()| bytes)
+        };
+        for (at, written) in seals.iter().enumerate() {
+            for (other, reader) in seals.iter().enumerate() {
+                match read(&sealed(written), reader) {
+                    Ok(bytes) => assert!(at == other && bytes == *b"payload!"),
+                    Err(error) => {
+                        let signed = error.to_string().contains("it is signed with");
+                        assert!(at != other && error.is_corrupt() && signed, "{error}");
+                    }
+                }
+            }
+        }
+        // Its own key's name under sums of another kind: what the forger can compute.
+        let mut forged = sealed(&seals[1]);
+        forged[96 + 16..].copy_from_slice(b"attacked");
+        let plain = sealed(&seals[0]);
+        forged[96..112].copy_from_slice(&plain[96..112]);
+        reseal(&mut forged, 2);
+        let error = read(&forged, &seals[1]).unwrap_err();
+        assert!(error.to_string().contains("header checksum"), "{error}");
     }
 
     proptest! {

@@ -1,6 +1,6 @@
 //! What callers ask of a volume: blobs to read and to write, and the form of their payloads.
 
-use crate::BlobKey;
+use crate::{BlobKey, ObjectSeal};
 
 /// Most pieces of a payload.
 pub const MAX_PIECES: u32 = 4096;
@@ -39,6 +39,8 @@ pub struct GetRequest<'a> {
     pub key: BlobKey,
     /// The form that its payload must have.
     pub form: PayloadForm,
+    /// How it must be summed.
+    pub seal: ObjectSeal,
     /// Where its payload goes, in order; together exactly as long as the payload. After an error
     /// the content is unspecified and must not be used.
     pub pieces: Vec<&'a mut [u8]>,
@@ -51,6 +53,8 @@ pub struct PutRequest<'a> {
     pub key: BlobKey,
     /// The form of its payload.
     pub form: PayloadForm,
+    /// How it is summed.
+    pub seal: ObjectSeal,
     /// Its payload, in order.
     pub pieces: Vec<&'a [u8]>,
 }

@@ -6,7 +6,9 @@ use std::time::Instant;
 use kvbm_plan::{VolumeDescriptor, VolumeId};
 
 use crate::object::MAX_ALIGNMENT;
-use crate::{BlobKey, BlobScope, GetRequest, PayloadForm, PutRequest, RegistryError, VolumeError};
+use crate::{
+    BlobKey, BlobScope, GetRequest, ObjectSeal, PayloadForm, PutRequest, RegistryError, VolumeError,
+};
 
 /// What a descriptor says must make sense.
 pub(crate) fn check(descriptor: &VolumeDescriptor) -> Result<(), RegistryError> {
@@ -81,18 +83,27 @@ pub struct StoreFacts {
 
 /// Conveniences over [`Volume`].
 pub trait VolumeExt: Volume {
-    /// Reads one blob of `length` bytes, in one opaque piece.
+    /// Reads one blob of `length` bytes, in one opaque piece, summed without a key.
     fn get_one(&self, key: &BlobKey, length: usize, deadline: Instant) -> Result<Vec<u8>, VolumeError> {
         let mut payload = vec![0; length];
-        let mut request =
-            [GetRequest { key: *key, form: PayloadForm::default(), pieces: vec![&mut payload] }];
+        let mut request = [GetRequest {
+            key: *key,
+            form: PayloadForm::default(),
+            seal: ObjectSeal::default(),
+            pieces: vec![&mut payload],
+        }];
         only(self.get(&mut request, deadline), self.descriptor().id, "get", key)?;
         Ok(payload)
     }
 
-    /// Writes one blob, in one opaque piece.
+    /// Writes one blob, in one opaque piece, summed without a key.
     fn put_one(&self, key: &BlobKey, payload: &[u8], deadline: Instant) -> Result<(), VolumeError> {
-        let request = [PutRequest { key: *key, form: PayloadForm::default(), pieces: vec![payload] }];
+        let request = [PutRequest {
+            key: *key,
+            form: PayloadForm::default(),
+            seal: ObjectSeal::default(),
+            pieces: vec![payload],
+        }];
         only(self.put(&request, deadline), self.descriptor().id, "put", key)
     }
 }

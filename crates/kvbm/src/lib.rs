@@ -76,7 +76,7 @@
 //! | `park` | private blocks of preempted sequences | `manager`, `leader`, `config`, `transfers`, `error` |
 //! | `groups` | models with several cache groups: prefixes and onboards over all of them | `manager`, `onboard`, `leader`, `places`, `error` |
 //! | `manager` | `KvBlockManager`: the calls of an engine | `admin`, `prefetch`, `onboard`, `leader`, `events`, `places`, `remote`, `status`, `tenants`, `volume`, `workers`, `config`, `transfers`, `metrics`, `signal` |
-//! | `admin` | calls of operators, over a Unix socket and HTTP | `leader`, `places`, `remote`, `status`, `tenants`, `volume`, `config`, `transfers`, `slots`, `circuit_breaker`, `ranks`, `metrics`, `http` |
+//! | `admin` | calls of operators, over a Unix socket and HTTP | `leader`, `places`, `remote`, `status`, `tenants`, `volume`, `config`, `transfers`, `slots`, `circuit_breaker`, `ranks`, `metrics`, `http`, `private_file` |
 //! | `prefetch` | copying a prefix from G3 to G2, before it is promised or asked for | `onboard`, `leader`, `config`, `transfers`, `metrics` |
 //! | `onboard` | copying a prefix up to G1 | `leader`, `remote`, `volume`, `transfers`, `error`, `signal` |
 //! | `leader` | holds the parts together: messages, rank loss, shutdown | `config`, `events`, `remote`, `status`, `offload`, `admission`, `tenants`, `volume`, `transfers`, `slots`, `circuit_breaker`, `ranks`, `metrics` |
@@ -90,7 +90,7 @@
 //! | `volume` | G4: what volumes hold, and requests about it | `config`, `transfers`, `circuit_breaker`, `error`, `ranks`, `metrics`, `worker` |
 //! | `workers` | the workers of this process | `socket_link`, `config`, `transfers`, `metrics`, `worker` |
 //! | `socket_link` | links to workers in other processes | `config`, `worker` |
-//! | `config` | settings, declared once | - |
+//! | `config` | settings, declared once | `private_file` |
 //! | `transfers` | from a request to the last report: plans, deadlines, settlement | `circuit_breaker`, `error`, `slots`, `ranks`, `metrics`, `signal` |
 //! | `error` | failures of blocks | - |
 //! | `slots` | slots of G3: releases, removals, directories, quarantine | `circuit_breaker`, `ranks`, `metrics`, `signal` |
@@ -100,6 +100,7 @@
 //! | `http` | as much of HTTP as metrics and administration need | - |
 //! | `signal` | one-shot completion for threads and futures | - |
 //! | `worker` | the seam between leader and workers | - |
+//! | `private_file` | files with a secret | - |
 
 #![forbid(unsafe_code)]
 
@@ -127,6 +128,7 @@ mod onboard;
 mod park;
 mod places;
 mod prefetch;
+mod private_file;
 mod ranks;
 mod remote;
 mod signal;

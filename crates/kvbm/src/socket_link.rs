@@ -87,7 +87,9 @@ pub(crate) fn deployment(config: &Config) -> String {
 pub(crate) fn settings(config: &Config, g1_blocks: u32) -> Vec<SharedSetting> {
     let (model, [_, g2, g3]) = (&config.model, config.tier_blocks());
     let directories = config.disk.dir.iter().count() + config.disk.more_dirs.as_slice().len();
+    let key = config.deployment_key().map_or("none".to_owned(), |key| key.id().to_string());
     [
+        ("key of namespace.deployment_secret", key),
         ("model.num_layers", model.num_layers.to_string()),
         ("model.num_kv_heads", model.num_kv_heads.to_string()),
         ("model.head_dim", model.head_dim.to_string()),

@@ -205,6 +205,7 @@ impl Workers {
                 disk.failed_snapshots.raise_to(stats.failed_snapshots);
                 disk.renewed.raise_to(stats.renewed);
                 disk.given_up.raise_to(stats.given_up);
+                disk.other_key.raise_to(stats.other_key_records);
                 disk.unsynced.set(info.unsynced_blocks);
             }
         }

@@ -128,7 +128,7 @@ fn nor_over_a_socket() {
     use ports::free_port;
     let url = format!("zmq+tcp://127.0.0.1:{}?replay={}&from=start", free_port(), free_port());
     let manager = books([64, 0, 0], |config| {
-        config.events.url = Some(Secret::new(&url));
+        config.events.url = Some(Secret::new(url.as_str()));
         config.events.batch_age = Duration::ZERO;
     });
     let transport =

@@ -32,7 +32,7 @@ fn a_prefix_that_comes_again_is_proposed_for_promotion() {
         .disk("never-opened", Blocks(64))
         .configure(|config| {
             config.offload.g2_g3.write_through = true;
-            config.events.url = Some(Secret::new(&url));
+            config.events.url = Some(Secret::new(url.as_str()));
         })
         .build_metadata_only()
         .unwrap();

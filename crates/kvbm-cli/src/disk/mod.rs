@@ -13,11 +13,13 @@ use clap::{Args, Subcommand};
 use find::Set;
 use kvbm_disk::Dropped;
 use kvbm_disk::offline::{self, Inspection, Verification};
+use kvbm_keys::DeploymentKey;
 use serde_json::{Value, json};
 
 use crate::args::Output;
 use crate::human;
 use crate::progress::Progress;
+use crate::secret::SecretArgs;
 
 /// What to do with a directory.
 #[derive(Clone, Debug, Subcommand)]
@@ -40,6 +42,10 @@ pub struct DiskArgs {
     /// other.
     #[arg(value_name = "DIR,..", required = true, value_parser = OsStringValueParser::new().try_map(|text| striped(&text)))]
     pub dir: Vec<Dirs>,
+
+    /// The secret with which blocks are signed.
+    #[command(flatten)]
+    pub secret: SecretArgs,
 
     /// Write what was found as JSON; - for standard output.
     #[arg(long, value_name = "FILE")]
@@ -92,18 +98,20 @@ pub fn run(command: &DiskCommand) -> Result<Found> {
         );
         dirs.extend(found.into_iter().filter(|set| !dirs.contains(set)).collect::<Vec<_>>());
     }
+    let key = command.args().secret.key()?;
+    let key = key.as_ref();
     match command {
-        DiskCommand::Inspect(_) => Ok(inspect(&dirs)),
-        DiskCommand::Verify(_) => verify(&dirs),
-        DiskCommand::Repair(_) => repair(&dirs),
+        DiskCommand::Inspect(_) => Ok(inspect(&dirs, key)),
+        DiskCommand::Verify(_) => verify(&dirs, key),
+        DiskCommand::Repair(_) => repair(&dirs, key),
         DiskCommand::Clear(_) => clear(&dirs),
     }
 }
 
-fn inspect(dirs: &[Set]) -> Found {
+fn inspect(dirs: &[Set], key: Option<&DeploymentKey>) -> Found {
     let (mut text, mut all, mut unread) = (String::new(), Vec::new(), Vec::new());
     for dir in dirs {
-        match offline::inspect(dir) {
+        match offline::inspect(dir, key) {
             Ok(found) => {
                 text += &describe(dir, &found);
                 all.push(facts(dir, &found));
@@ -115,11 +123,11 @@ fn inspect(dirs: &[Set]) -> Found {
     Found { text, json: json!({ "directories": all, "errors": unread }), failed }
 }
 
-fn verify(dirs: &[Set]) -> Result<Found> {
-    let progress = block_progress(dirs)?;
+fn verify(dirs: &[Set], key: Option<&DeploymentKey>) -> Result<Found> {
+    let progress = block_progress(dirs, key)?;
     let mut checked = Checked::default();
     for dir in dirs {
-        let found = offline::verify(dir, &mut |_, _| progress.advance(1))?;
+        let found = offline::verify(dir, key, &mut |_, _| progress.advance(1))?;
         checked.add(dir, &found);
     }
     progress.finish();
@@ -129,12 +137,12 @@ fn verify(dirs: &[Set]) -> Result<Found> {
     Ok(Found { failed, ..checked.found() })
 }
 
-fn repair(dirs: &[Set]) -> Result<Found> {
-    let progress = block_progress(dirs)?;
+fn repair(dirs: &[Set], key: Option<&DeploymentKey>) -> Result<Found> {
+    let progress = block_progress(dirs, key)?;
     let mut checked = Checked::default();
     let [mut quarantined, mut freed] = [0; 2];
     for dir in dirs {
-        let repair = offline::repair(dir, &mut |_, _| progress.advance(1))?;
+        let repair = offline::repair(dir, key, &mut |_, _| progress.advance(1))?;
         checked.add(dir, &repair.found);
         quarantined += repair.quarantined;
         freed += repair.freed;
@@ -152,10 +160,10 @@ fn repair(dirs: &[Set]) -> Result<Found> {
 
 /// A progress over all blocks: the journals are read first, so that it knows its end and a bad
 /// directory is found before hours of reading.
-fn block_progress(dirs: &[Set]) -> Result<Progress> {
+fn block_progress(dirs: &[Set], key: Option<&DeploymentKey>) -> Result<Progress> {
     let mut total = 0;
     for dir in dirs {
-        total += offline::inspect(dir)?.blocks;
+        total += offline::inspect(dir, key)?.blocks;
     }
     Ok(Progress::new("blocks", total))
 }

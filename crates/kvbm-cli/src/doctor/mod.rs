@@ -5,6 +5,7 @@ mod cuda;
 mod engine;
 mod library;
 mod machine;
+mod signatures;
 mod storage;
 mod volume;
 
@@ -90,24 +91,28 @@ pub fn examine(args: &DoctorArgs) -> Report {
 
 const CONFIGURATION: &str = "configuration";
 
-/// The configuration that is looked at, and how it was found where a file names one. Its volumes
+/// The configuration that is looked at, and how it was found where a file names one, with what it
+/// protects. Its volumes
 /// are joined by those that are named.
-fn configured(args: &DoctorArgs) -> (Option<Finding>, Config) {
-    let (finding, mut config) = match args.config.as_deref().map(|path| (path, Config::load(Some(path)))) {
-        None => (None, Config::default()),
-        Some((path, Ok(config))) => (Some(Finding::ok(CONFIGURATION, path.display().to_string())), config),
+fn configured(args: &DoctorArgs) -> (Vec<Finding>, Config) {
+    let (findings, mut config) = match args.config.as_deref().map(|path| (path, Config::load(Some(path)))) {
+        None => (Vec::new(), Config::default()),
+        Some((path, Ok(config))) => {
+            let found = Finding::ok(CONFIGURATION, path.display().to_string());
+            (vec![found, signatures::examine(&config)], config)
+        }
         Some((_, Err(error))) => {
             let fix = "mend what is named; docs/config.md has every setting";
             let effect = "no manager starts with it, and its directories and volumes were not looked at";
             let finding = Finding::short(CONFIGURATION, Status::Missing, error.to_string(), effect, fix);
-            (Some(finding), Config::default())
+            (vec![finding], Config::default())
         }
     };
     for uri in &args.volume {
         let id = config.volume.iter().map(|volume| volume.id.saturating_add(1)).max().unwrap_or(0);
         config.volume.push(VolumeConfig { uri: uri.clone(), id, ..VolumeConfig::default() });
     }
-    (finding, config)
+    (findings, config)
 }
 
 impl Report {

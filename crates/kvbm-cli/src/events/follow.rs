@@ -47,7 +47,7 @@ pub(super) enum Source {
 
 /// Starts to collect what is published.
 pub(super) fn open(args: &FollowArgs) -> Result<(EventUrl, Source)> {
-    let url: EventUrl = args.url.expose().parse()?;
+    let url: EventUrl = args.url.text().parse()?;
     let deadline = kvbm::plan::deadline_after(Instant::now(), Duration::from_secs(args.wait.into()));
     loop {
         let left = deadline.saturating_duration_since(Instant::now());

@@ -67,7 +67,7 @@ pub(super) fn own(args: &OwnerArgs) -> Result<()> {
     let agent = bed::agent(AgentName::Nixl, "owner", &InProcessNetwork::new())?;
     let node = bed::node(&agent, OWNER)?;
     let _offer = Offer::new(&node, args.blocks)?;
-    directory.publish(&node.announcement()?)?;
+    directory.publish(&node.announcement()?, None)?;
     let until = Instant::now() + PATIENCE;
     import(&node, &directory, READER, until)?;
     // The reader announces itself again when it has more memory.
@@ -108,14 +108,14 @@ impl Owner {
         let agent = bed::agent(AgentName::InProcess, "owner", network)?;
         let node = bed::node(&agent, OWNER)?;
         let offer = Offer::new(&node, blocks)?;
-        reader.import_remote_blockset(&node.announcement()?.encode()?)?;
+        reader.import_remote_blockset(&node.announcement()?.encode(None)?)?;
         Ok(Self::Here { node, _offer: offer, _agent: agent })
     }
 
     fn process(reader: &RemoteNode, blocks: u32) -> Result<Self> {
         let folder = Folder(std::env::temp_dir().join(format!("kvbm-remote-bench-{}", std::process::id())));
         let directory = FileDirectory::open(&folder.0)?;
-        directory.publish(&reader.announcement()?)?;
+        directory.publish(&reader.announcement()?, None)?;
         let program = std::env::current_exe().context("cannot find this program")?;
         let mut command = Command::new(program);
         command.args(["remote", "bench-owner"]).arg(&folder.0).args(["--blocks", &blocks.to_string()]);
@@ -146,9 +146,9 @@ impl Owner {
         let announcement = reader.announcement()?;
         match self {
             Self::Here { node, .. } => {
-                node.import_remote_blockset(&announcement.encode()?)?;
+                node.import_remote_blockset(&announcement.encode(None)?)?;
             }
-            Self::Process { directory, .. } => directory.publish(&announcement)?,
+            Self::Process { directory, .. } => directory.publish(&announcement, None)?,
         }
         Ok(())
     }

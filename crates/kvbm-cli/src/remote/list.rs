@@ -19,9 +19,10 @@ pub(super) fn run(args: &ListArgs) -> Result<()> {
         "there is no folder {}; name what remote.directory of the nodes names",
         folder.display()
     );
+    let key = args.secret.key()?;
     let (mut text, mut nodes, mut broken) = (String::new(), Vec::new(), Vec::new());
     for (file, content) in FileDirectory::open(folder)?.announcements()? {
-        match NodeAnnouncement::decode(&content) {
+        match NodeAnnouncement::decode(&content, key.as_ref()) {
             Ok(node) => {
                 describe(&mut text, &node);
                 nodes.push(value_of(&node));
@@ -39,7 +40,7 @@ pub(super) fn run(args: &ListArgs) -> Result<()> {
     deliver(args.json.as_ref(), &text, &json!({ "nodes": nodes, "broken": broken }))?;
     ensure!(
         failed == 0,
-        "{failed} announcements cannot be read; their nodes run another version, or remove them"
+        "{failed} announcements cannot be read; their nodes run another version or have another secret, or remove them"
     );
     Ok(())
 }

@@ -11,6 +11,7 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 
 use crate::args::Output;
+use crate::secret::SecretArgs;
 
 /// What to do with remote memory.
 #[derive(Debug, Subcommand)]
@@ -33,6 +34,10 @@ pub struct ListArgs {
     /// The folder that `remote.directory` of the nodes names.
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
+
+    /// The secret with which announcements are signed.
+    #[command(flatten)]
+    pub secret: SecretArgs,
 
     /// Write the list as JSON; - for standard output.
     #[arg(long, value_name = "FILE")]

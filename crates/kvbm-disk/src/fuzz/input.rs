@@ -1,7 +1,8 @@
 //! Files from the fuzzer's bytes, with checksums that match: nobody guesses those.
 
-use crate::checksum::crc64;
-use crate::record::{HEADER_BYTES, MAGIC, RECORD_BYTES, Record};
+use crate::record::{HEADER_BYTES, KEYED_VERSION, MAGIC, RECORD_BYTES, Record};
+use crate::seal::Seal;
+use kvbm_keys::DeploymentKey;
 
 /// Bytes from the front of an input; zeros behind its end.
 pub(super) struct Input<'a>(pub(super) &'a [u8]);
@@ -21,12 +22,23 @@ impl Input<'_> {
     }
 }
 
+/// The key of a journal of such a beginning, where its version is that of keyed ones.
+pub(super) fn key(journal: &[u8]) -> Option<DeploymentKey> {
+    let keyed = journal.get(8..12) == Some(&KEYED_VERSION.to_le_bytes());
+    keyed.then(|| DeploymentKey::from_secret(b"of the fuzz target"))
+}
+
+/// How its records are summed.
+pub(super) fn seal(journal: &[u8]) -> Seal {
+    Seal::new([0; 16], key(journal).as_ref())
+}
+
 /// A journal: the input itself, if it begins as one does. Else it says one in few bytes:
 ///
 /// | bytes | what |
 /// |---|---|
 /// | 1 | bit 0: the header's checksum is wrong; bit 1: a mark of a shutdown follows the records; the other bits: so many bytes are cut off |
-/// | 68 | the beginning of the header |
+/// | 68 | the beginning of the header; of a keyed one the name of the key follows |
 /// | 1, n | so many bytes of geometry |
 /// | 73 each | a record: what its checksum is changed by, and its first 72 bytes |
 /// | rest | the torn tail |
@@ -36,33 +48,37 @@ pub(super) fn journal(input: &[u8]) -> Vec<u8> {
     }
     let mut input = Input(input);
     let how = input.byte();
-    let mut bytes = header(&mut input, how & 1);
+    let (mut bytes, seal) = header(&mut input, how & 1);
     let mut id = [0; 8];
     id.copy_from_slice(&bytes[24..32]);
     while input.0.len() > RECORD_BYTES - 8 {
         let changed = input.byte();
         let record: [u8; RECORD_BYTES - 8] = input.take();
-        let crc = crc64(&[&id[..], &record].concat()) ^ u64::from(changed);
+        let crc = seal.journal(&[&id[..], &record].concat()) ^ u64::from(changed);
         bytes.extend_from_slice(&record);
         bytes.extend_from_slice(&crc.to_le_bytes());
     }
     bytes.extend_from_slice(input.0);
     if how & 2 != 0 {
-        bytes.extend_from_slice(&Record::CLEAN.encode(u64::from_le_bytes(id)));
+        bytes.extend_from_slice(&Record::CLEAN.encode(u64::from_le_bytes(id), &seal));
     }
     bytes.truncate(bytes.len() - usize::from(how >> 2));
     bytes
 }
 
-fn header(input: &mut Input<'_>, changed: u8) -> Vec<u8> {
+fn header(input: &mut Input<'_>, changed: u8) -> (Vec<u8>, Seal) {
     let mut bytes = input.take::<68>().to_vec();
+    let seal = seal(&bytes);
+    if let Some(id) = seal.key_id() {
+        bytes.extend_from_slice(id.as_bytes());
+    }
     bytes.resize(128, 0);
     let length = usize::from(input.byte());
     let (geometry, rest) = input.0.split_at(length.min(input.0.len()));
     bytes.extend_from_slice(geometry);
     input.0 = rest;
     bytes.resize(HEADER_BYTES - 8, 0);
-    let crc = crc64(&bytes) ^ u64::from(changed);
+    let crc = seal.journal(&bytes) ^ u64::from(changed);
     bytes.extend_from_slice(&crc.to_le_bytes());
-    bytes
+    (bytes, seal)
 }

@@ -8,8 +8,9 @@ use crate::medium::{Medium, OpenFile};
 use crate::open::{Opened, blocks_by_age, open};
 use crate::record::{HEADER_BYTES, Header, RECORD_BYTES, Record, RecordError, RecordState};
 use crate::recorded_slots::{RecordedSlots, SlotRecords};
+use crate::seal::Seal;
 use crate::slot_table::{Content, SlotTable};
-use crate::{Dropped, RecoveredSlot};
+use crate::{Dropped, FormatError, Recovered, RecoveredSlot};
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -29,16 +30,18 @@ const MOST_READ: u32 = 64;
 /// [`input::journal`].
 pub fn journal(input: &[u8]) {
     let bytes = input::journal(input);
-    let header = match read(&bytes) {
+    let seal = input::seal(&bytes);
+    let header = match read(&bytes, &seal) {
         Ok((replayed, table)) => {
-            is_what_the_page_says(&bytes, &replayed, &table);
+            is_what_the_page_says(&bytes, &replayed, &table, &seal);
             let header = replayed.header.clone();
-            is_written_and_read_again(&header, table);
+            is_written_and_read_again(&header, table, &seal);
             Some(header)
         }
         Err(ReplayError::Format(error)) => {
             assert!(
-                !error.to_string().is_empty() && Header::decode(&bytes, bytes.len() as u64) == Err(error)
+                !error.to_string().is_empty()
+                    && Header::decode(&bytes, bytes.len() as u64, &seal) == Err(error)
             );
             None
         }
@@ -53,20 +56,21 @@ fn medium_with(journal: &[u8]) -> SimMedium {
     medium
 }
 
-fn read_from(medium: &SimMedium) -> Result<(Replayed, SlotTable), ReplayError> {
+fn read_from(medium: &SimMedium, seal: &Seal) -> Result<(Replayed, SlotTable), ReplayError> {
     let file = medium.open(JOURNAL_FILE, OpenFile::default())?;
-    let (sparse_replayed, sparse) =
-        replay(&*file, |header| Ok::<_, ReplayError>(RecordedSlots::new(header.num_slots.min(MOST_READ))))?;
+    let (sparse_replayed, sparse) = replay(&*file, seal, |header| {
+        Ok::<_, ReplayError>(RecordedSlots::new(header.num_slots.min(MOST_READ)))
+    })?;
     let (replayed, table) =
-        replay(&*file, |header| Ok::<_, ReplayError>(SlotTable::new(header.num_slots.min(MOST_READ))))?;
+        replay(&*file, seal, |header| Ok::<_, ReplayError>(SlotTable::new(header.num_slots.min(MOST_READ))))?;
     let blocks = SlotRecords::blocks(&sparse).map(|(slot, generation, content)| (slot, generation, *content));
     let sparse = (blocks.collect(), sparse.quarantined().collect());
     assert_eq!((sparse, sparse_replayed.dropped), (held(&table), replayed.dropped), "both readers agree");
     Ok((replayed, table))
 }
 
-fn read(journal: &[u8]) -> Result<(Replayed, SlotTable), ReplayError> {
-    read_from(&medium_with(journal))
+fn read(journal: &[u8], seal: &Seal) -> Result<(Replayed, SlotTable), ReplayError> {
+    read_from(&medium_with(journal), seal)
 }
 
 type Held = (Vec<(BlockId, u64, Content)>, Vec<BlockId>);
@@ -85,9 +89,9 @@ struct Said {
     slots: BTreeMap<u32, Record>,
 }
 
-fn said(bytes: &[u8], header: &Header, most_slots: u32) -> Said {
+fn said(bytes: &[u8], header: &Header, seal: &Seal, most_slots: u32) -> Said {
     let (records, _) = bytes[HEADER_BYTES..].as_chunks::<RECORD_BYTES>();
-    let read: Vec<_> = records.iter().map(|bytes| Record::decode(header.journal_id, bytes)).collect();
+    let read: Vec<_> = records.iter().map(|bytes| Record::decode(header.journal_id, bytes, seal)).collect();
     let intact = read.iter().rposition(|record| *record != Err(RecordError::Checksum));
     let whole = intact.map_or(0, |last| last + 1);
     let torn = bytes.len() - HEADER_BYTES - whole * RECORD_BYTES;
@@ -103,7 +107,7 @@ fn said(bytes: &[u8], header: &Header, most_slots: u32) -> Said {
             Err(RecordError::Checksum) => said.dropped.damaged_records += 1,
             Err(RecordError::Invalid) => said.dropped.invalid_records += 1,
             Ok(record) => {
-                assert_eq!(record.encode(header.journal_id), *bytes, "a record is all that it says");
+                assert_eq!(record.encode(header.journal_id, seal), *bytes, "a record is all that it says");
                 said.take(record, header.block_bytes);
             }
         }
@@ -142,10 +146,10 @@ impl Said {
     }
 }
 
-fn is_what_the_page_says(bytes: &[u8], replayed: &Replayed, table: &SlotTable) {
+fn is_what_the_page_says(bytes: &[u8], replayed: &Replayed, table: &SlotTable, seal: &Seal) {
     // Not `assert_eq`: it would print all of both.
-    assert!(replayed.header.encode() == bytes[..HEADER_BYTES], "a header is all that it says");
-    let said = said(bytes, &replayed.header, table.num_slots());
+    assert!(replayed.header.encode(seal) == bytes[..HEADER_BYTES], "a header is all that it says");
+    let said = said(bytes, &replayed.header, seal, table.num_slots());
     assert_eq!(
         (replayed.dropped, replayed.clean, replayed.records),
         (said.dropped, said.clean, said.records)
@@ -155,15 +159,15 @@ fn is_what_the_page_says(bytes: &[u8], replayed: &Replayed, table: &SlotTable) {
 }
 
 /// As a snapshot, and then with the mark of a shutdown.
-fn is_written_and_read_again(header: &Header, table: SlotTable) {
+fn is_written_and_read_again(header: &Header, table: SlotTable, seal: &Seal) {
     let (medium, before) = (SimMedium::new(), held(&table));
     let records = (before.0.len() + before.1.len()) as u64;
-    let mut journal = created(Journal::create(seam(&medium), header, 0, &Mutex::new(table)));
+    let mut journal = created(Journal::create(seam(&medium), header, seal, 0, &Mutex::new(table)));
     for closed in [false, true] {
         if closed {
             created(journal.mark_clean());
         }
-        let (replayed, table) = created(read_from(&medium));
+        let (replayed, table) = created(read_from(&medium, seal));
         assert_eq!(held(&table), before, "a snapshot says what there is");
         assert_eq!((replayed.records, replayed.clean), (records, closed));
         assert_eq!(replayed.dropped, Dropped::default());
@@ -187,18 +191,25 @@ fn is_opened_or_left_alone(bytes: &[u8], header: Option<&Header>, turn: usize) {
     medium.edit(SLOT_FILE, |bytes| bytes.resize(SLOT_FILE_BYTES, 0));
     // Of a snapshot that was never completed.
     medium.edit(JOURNAL_TEMP_FILE, |temporary| temporary.extend_from_slice(bytes));
-    let config = config_for(header, turn);
+    let mut config = config_for(header, turn);
+    config.key = input::key(bytes);
     let fits = header.is_some_and(|header| {
         header.block_bytes == config.block_bytes && config.slot_stride() == Ok(header.slot_stride)
     });
+    let decoded = Header::decode(bytes, bytes.len() as u64, &input::seal(bytes));
     match open(&config, &seam(&medium)) {
+        Ok(opened) if matches!(decoded, Err(FormatError::Key { ours: Some(_), .. })) => {
+            let records = (bytes.len() - HEADER_BYTES) / RECORD_BYTES;
+            let dropped = Dropped { other_key: records as u64, ..Dropped::default() };
+            assert_eq!(opened.recovered, Recovered { dropped, clean: true, ..Recovered::default() });
+        }
         Err(error) => {
             assert!(!fits && !error.to_string().is_empty(), "{error}");
             assert!(medium.bytes(JOURNAL_FILE) == bytes, "what is refused is left alone");
         }
         Ok(opened) => {
             assert!(fits, "another directory is refused");
-            let said = header.map(|header| said(bytes, header, config.num_slots));
+            let said = header.map(|header| said(bytes, header, &input::seal(bytes), config.num_slots));
             is_recovered(&opened, said, config.block_bytes.next_multiple_of(4096));
             is_kept(opened, &config, &medium, turn);
         }

@@ -3,6 +3,7 @@
 use crate::medium::{BlockFile, complete};
 use crate::record::{HEADER_BYTES, Header, RECORD_BYTES, Record, RecordError, RecordState};
 use crate::recorded_slots::SlotRecords;
+use crate::seal::Seal;
 use crate::{Dropped, FormatError};
 use kvbm_plan::BlockId;
 use std::collections::HashMap;
@@ -41,15 +42,16 @@ impl Replayed {
 /// returns.
 pub(crate) fn replay<T: SlotRecords, E: From<ReplayError>>(
     file: &dyn BlockFile,
+    seal: &Seal,
     accept: impl FnOnce(&Header) -> Result<T, E>,
 ) -> Result<(Replayed, T), E> {
     let file_bytes = file.len().map_err(ReplayError::from)?;
     let mut bytes = vec![0; HEADER_BYTES];
     let read = complete::read_up_to(file, 0, &mut bytes).map_err(ReplayError::from)?;
-    let header = Header::decode(&bytes[..read], file_bytes).map_err(ReplayError::from)?;
+    let header = Header::decode(&bytes[..read], file_bytes, seal).map_err(ReplayError::from)?;
     let mut table = accept(&header)?;
     let mut replayed = Replayed { header, dropped: Dropped::default(), records: 0, clean: false };
-    let torn = read_records(file, &mut replayed, &mut table).map_err(ReplayError::from)?;
+    let torn = read_records(file, seal, &mut replayed, &mut table).map_err(ReplayError::from)?;
     replayed.dropped.torn_tail_bytes = torn;
     replayed.clean &= torn == 0;
     replayed.records -= u64::from(replayed.clean);
@@ -59,6 +61,7 @@ pub(crate) fn replay<T: SlotRecords, E: From<ReplayError>>(
 /// Returns the number of bytes after the last intact record.
 fn read_records(
     file: &dyn BlockFile,
+    seal: &Seal,
     replayed: &mut Replayed,
     table: &mut impl SlotRecords,
 ) -> io::Result<u64> {
@@ -72,7 +75,7 @@ fn read_records(
         let read = complete::read_up_to(file, offset, &mut chunk)?;
         let (records, rest) = chunk[..read].as_chunks::<RECORD_BYTES>();
         for bytes in records {
-            match Record::decode(replayed.header.journal_id, bytes) {
+            match Record::decode(replayed.header.journal_id, bytes, seal) {
                 Err(RecordError::Checksum) => suspicious += 1,
                 intact => {
                     replayed.dropped.damaged_records += suspicious;

@@ -2,6 +2,7 @@
 
 use crate::medium::{BlockFile, Medium, OpenFile, complete};
 use crate::record::{HEADER_BYTES, Header, RECORD_BYTES, Record, RecordState};
+use crate::seal::Seal;
 use crate::slot_table::SlotTable;
 use parking_lot::Mutex;
 use std::collections::hash_map::RandomState;
@@ -23,6 +24,7 @@ pub(crate) struct Journal {
     medium: Arc<dyn Medium>,
     file: Arc<dyn BlockFile>,
     header: Header,
+    seal: Seal,
     records: u64,
     /// A sync or a rename failed, so the end of the file is unknown. Nothing is appended until a
     /// snapshot replaces the journal.
@@ -39,19 +41,20 @@ impl Journal {
     pub(crate) fn create(
         medium: Arc<dyn Medium>,
         header: &Header,
+        seal: &Seal,
         slack_records: u64,
         table: &Mutex<SlotTable>,
     ) -> io::Result<Self> {
-        let Snapshot { file, header, records } = write_snapshot(&*medium, header, table, &[])?;
+        let Snapshot { file, header, records } = write_snapshot(&*medium, header, seal, table, &[])?;
         put_in_place(&*medium)?;
-        Ok(Self::resume(medium, file, header, records, slack_records))
+        Ok(Self::resume(medium, file, (header, seal), records, slack_records))
     }
 
     /// Goes on with a journal that was replayed, of `records` records.
     pub(crate) fn resume(
         medium: Arc<dyn Medium>,
         file: Arc<dyn BlockFile>,
-        header: Header,
+        (header, seal): (Header, &Seal),
         records: u64,
         slack_records: u64,
     ) -> Self {
@@ -59,6 +62,7 @@ impl Journal {
             medium,
             file,
             header,
+            seal: seal.clone(),
             records,
             broken: false,
             postponed_to: 0,
@@ -103,7 +107,11 @@ impl Journal {
         if self.broken {
             return Ok(());
         }
-        complete::write_all(&*self.file, self.end(), &Record::CLEAN.encode(self.header.journal_id))?;
+        complete::write_all(
+            &*self.file,
+            self.end(),
+            &Record::CLEAN.encode(self.header.journal_id, &self.seal),
+        )?;
         self.file.sync_data()
     }
 
@@ -114,7 +122,7 @@ impl Journal {
     fn append(&mut self, records: &[Record]) -> io::Result<()> {
         let mut bytes = Vec::with_capacity(records.len() * RECORD_BYTES);
         for record in records {
-            bytes.extend_from_slice(&record.encode(self.header.journal_id));
+            bytes.extend_from_slice(&record.encode(self.header.journal_id, &self.seal));
         }
         // Set until all calls succeeded: the medium may panic.
         self.broken = true;
@@ -131,7 +139,7 @@ impl Journal {
 
     /// Until the snapshot is complete, an error leaves the journal as it was.
     fn replace(&mut self, table: &Mutex<SlotTable>, records: &[Record]) -> io::Result<()> {
-        let snapshot = write_snapshot(&*self.medium, &self.header, table, records)?;
+        let snapshot = write_snapshot(&*self.medium, &self.header, &self.seal, table, records)?;
         // After an error it is unknown which of the two files is the journal. The medium may also
         // panic.
         self.broken = true;
@@ -163,10 +171,11 @@ struct Snapshot {
 fn write_snapshot(
     medium: &dyn Medium,
     header: &Header,
+    seal: &Seal,
     table: &Mutex<SlotTable>,
     records: &[Record],
 ) -> io::Result<Snapshot> {
-    let written = write_new_file(medium, header, table, records);
+    let written = write_new_file(medium, header, seal, table, records);
     if written.is_err() {
         // The caller reports the first error.
         let _ = medium.remove(JOURNAL_TEMP_FILE);
@@ -186,17 +195,18 @@ fn put_in_place(medium: &dyn Medium) -> io::Result<()> {
 fn write_new_file(
     medium: &dyn Medium,
     header: &Header,
+    seal: &Seal,
     table: &Mutex<SlotTable>,
     records: &[Record],
 ) -> io::Result<Snapshot> {
     let file = medium.open(JOURNAL_TEMP_FILE, OpenFile { create: true, truncate: true, direct: false })?;
     let journal_id = RandomState::new().hash_one(std::process::id());
     let header = Header { journal_id, ..header.clone() };
-    complete::write_all(&*file, 0, &header.encode())?;
+    complete::write_all(&*file, 0, &header.encode(seal))?;
     let mut written = 0;
     let mut write = |records: &[Record]| {
         let lasting = records.iter().filter(|record| record.state != RecordState::Free);
-        let bytes: Vec<u8> = lasting.flat_map(|record| record.encode(journal_id)).collect();
+        let bytes: Vec<u8> = lasting.flat_map(|record| record.encode(journal_id, seal)).collect();
         let at = HEADER_BYTES as u64 + written * RECORD_BYTES as u64;
         written += (bytes.len() / RECORD_BYTES) as u64;
         complete::write_all(&*file, at, &bytes)

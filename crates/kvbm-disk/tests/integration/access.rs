@@ -53,8 +53,8 @@ fn files_and_directories_have_the_configured_mode_whatever_they_had() {
         }
         // Whoever only reads changes no mode, and a repair keeps them.
         let before = modes(&dirs);
-        Archive::open(&dirs, access).unwrap();
-        offline::repair(&dirs, &mut |_, _| {}).unwrap();
+        Archive::open(&dirs, access, None).unwrap();
+        offline::repair(&dirs, None, &mut |_, _| {}).unwrap();
         assert_eq!(modes(&dirs), before);
         // As an earlier version left them.
         for (path, _) in before {
@@ -82,7 +82,10 @@ fn a_link_or_a_pipe_in_the_place_of_a_file_is_refused() {
         assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
         let error = open(slice::from_ref(&dir), FileAccess::Owner).unwrap_err().to_string();
         assert!(error.contains("not a regular file"), "{error}");
-        assert!(Archive::open(&[dir], FileAccess::Owner).is_err(), "a reader does not wait for a writer");
+        assert!(
+            Archive::open(&[dir], FileAccess::Owner, None).is_err(),
+            "a reader does not wait for a writer"
+        );
     }
 }
 
@@ -108,10 +111,13 @@ fn files_and_directories_of_another_user_are_refused() {
             }
         }
         if ["slots.kvbm", "journal.kvbm"].contains(&name) {
-            assert!(Archive::open(&dirs, FileAccess::Owner).is_err(), "blocks of another user are not taken");
+            assert!(
+                Archive::open(&dirs, FileAccess::Owner, None).is_err(),
+                "blocks of another user are not taken"
+            );
         }
         // Reading needs the system's permission alone, and a group that may write is trusted.
-        offline::verify(&dirs, &mut |_, _| {}).unwrap();
+        offline::verify(&dirs, None, &mut |_, _| {}).unwrap();
         open(&dirs, FileAccess::GroupWrite).unwrap();
         own(&path, 0);
     }

@@ -31,7 +31,8 @@ const CORPUS: &[(&str, Expected)] = &[
     ("header_cut", Refused("4095 bytes")),
     ("header_only", Opens(&[], NOTHING)),
     ("header_flipped", Refused("damaged")),
-    ("version_3", Refused("version 3")),
+    ("keyed", Refused("give the deployment's secret")),
+    ("version_4", Refused("version 4")),
     ("version_max", Refused("version 4294967295")),
     ("header_bytes_lie", Refused("header_bytes")),
     ("record_bytes_lie", Refused("record_bytes")),
@@ -129,7 +130,7 @@ fn looking_at_the_corpus_offline_believes_no_number() {
         std::fs::copy(folder().join(name).with_extension("kvbm"), dir.path().join(JOURNAL_FILE)).unwrap();
         std::fs::write(dir.path().join(SLOT_FILE), vec![0; SLOTS as usize * BLOCK]).unwrap();
         let quiet = &mut |_: u64, _: u64| ();
-        match (offline::verify(&[dir.path().to_owned()], quiet), expected) {
+        match (offline::verify(&[dir.path().to_owned()], None, quiet), expected) {
             (Ok(found), Opens(blocks, _)) => {
                 assert_eq!(found.inspection.blocks, blocks.len() as u64, "{name}");
                 assert_eq!(

@@ -3,6 +3,7 @@
 
 mod access;
 mod corpus;
+mod forged;
 mod invariants;
 mod io;
 mod recovery;

@@ -50,7 +50,7 @@ fn blocks_are_spread_over_directories_and_come_back() {
         dirs.iter().map(|dir| std::fs::metadata(dir.join("slots.kvbm")).unwrap().len()).collect();
     assert!(bytes.iter().all(|bytes| *bytes > 0), "{bytes:?}");
     assert_eq!(bytes.iter().sum::<u64>(), config.slot_file_bytes().unwrap());
-    let found = offline::verify(&dirs, &mut |_, _| {}).unwrap();
+    let found = offline::verify(&dirs, None, &mut |_, _| {}).unwrap();
     assert_eq!((found.verified, found.damaged.len()), (u64::from(SLOTS), 0));
     let (engine, recovered) = DiskEngine::open(config).unwrap();
     assert_eq!(recovered.blocks.len(), SLOTS as usize);
@@ -77,7 +77,9 @@ fn a_directory_that_is_lost_or_out_of_place_is_named_and_nothing_is_changed() {
     let mut more = config.clone();
     more.more_dirs.push(root.path().join("disk-2"));
     assert!(refused(&more).contains("number 1 of 2"), "{}", refused(&more));
-    assert!(offline::verify(&dirs[..1], &mut |_, _| {}).unwrap_err().to_string().contains("number 1 of 2"));
+    assert!(
+        offline::verify(&dirs[..1], None, &mut |_, _| {}).unwrap_err().to_string().contains("number 1 of 2")
+    );
 
     // Its device is not there: an empty folder in its place.
     for lost in [0, 1] {
@@ -164,13 +166,13 @@ fn a_file_that_was_cut_loses_its_own_blocks_offline_too() {
     // A unit of 128 slots lies in the second directory, of which 100 are left; all others of it are
     // behind them.
     let left = (0..SLOTS).filter(|slot| slot / 128 % 2 == 0 || *slot < 128 + 100).count() as u64;
-    let found = offline::verify(&dirs, &mut |_, _| {}).unwrap();
+    let found = offline::verify(&dirs, None, &mut |_, _| {}).unwrap();
     assert_eq!((found.verified, found.damaged.len()), (left, 0));
     assert_eq!(
         (found.inspection.blocks, found.inspection.dropped.without_bytes),
         (left, u64::from(SLOTS) - left)
     );
-    let repaired = offline::repair(&dirs, &mut |_, _| {}).unwrap();
+    let repaired = offline::repair(&dirs, None, &mut |_, _| {}).unwrap();
     assert_eq!(repaired.quarantined, 0);
     let (_, recovered) = DiskEngine::open(config).unwrap();
     assert_eq!(recovered.quarantined, []);

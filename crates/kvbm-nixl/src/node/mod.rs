@@ -24,6 +24,7 @@ use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use kvbm_keys::DeploymentKey;
 use kvbm_plan::{BlockSetId, Epoch, GroupId, LeaseId, NamespaceTag, NodeId, SequenceHash, deadline_after};
 use parking_lot::{Mutex, RwLock};
 
@@ -55,13 +56,16 @@ pub struct NodeOptions {
     pub longest_lease: Duration,
     /// Most leases that one peer may hold.
     pub leases_per_peer: usize,
+    /// The deployment's key, if it has one: announcements are signed with it, and those of peers
+    /// must be.
+    pub key: Option<DeploymentKey>,
 }
 
 impl NodeOptions {
     /// Leases of 5 s, of up to 5 minutes with renewals, 256 a peer.
     pub fn new(node: NodeId, epoch: Epoch) -> Self {
         let (lease, longest_lease) = (Duration::from_secs(5), Duration::from_secs(300));
-        Self { node, epoch, lease, longest_lease, leases_per_peer: 256 }
+        Self { node, epoch, lease, longest_lease, leases_per_peer: 256, key: None }
     }
 
     fn validate(&self) -> Result<(), RemoteError> {
@@ -97,6 +101,8 @@ pub struct NodeCounts {
     pub strangers: u64,
     /// Messages that are malformed, or of another version.
     pub malformed: u64,
+    /// Announcements that are damaged, forged, or signed with another key.
+    pub refused_announcements: u64,
 }
 
 #[derive(Default)]
@@ -107,6 +113,7 @@ struct Counters {
     refused: AtomicU64,
     strangers: AtomicU64,
     malformed: AtomicU64,
+    refused_announcements: AtomicU64,
 }
 
 /// A node: cheap to clone, ends with its last clone.
@@ -308,13 +315,22 @@ impl RemoteNode {
         })
     }
 
+    /// What announcements of this deployment are signed with.
+    pub fn key(&self) -> Option<&DeploymentKey> {
+        self.shared.options.key.as_ref()
+    }
+
     /// Takes a peer's announcement. Its block sets and its agent change at once, or not at all.
     ///
     /// # Errors
     /// [`RemoteError::Registry`], [`RemoteError::Agent`].
     pub fn import_remote_blockset(&self, bytes: &[u8]) -> Result<(NodeId, Imported), RemoteError> {
         let shared = &self.shared;
-        let announcement = NodeAnnouncement::decode(bytes).map_err(crate::RegistryError::from)?;
+        let key = shared.options.key.as_ref();
+        let announcement = NodeAnnouncement::decode(bytes, key).map_err(|error| {
+            shared.counters.refused_announcements.fetch_add(1, Ordering::Relaxed);
+            crate::RegistryError::from(error)
+        })?;
         let node = announcement.node;
         if node == shared.options.node {
             return Err(RemoteError::Ourselves { node });
@@ -331,7 +347,7 @@ impl RemoteNode {
             }
             shared.agent.add_peer(&announcement.agent_metadata)?;
         }
-        Ok(shared.registry.import_remote_blockset(bytes)?)
+        Ok(shared.registry.import_remote_blockset(bytes, key)?)
     }
 
     /// Forgets a peer: nothing more is read from it, and its leases end.
@@ -470,6 +486,7 @@ impl RemoteNode {
             refused: of(&counters.refused),
             strangers: of(&counters.strangers),
             malformed: of(&counters.malformed),
+            refused_announcements: of(&counters.refused_announcements),
         }
     }
 }

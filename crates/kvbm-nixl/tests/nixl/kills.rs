@@ -83,7 +83,7 @@ fn owner(folder: &Path, epoch: Epoch, guard: &Arc<dyn Any + Send + Sync>) -> Own
     // SAFETY: nothing writes the blocks any more.
     let publication = unsafe { export.publish(&blocks, guard) }.expect("published");
     let directory = FileDirectory::open(folder).expect("a folder");
-    directory.publish(&node.announcement().expect("an announcement")).expect("published");
+    directory.publish(&node.announcement().expect("an announcement"), None).expect("published");
     Owner { node, export, _publication: publication, directory }
 }
 
@@ -142,7 +142,7 @@ fn reader(folder: &Path) -> (RemoteNode, FileDirectory, LocalRank) {
     // The memory stays registered as long as the process lives.
     std::mem::forget(export);
     let directory = FileDirectory::open(folder).expect("a folder");
-    directory.publish(&node.announcement().expect("an announcement")).expect("published");
+    directory.publish(&node.announcement().expect("an announcement"), None).expect("published");
     (node, directory, rank)
 }
 

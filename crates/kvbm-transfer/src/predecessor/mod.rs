@@ -13,6 +13,7 @@ use crate::config::DiskTier;
 use crate::geometry::SlotGeometry;
 use chains::{Incoming, Name, common, incoming, name, newest_chains};
 use kvbm_disk::{Archive, OpenError, OwnedBuffer, RecoveredSlot};
+use kvbm_keys::DeploymentKey;
 use kvbm_layout::{BlockLayout, CopyPlan, Selection};
 use kvbm_plan::{BlockId, BlockIdentity, FileAccess};
 use source::{OldRank, covering};
@@ -122,14 +123,14 @@ pub enum PredecessorError {
 impl Predecessor {
     /// Opens the directories of all ranks of a deployment, in their order. `capacity`: slots that
     /// we have; `held`: blocks that all our ranks have in them, which stay. `access`: whose files
-    /// are used.
+    /// are used, and with which key they were written.
     ///
     /// # Errors
-    /// A directory is missing, in use, damaged, or holds blocks of something else than `ours`, of
-    /// this `namespace`.
+    /// A directory is missing, in use, damaged, of another key, or holds blocks of something else
+    /// than `ours`, of this `namespace`.
     pub fn open(
         folders: &[Vec<PathBuf>],
-        access: FileAccess,
+        (access, key): (FileAccess, Option<&DeploymentKey>),
         namespace: [u8; 16],
         ours: &SlotGeometry,
         capacity: u32,
@@ -137,7 +138,7 @@ impl Predecessor {
     ) -> Result<Self, PredecessorError> {
         let ranks = folders.len();
         let open = |(rank, dirs): (usize, &Vec<PathBuf>)| {
-            let archive = Archive::open(dirs, access).map_err(|source| PredecessorError::Open {
+            let archive = Archive::open(dirs, access, key).map_err(|source| PredecessorError::Open {
                 rank,
                 ranks,
                 source,

@@ -18,12 +18,13 @@ def crc64(data):
 
 
 def blob(payload=PAYLOAD, pieces=1, order=0, version=1, group=3, offset=None, length=None, namespace=0xA1, block=0xB2,
-         layers=(1, 2), heads=(3, 4), label=0x08070605, claimed=None, table=None, zero=0):
+         layers=(1, 2), heads=(3, 4), label=0x08070605, claimed=None, table=None, zero=0, key=None):
     """An object of the key in the test, unless something else is said; `claimed` pieces are not those that it has."""
     offset = 96 + 8 * pieces if offset is None else offset
     length = len(payload) if length is None else length
     head = b"kvbmblob" + pack("<HHI", version, group, offset) + bytes([namespace]) * 16 + bytes([block]) * 16
-    head += pack("<IIIIQIHHII", *layers, *heads, length, label, order, zero, pieces if claimed is None else claimed, zero)
+    head += pack("<IIIIQIHHII", *layers, *heads, length, label, order, zero, pieces if claimed is None else claimed,
+                 zero if key is None else key)
     if table is None:
         cuts = [payload[len(payload) * at // pieces:len(payload) * (at + 1) // pieces] for at in range(pieces)]
         table = [crc64(head + pack("<I", at) + cut) for at, cut in enumerate(cuts)]
@@ -54,7 +55,8 @@ corpus = {
     "table_flipped": flipped(whole, 97),
     "payload_flipped": flipped(whole, 110),
     "version_0": blob(version=0),
-    "version_2": blob(version=2),
+    "signed": blob(version=2, key=0x0076617A),
+    "version_3": blob(version=3),
     "version_max": blob(version=0xFFFF),
     "order_2": blob(order=2),
     "pieces_0": blob(claimed=0),

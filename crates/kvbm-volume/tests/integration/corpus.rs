@@ -7,8 +7,8 @@ use crate::random::Random;
 use crc_fast::{CrcAlgorithm, checksum};
 use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, VolumeId};
 use kvbm_volume::{
-    BlobKey, BlobSlice, DirectoryVolume, GetRequest, PayloadForm, PutRequest, StoredOrder, Volume,
-    VolumeDescriptor, VolumeError, object,
+    BlobKey, BlobSlice, DirectoryVolume, GetRequest, ObjectSeal, PayloadForm, PutRequest, StoredOrder,
+    Volume, VolumeDescriptor, VolumeError, object,
 };
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -45,7 +45,8 @@ const CORPUS: &[(&str, Expected)] = &[
     ("table_flipped", Corrupt("header checksum")),
     ("payload_flipped", Corrupt("payload checksum")),
     ("version_0", Corrupt("version 0")),
-    ("version_2", Corrupt("version 2")),
+    ("signed", Corrupt("signed with key 7a617600")),
+    ("version_3", Corrupt("version 3")),
     ("version_max", Corrupt("version 65535")),
     ("order_2", Corrupt("order out of range")),
     ("pieces_0", Corrupt("pieces out of range")),
@@ -96,7 +97,11 @@ fn file(name: &str) -> Vec<u8> {
 fn read(object: &[u8], form: PayloadForm) -> Result<Vec<u8>, VolumeError> {
     let mut bytes = vec![0; LENGTH];
     let (a, b) = bytes.split_at_mut(7);
-    object::open(VolumeId(1), object, &mut GetRequest { key: key(), form, pieces: vec![a, b] })?;
+    object::open(
+        VolumeId(1),
+        object,
+        &mut GetRequest { key: key(), form, seal: ObjectSeal::default(), pieces: vec![a, b] },
+    )?;
     Ok(bytes)
 }
 
@@ -127,7 +132,7 @@ fn every_file_of_the_corpus_is_taken_for_what_it_is() {
         // By the reader that does not have all of it at once.
         std::fs::write(&place, &object).unwrap();
         let mut bytes = vec![0; LENGTH];
-        let request = GetRequest { key: key(), form, pieces: vec![&mut bytes] };
+        let request = GetRequest { key: key(), form, seal: ObjectSeal::default(), pieces: vec![&mut bytes] };
         let soon = Instant::now() + Duration::from_secs(60);
         let found = volume.get(&mut [request], soon).pop().unwrap();
         assert_expected(name, found.map(|()| bytes), expected);
@@ -142,7 +147,12 @@ fn every_file_of_the_corpus_is_taken_for_what_it_is() {
 fn what_we_write_is_what_the_description_says() {
     let written = payload();
     for (name, form, alignment) in [("whole", WHOLE, 1), ("universal", HALVES, 1), ("padded", WHOLE, 4096)] {
-        let request = PutRequest { key: key(), form, pieces: vec![&written[..3], &written[3..]] };
+        let request = PutRequest {
+            key: key(),
+            form,
+            seal: ObjectSeal::default(),
+            pieces: vec![&written[..3], &written[3..]],
+        };
         let mut object = object::seal(VolumeId(1), &request, alignment).unwrap();
         object.extend_from_slice(&written);
         assert!(object == file(name), "{name}");

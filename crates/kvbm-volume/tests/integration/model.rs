@@ -5,8 +5,8 @@
 use crate::random::Random;
 use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, VolumeId};
 use kvbm_volume::{
-    BlobKey, BlobScope, BlobSlice, DirectoryVolume, MemoryVolume, PayloadForm, PutRequest, Volume,
-    VolumeDescriptor, VolumeError, VolumeExt, object,
+    BlobKey, BlobScope, BlobSlice, DirectoryVolume, MemoryVolume, ObjectSeal, PayloadForm, PutRequest,
+    Volume, VolumeDescriptor, VolumeError, VolumeExt, object,
 };
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -67,7 +67,8 @@ fn rounds() -> u64 {
 }
 
 fn object_bytes(key: BlobKey, payload: &[u8]) -> u64 {
-    let request = PutRequest { key, form: PayloadForm::default(), pieces: vec![payload] };
+    let request =
+        PutRequest { key, form: PayloadForm::default(), seal: ObjectSeal::default(), pieces: vec![payload] };
     let head = object::seal(VolumeId(3), &request, 64).expect("it can be cut into one piece");
     (head.len() + payload.len()) as u64
 }

@@ -12,7 +12,9 @@ mod real;
 mod server;
 
 use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, VolumeId};
-use kvbm_volume::{BlobKey, BlobSlice, PayloadForm, PutRequest, S3Volume, VolumeDescriptor, object};
+use kvbm_volume::{
+    BlobKey, BlobSlice, ObjectSeal, PayloadForm, PutRequest, S3Volume, VolumeDescriptor, object,
+};
 use std::time::{Duration, Instant};
 
 fn key(number: u8) -> BlobKey {
@@ -36,7 +38,12 @@ fn within(seconds: u64) -> Instant {
 
 /// An object as it lies in a store.
 fn object_of(number: u8, payload: &[u8]) -> Vec<u8> {
-    let request = PutRequest { key: key(number), form: PayloadForm::default(), pieces: vec![payload] };
+    let request = PutRequest {
+        key: key(number),
+        form: PayloadForm::default(),
+        seal: ObjectSeal::default(),
+        pieces: vec![payload],
+    };
     let mut object = object::seal(VolumeId(3), &request, 1).expect("the test's own set-up");
     object.extend_from_slice(payload);
     object

@@ -1,15 +1,11 @@
 //! Who may call over HTTP.
 
-use std::fs::OpenOptions;
+use crate::private_file;
 use std::hint::black_box;
-use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Bytes of a token: fewer can be guessed, more are a mistake.
 const LENGTHS: std::ops::RangeInclusive<usize> = 16..=4096;
-/// Bits of a file's mode that let others in.
-const OTHERS: u32 = 0o077;
 
 /// A file that is no token.
 #[derive(Debug, thiserror::Error)]
@@ -28,7 +24,8 @@ impl Token {
     /// Reads a file that belongs to this user, or to root, and that no other user reads.
     pub(super) fn read(path: &Path) -> Result<Self, TokenError> {
         let wrong = |why: String| TokenError { path: path.to_owned(), why };
-        let bytes = read_private(path).map_err(|error| wrong(error.to_string()))?;
+        let bytes =
+            private_file::read(path, *LENGTHS.end() as u64 + 3).map_err(|error| wrong(error.to_string()))?;
         let token = bytes.trim_ascii();
         if !LENGTHS.contains(&token.len()) {
             let (least, most) = (LENGTHS.start(), LENGTHS.end());
@@ -59,28 +56,6 @@ impl Token {
         }
         difference == 0
     }
-}
-
-fn read_private(path: &Path) -> io::Result<Vec<u8>> {
-    // A pipe could wait for ever.
-    let flags = rustix::fs::OFlags::NONBLOCK;
-    let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
-    let found = file.metadata()?;
-    if !found.is_file() {
-        return Err(io::Error::other("it is no regular file"));
-    }
-    let own = rustix::process::geteuid().as_raw();
-    if found.uid() != own && found.uid() != 0 {
-        let text = format!("it belongs to user {}, this process to user {own}", found.uid());
-        return Err(io::Error::other(text));
-    }
-    if found.mode() & OTHERS != 0 {
-        let text = format!("others can open it (mode {:o}): chmod 600 it", found.mode() & 0o7777);
-        return Err(io::Error::other(text));
-    }
-    let mut bytes = Vec::new();
-    file.take(*LENGTHS.end() as u64 + 3).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 #[cfg(test)]

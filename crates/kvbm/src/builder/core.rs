@@ -5,7 +5,7 @@ use crate::admin::{Admin, AdminCalls};
 use crate::admission::{AdmissionPolicy, AdmitAll, CostAdmission};
 use crate::config::{
     Admission, Capacity, Config, ConfigError, EdgeConfig, EvictionPolicy, FIRST_GROUP, NamespaceConfig,
-    VolumeOffload,
+    Secret, VolumeOffload,
 };
 use crate::events::{BlockFacts, EventPump, VolumeChanges};
 use crate::leader::{Leader, Parts, PrefetchBudget};
@@ -97,9 +97,15 @@ impl Core {
             return Err(ConfigError::Rule { key: "host.capacity", value, rule: rule.to_owned() }.into());
         }
         let namespace = match namespace {
-            Some(given) => complete(given, &config)?,
+            Some(given) => {
+                let given = complete(given, &config)?;
+                // Workers know the configuration alone.
+                config.namespace.deployment_secret = given.secret().map(Secret::new);
+                given
+            }
             None => config.namespace(),
         };
+        warn_of_short(namespace.secret());
         let hasher = namespace.hasher()?;
         if !config.disk.capacity.is_none() || !config.volume.is_empty() {
             namespace.check_persistable()?;
@@ -383,6 +389,18 @@ fn complete(given: Namespace, config: &Config) -> Result<Namespace, ConfigError>
         return Err(ConfigError::Rule { key: "namespace", value: model, rule: rule.to_owned() });
     }
     Ok(config.model.namespace(given))
+}
+
+/// Signatures let anybody who can read them try out secrets.
+fn warn_of_short(secret: Option<&[u8]>) {
+    const ENOUGH_BYTES: usize = 16;
+    if let Some(bytes) = secret.map(<[u8]>::len).filter(|bytes| *bytes < ENOUGH_BYTES) {
+        tracing::warn!(
+            target: "kvbm", bytes,
+            "namespace.deployment_secret is short: who can read the disk or a volume can find it by trial; \
+             use what `openssl rand -hex 32` prints"
+        );
+    }
 }
 
 fn registry(

@@ -49,6 +49,7 @@ mod volumes;
 use std::ffi::OsString;
 use std::path::Path;
 
+use kvbm_keys::DeploymentKey;
 use kvbm_plan::{Tier, VolumeDescriptor};
 use kvbm_pool::RegistryConfig;
 use kvbm_tokens::{ChainRoot, HashAlgorithm, Namespace};
@@ -218,6 +219,13 @@ impl Config {
             namespace = namespace.deployment_secret(secret.expose());
         }
         namespace
+    }
+
+    /// What signs blocks on disk and on volumes, and announcements: derived from
+    /// `namespace.deployment_secret`.
+    pub(crate) fn deployment_key(&self) -> Option<DeploymentKey> {
+        let secret = self.namespace.deployment_secret.as_ref()?;
+        Some(DeploymentKey::from_secret(secret.expose()))
     }
 
     /// KV heads of one rank: its share, or 1 where heads are replicated.

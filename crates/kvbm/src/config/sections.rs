@@ -107,7 +107,9 @@ section! {
         /// Keeps a tenant's blocks apart from those of all others.
         tenant_salt: Option<Secret> = None, [""];
         /// Mixed into every hash: who does not know it cannot compute which hash a guessed prompt
-        /// has.
+        /// has. Blocks on disk and volumes, and announcements, are signed with a key made from it:
+        /// who can write there but does not know it cannot forge a block. Use 32 random bytes, such
+        /// as `openssl rand -hex 32` prints.
         deployment_secret: Option<Secret> = None, [""];
         /// How blocks are hashed; `xxh3-128` only for a trusted single tenant, for it resists no
         /// forger.

@@ -98,7 +98,7 @@ fn a_full_file_sets_every_key() {
     assert_eq!(config.disk.write_budget, Bytes(200_000_000));
     assert_eq!(config.disk.scrub, Bytes::mib(8));
     assert_eq!(config.disk.read_deadline, Duration::from_millis(750));
-    assert_eq!(config.namespace.tenant_salt.as_ref().unwrap().expose(), "salt");
+    assert_eq!(config.namespace.tenant_salt.as_ref().unwrap().text(), "salt");
     assert!(!config.offload.g1_g2.write_through && config.offload.g2_g3.write_through);
 }
 

@@ -234,7 +234,7 @@ impl Config {
             }
         }
         if let Some(url) = &events.url
-            && let Err(error) = url.expose().parse::<EventUrl>()
+            && let Err(error) = url.text().parse::<EventUrl>()
         {
             // It may hold a password.
             return broken("events.url", "(not shown)", &error.to_string());

@@ -263,20 +263,40 @@ impl<T: Setting> Setting for Option<T> {
     }
 }
 
-/// Text that is never shown: not by `Debug`, not in messages, not by
+/// Text, or bytes of a caller's, that are never shown: not by `Debug`, not in messages, not by
 /// [`Config::to_toml`](super::Config::to_toml).
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
+pub struct Secret(Vec<u8>);
 
 impl Secret {
-    /// Keeps `text`.
-    pub fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
+    /// Keeps `secret`.
+    pub fn new(secret: impl Into<Vec<u8>>) -> Self {
+        Self(secret.into())
     }
 
-    /// The text.
-    pub fn expose(&self) -> &str {
+    /// The content of a file that belongs to this user, or to root, and that no other user reads;
+    /// blanks and line ends around it do not count.
+    ///
+    /// # Errors
+    /// What is wrong with the file. An empty one is refused, and one of more than 4096 bytes.
+    pub fn from_file(path: &std::path::Path) -> std::io::Result<Self> {
+        const MOST_BYTES: u64 = 4096;
+        let bytes = crate::private_file::read(path, MOST_BYTES + 1)?;
+        let secret = bytes.trim_ascii();
+        if secret.is_empty() || bytes.len() as u64 > MOST_BYTES {
+            return Err(std::io::Error::other("a secret has 1 to 4096 bytes: use `openssl rand -hex 32`"));
+        }
+        Ok(Self(secret.to_vec()))
+    }
+
+    /// The bytes.
+    pub fn expose(&self) -> &[u8] {
         &self.0
+    }
+
+    /// The text; what is none is replaced.
+    pub fn text(&self) -> std::borrow::Cow<'_, str> {
+        String::from_utf8_lossy(&self.0)
     }
 }
 
@@ -294,7 +314,7 @@ impl Setting for Secret {
     }
 
     fn read(raw: Raw<'_>) -> Option<Self> {
-        String::read(raw).filter(|text| !text.is_empty()).map(Self)
+        String::read(raw).filter(|text| !text.is_empty()).map(Self::new)
     }
 
     fn show(&self) -> Option<String> {

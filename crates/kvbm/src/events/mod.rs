@@ -198,7 +198,7 @@ impl EventPump {
         facts: BlockFacts,
         volumes: Option<VolumeChanges>,
     ) -> Result<Self, EventsError> {
-        let url = config.url.as_ref().map(|url| url.expose().parse::<EventUrl>());
+        let url = config.url.as_ref().map(|url| url.text().parse::<EventUrl>());
         let url = url.transpose().map_err(OpenError::from)?;
         let progress = Arc::new(Progress::default());
         let source = SourceId(if config.worker_id == 0 { fresh_source() } else { config.worker_id });

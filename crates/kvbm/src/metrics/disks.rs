@@ -35,6 +35,9 @@ pub struct DiskCounters {
     pub renewed: Counter,
     /// Blocks that could not be, and are gone.
     pub given_up: Counter,
+    /// Records that the journal had at its opening and that another key had signed, or none where
+    /// there is one now: their blocks are not used.
+    pub other_key: Counter,
 }
 
 impl DiskMetrics {
@@ -93,7 +96,7 @@ impl DiskMetrics {
             let labels: Labels<'_> = &[("rank", &rank.0.to_string()), ("dir", dir)];
             counter_value(&mut metric.encode_family(&labels)?, errors.get())?;
         }
-        let each: [(&str, &str, Read); 3] = [
+        let each: [(&str, &str, Read); 4] = [
             (
                 "disk_failed_snapshots",
                 "Times that the journal of the disk tier could not be replaced by a shorter one",
@@ -106,6 +109,11 @@ impl DiskMetrics {
                 "disk_given_up_blocks",
                 "Blocks that are gone because their sync had failed and they could not be written again",
                 |disk| &disk.given_up,
+            ),
+            (
+                "disk_other_key_records",
+                "Records of a journal that the deployment's key has not signed: their blocks are not used",
+                |disk| &disk.other_key,
             ),
         ];
         for (name, help, read) in each {

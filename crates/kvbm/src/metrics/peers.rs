@@ -18,7 +18,7 @@ pub struct RemoteMetrics {
     pub leases_granted: Counter,
     /// Of those, leases that their readers did not renew.
     pub leases_expired: Counter,
-    /// Messages of peers that were refused, or that could not be read.
+    /// Messages and announcements of peers that were refused, or that could not be read.
     pub refused: Counter,
     /// Every peer that was ever announced.
     peers: Mutex<BTreeMap<NodeId, Arc<PeerCounters>>>,
@@ -49,6 +49,12 @@ impl RemoteMetrics {
         Arc::clone(peers.entry(node).or_default())
     }
 
+    /// Blocks that requests found at any peer and got.
+    pub fn hits(&self) -> u64 {
+        let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        peers.values().map(|peer| peer.hits.get()).sum()
+    }
+
     /// Nothing where there never was a peer.
     pub(super) fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         type Read = fn(&PeerCounters) -> u64;
@@ -62,7 +68,11 @@ impl RemoteMetrics {
         let own: [(&str, &str, &Counter); 3] = [
             ("remote_leases_granted", "Leases that were granted to peers", &self.leases_granted),
             ("remote_leases_expired", "Leases that their readers did not renew", &self.leases_expired),
-            ("remote_refused", "Messages of peers that were refused or unreadable", &self.refused),
+            (
+                "remote_refused",
+                "Messages and announcements of peers that were refused or unreadable",
+                &self.refused,
+            ),
         ];
         for (name, help, counter) in own {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;

@@ -101,6 +101,7 @@ fn what_a_disk_counts_is_brought_up_to_date_before_it_is_read() {
         disk.failed_snapshots.raise_to(3);
         disk.renewed.raise_to(5);
         disk.given_up.raise_to(2);
+        disk.other_key.raise_to(6);
         disk.unsynced.set(4);
     });
     let text = metrics.encode();
@@ -112,6 +113,7 @@ fn what_a_disk_counts_is_brought_up_to_date_before_it_is_read() {
         ("kvbm_disk_failed_snapshots_total", 3.0),
         ("kvbm_disk_renewed_blocks_total", 5.0),
         ("kvbm_disk_given_up_blocks_total", 2.0),
+        ("kvbm_disk_other_key_records_total", 6.0),
         ("kvbm_disk_unsynced_blocks", 4.0),
     ] {
         assert_eq!(value(&text, &format!("{series}{{rank=\"1\"}}")), Some(expected), "{text}");

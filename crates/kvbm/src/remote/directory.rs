@@ -70,7 +70,7 @@ impl Directory {
     /// Writes this node's own announcement.
     pub(super) fn announce(&self, node: &RemoteNode) -> Result<(), DirectoryError> {
         match node.announcement() {
-            Ok(announcement) => self.folder.publish(&announcement),
+            Ok(announcement) => self.folder.publish(&announcement, node.key()),
             Err(error) => {
                 tracing::warn!(target: "kvbm", %error, "this node cannot be announced");
                 Ok(())

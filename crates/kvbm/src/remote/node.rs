@@ -152,7 +152,8 @@ impl Shared {
         metrics.remote.leases_held.set(counts.leases_held);
         metrics.remote.leases_granted.raise_to(counts.leases_granted);
         metrics.remote.leases_expired.raise_to(counts.leases_expired);
-        metrics.remote.refused.raise_to(counts.refused + counts.strangers + counts.malformed);
+        let messages = counts.refused + counts.strangers + counts.malformed;
+        metrics.remote.refused.raise_to(messages + counts.refused_announcements);
     }
 
     /// Reads prefixes until the queue is closed.

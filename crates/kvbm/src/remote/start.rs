@@ -81,6 +81,7 @@ pub(crate) fn start(
     options.lease = settings.lease;
     options.longest_lease = settings.lease.saturating_mul(LONGEST_LEASE);
     options.leases_per_peer = LEASES_PER_PEER;
+    options.key = config.deployment_key();
     let folder = FileDirectory::open(settings.directory.as_deref().unwrap_or(std::path::Path::new("")))?;
     let node = RemoteNode::start(agent, options)?;
     let mut parts = Vec::new();

@@ -29,6 +29,7 @@ pub(super) fn open_disk(
     let mut disk = DiskConfig::new(&dir, blocks, block_bytes, *tag.as_bytes());
     disk.more_dirs = dirs.collect();
     disk.access = disk_access(config);
+    disk.key = config.deployment_key();
     disk.geometry = match geometry(config, rank)? {
         Some(geometry) => geometry.to_string(),
         None if config.model.is_opaque() => opaque_geometry(config, rank).to_string(),

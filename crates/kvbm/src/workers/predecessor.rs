@@ -9,6 +9,7 @@ use super::memory::host_layout;
 use crate::config::{Config, FIRST_GROUP};
 use kvbm_disk::fault::JOURNAL_FILE;
 use kvbm_disk::{Archive, OpenError, offline};
+use kvbm_keys::DeploymentKey;
 use kvbm_plan::{BlockId, BlockIdentity, FileAccess, Rank};
 use kvbm_tokens::NamespaceTag;
 use kvbm_transfer::{DiskTier, Predecessor, PredecessorError, SlotGeometry};
@@ -178,10 +179,11 @@ fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<T
     };
     // Opening it tells what is wrong.
     let Ok(held) = held(config, tag) else { return (None, refused) };
-    let mut look_again = false;
+    let (mut look_again, key) = (false, config.deployment_key());
     for ranks in others(config, tag) {
         let folders: Vec<_> = (0..ranks).map(|rank| rank_dirs(config, tag, rank, ranks)).collect();
-        match open(&folders, disk_access(config), tag, &geometries, blocks, &held) {
+        let access = (disk_access(config), key.as_ref());
+        match open(&folders, access, tag, &geometries, blocks, &held) {
             Ok(predecessor) if predecessor.is_empty() => {
                 let left_behind = predecessor.left_out().total();
                 if left_behind > 0 {
@@ -213,7 +215,7 @@ fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<T
             Err(error) => {
                 let busy = matches!(error, PredecessorError::Open { source: OpenError::Busy { .. }, .. });
                 look_again |= busy;
-                refused.push(cannot(ranks, &folders, &error, busy));
+                refused.push(cannot((ranks, key.as_ref()), &folders, &error, busy));
             }
         }
     }
@@ -228,7 +230,7 @@ fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<T
 /// Opens a deployment whose blocks all our ranks can use.
 fn open(
     folders: &[Vec<PathBuf>],
-    access: FileAccess,
+    access: (FileAccess, Option<&DeploymentKey>),
     tag: NamespaceTag,
     ours: &[SlotGeometry],
     blocks: u32,
@@ -240,8 +242,13 @@ fn open(
 }
 
 /// Says that nothing of a deployment moves in, and why.
-fn cannot(ranks: u32, folders: &[Vec<PathBuf>], error: &PredecessorError, busy: bool) -> TookOver {
-    let left_behind = folders.iter().map(|dirs| offline::inspect(dirs).map_or(0, |found| found.blocks));
+fn cannot(
+    (ranks, key): (u32, Option<&DeploymentKey>),
+    folders: &[Vec<PathBuf>],
+    error: &PredecessorError,
+    busy: bool,
+) -> TookOver {
+    let left_behind = folders.iter().map(|dirs| offline::inspect(dirs, key).map_or(0, |found| found.blocks));
     let left_behind = left_behind.max().unwrap_or(0);
     let hint = if busy {
         "the next start tries again"
@@ -263,15 +270,16 @@ fn whole(config: &Config, tag: NamespaceTag, ranks: u32) -> TookOver {
     } else {
         PredecessorError::Groups { ranks }
     };
-    cannot(ranks, &folders, &error, false)
+    cannot((ranks, config.deployment_key().as_ref()), &folders, &error, false)
 }
 
 /// Blocks that all our ranks have already, each in one slot.
 fn held(config: &Config, tag: NamespaceTag) -> Result<Vec<(BlockId, BlockIdentity)>, OpenError> {
     let ours = config.parallelism.tensor_parallel;
-    let mut held: Option<HashSet<(BlockId, BlockIdentity)>> = None;
+    let (mut held, key): (Option<HashSet<(BlockId, BlockIdentity)>>, _) = (None, config.deployment_key());
     for rank in 0..ours {
-        let blocks = match Archive::open(&rank_dirs(config, tag, rank, ours), disk_access(config)) {
+        let dirs = rank_dirs(config, tag, rank, ours);
+        let blocks = match Archive::open(&dirs, disk_access(config), key.as_ref()) {
             Ok(archive) => archive.blocks(),
             Err(OpenError::NoJournal { .. }) => Vec::new(),
             Err(error) => return Err(error),

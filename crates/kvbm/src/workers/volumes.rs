@@ -5,7 +5,7 @@ use crate::config::{self, Config, FIRST_GROUP};
 use kvbm_layout::slice_for_rank;
 use kvbm_plan::Rank;
 use kvbm_transfer::VolumeTier;
-use kvbm_volume::{BlobSlice, VolumeRegistry};
+use kvbm_volume::{BlobSlice, ObjectSeal, VolumeRegistry};
 use std::sync::Arc;
 
 /// Opens the volumes that are configured. None where there are none and none can come.
@@ -30,6 +30,7 @@ pub(super) fn volume_tier(
     rank: Rank,
 ) -> Result<VolumeTier, WorkerError> {
     let threads = config.volumes.threads as usize;
+    let seal = config.deployment_key().map_or_else(ObjectSeal::default, |key| ObjectSeal::keyed(&key));
     let (heads, ranks) = (config.model.heads(), config.parallelism.tensor_parallel);
     if config.model.is_opaque() {
         // An object's name must say which rank of how many wrote it: no other one can read it.
@@ -39,6 +40,7 @@ pub(super) fn volume_tier(
             slice,
             model_heads: 1,
             writes: true,
+            seal,
             threads,
         });
     }
@@ -52,5 +54,5 @@ pub(super) fn volume_tier(
     // Of ranks with the same heads, the first writes.
     let first = (0..rank.0)
         .all(|before| slice_for_rank(heads, ranks, u32::from(before)).is_ok_and(|other| other.heads != held));
-    Ok(VolumeTier { registry: Arc::clone(registry), slice, model_heads: heads, writes: first, threads })
+    Ok(VolumeTier { registry: Arc::clone(registry), slice, model_heads: heads, writes: first, seal, threads })
 }

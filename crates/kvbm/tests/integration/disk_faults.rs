@@ -366,7 +366,7 @@ fn invariant_5_blocks_whose_parents_record_is_damaged_are_dropped_and_counted() 
     drop(manager);
     let slots = slot_file(dir.path());
     assert_eq!(damage_records(&slots, chain.hashes()[2]), 1);
-    let found = kvbm_disk::offline::inspect(&[slots.parent().unwrap().to_owned()]).unwrap();
+    let found = kvbm_disk::offline::inspect(&[slots.parent().unwrap().to_owned()], None).unwrap();
     assert_eq!((found.blocks, found.orphans, found.dropped.damaged_records), (7, 3, 1));
 
     let rig = Rig { manager: manager_on(dir.path(), [16, 32, 8]), dir };

@@ -120,7 +120,7 @@ fn a_follower_over_zmq_comes_to_what_the_tiers_hold() {
     use kvbm::events_plane::{EventUrl, Subscriber, url::EventRole};
     let url = format!("zmq+tcp://127.0.0.1:{}?replay={}&from=start", free_port(), free_port());
     let manager = books([16, 32, 0], |config| {
-        config.events.url = Some(Secret::new(&url));
+        config.events.url = Some(Secret::new(url.as_str()));
         config.events.worker_id = 77;
     });
     assert_eq!(manager.events().source().0, 77);

@@ -13,6 +13,7 @@ use kvbm::layout::{
 use kvbm::plan::{BlockId, BlockIdentity, Epoch, GroupId, NamespaceId, Rank, SequenceHash};
 use kvbm::storage::{BoundLayout, DeviceAllocator, HugePages, PinFallback, PinnedAllocator, RegionBytes};
 use kvbm_disk::{DiskConfig, DiskEngine, Recovered};
+use kvbm_keys::DeploymentKey;
 use kvbm_transfer::{DiskTier, TransferManager, VerifyHost, WorkerConfig};
 
 use super::pump;
@@ -93,10 +94,12 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// An engine as the product opens it, with room for `beds` beds.
-    pub(super) fn open(dir: &Path, shape: Shape, beds: u32) -> Result<Self> {
+    /// An engine as the product opens it, with room for `beds` beds; blocks are signed where there
+    /// is a key.
+    pub(super) fn open(dir: &Path, shape: Shape, beds: u32, key: Option<DeploymentKey>) -> Result<Self> {
         let slots = shape.slots.checked_mul(beds).context("too many blocks")?;
-        let config = DiskConfig::new(dir, slots, shape.block_bytes, NAMESPACE);
+        let mut config = DiskConfig::new(dir, slots, shape.block_bytes, NAMESPACE);
+        config.key = key;
         let commit_interval = config.commit.interval;
         let (engine, _) = DiskEngine::open(config)?;
         Ok(Self { engine: Arc::new(engine), dir: dir.to_owned(), shape, commit_interval })

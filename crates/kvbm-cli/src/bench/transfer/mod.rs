@@ -10,6 +10,9 @@
 //!   in requests of up to 4 MiB and has more blocks under way than the loop, so for blocks that are
 //!   small beside that the loop is a comparison, not a limit: the engine may be faster.
 //!
+//! - In the rows `_keyed` blocks are signed (`namespace.deployment_secret`). Their limit is the
+//!   same path without a key, on another engine, in the same round.
+//!
 //! Processor time stands beside that of a bare loop that also computes the checksums.
 //!
 //! What is measured is the transfer engine as it is shipped: plans in, reports out, every byte with
@@ -29,6 +32,7 @@ use anyhow::{Result, ensure};
 use clap::Args;
 use kvbm::config::Bytes;
 use kvbm::plan::Path as Route;
+use kvbm_keys::DeploymentKey;
 use kvbm_transfer::VerifyHost;
 
 use super::Rows;
@@ -61,6 +65,8 @@ const ROWS: [&[&str]; 6] = [
     &["g2_g3_scattered"],
     &["g3_g2_scattered"],
 ];
+/// Rows whose limit is the same path without a key.
+const ROWS_OF_KEYS: [&[&str]; 2] = [&["g2_g3_keyed"], &["g3_g2_keyed"]];
 const ROWS_OF_MANY: [&[&str]; 2] = [&["g2_g3_1100_fragments"], &["g3_g2_1100_fragments"]];
 
 /// Options of `kvbm bench transfer`.
@@ -109,7 +115,12 @@ pub struct TransferArgs {
 }
 
 fn row_names() -> clap::builder::PossibleValuesParser {
-    ROWS.concat().into_iter().chain(ROWS_OF_MANY.concat()).collect::<Vec<_>>().into()
+    ROWS.concat()
+        .into_iter()
+        .chain(ROWS_OF_KEYS.concat())
+        .chain(ROWS_OF_MANY.concat())
+        .collect::<Vec<_>>()
+        .into()
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -150,7 +161,8 @@ pub fn run(args: &TransferArgs) -> Result<Rows> {
     }
     // From here on there is something to clean up.
     interrupt::catch();
-    let steps = args.sizes.len() * args.steps(&ROWS) + args.steps(&ROWS_OF_MANY);
+    let of_each_size = args.steps(&ROWS) + args.steps(&ROWS_OF_KEYS);
+    let steps = args.sizes.len() * of_each_size + args.steps(&ROWS_OF_MANY);
     let course = Course {
         args,
         time: Duration::try_from_secs_f64(args.seconds)?,
@@ -159,6 +171,9 @@ pub fn run(args: &TransferArgs) -> Result<Rows> {
     let mut samples = Samples::default();
     for size in args.sizes.iter().filter(|_| args.steps(&ROWS) > 0) {
         course.size(size.get(), &mut samples)?;
+    }
+    for size in args.sizes.iter().filter(|_| args.steps(&ROWS_OF_KEYS) > 0) {
+        course.keyed(size.get(), &mut samples)?;
     }
     if args.steps(&ROWS_OF_MANY) > 0 {
         course.many_fragments(&mut samples)?;
@@ -258,6 +273,36 @@ impl Course<'_> {
         self.measure(groups, bed.shape.block_bytes, samples)
     }
 
+    /// Paths to and from a disk whose blocks are signed, beside the same paths without a key.
+    fn keyed(&self, block_bytes: u64, samples: &mut Samples) -> Result<()> {
+        let slots = machine::slots(block_bytes, self.args.set.map(Bytes::get))?;
+        let shape = Shape { block_bytes, device_fragments: DEVICE_FRAGMENTS, host_fragments: 1, slots };
+        machine::expect_memory(4 * shape.set_bytes())?;
+        let key = DeploymentKey::from_secret(b"of the benchmark");
+        let places = [Place::new(self.args, shape)?, Place::with_key(self.args, shape, Some(key))?];
+        let [plain, signed] = [places[0].bed(shape, 0)?, places[1].bed(shape, 0)?];
+        let bare = &BareDisk::open(&places[0].disk, 1, Order::Filled)?;
+        samples.note(&places[0].disk, bare);
+        let group = |way, name, path| Group {
+            limit: Box::new({
+                let plain = &plain;
+                move |time| pump::run(plain, path, time)
+            }),
+            ..Group::on_disk(
+                bare,
+                way,
+                vec![(name, {
+                    let signed = &signed;
+                    Box::new(move |time| pump::run(signed, path, time))
+                })],
+            )
+        };
+        let groups =
+            [group(Way::Write, "g2_g3_keyed", Route::G2_G3), group(Way::Read, "g3_g2_keyed", Route::G3_G2)];
+        self.measure(groups, block_bytes, samples)?;
+        [&plain, &signed].into_iter().try_for_each(Bed::check_bytes)
+    }
+
     /// Blocks of more fragments than one system call takes, straight between host memory and disk.
     fn many_fragments(&self, samples: &mut Samples) -> Result<()> {
         let block_bytes = u64::from(MANY_FRAGMENTS) * MANY_FRAGMENT_BYTES;
@@ -322,10 +367,15 @@ struct Place {
 impl Place {
     /// Room for three beds of `shape`, or two and what the limit writes.
     fn new(args: &TransferArgs, shape: Shape) -> Result<Self> {
+        Self::with_key(args, shape, None)
+    }
+
+    fn with_key(args: &TransferArgs, shape: Shape, key: Option<DeploymentKey>) -> Result<Self> {
         const BEDS: u32 = 3;
         machine::expect_space(&args.dir, u64::from(BEDS) * shape.set_bytes())?;
-        let scratch = Scratch::create(&args.dir, "bench-transfer")?;
-        let disk = Disk::open(scratch.path(), shape, BEDS)?;
+        let name = if key.is_some() { "bench-transfer-keyed" } else { "bench-transfer" };
+        let scratch = Scratch::create(&args.dir, name)?;
+        let disk = Disk::open(scratch.path(), shape, BEDS, key)?;
         Ok(Self { disk, verify_host: args.verify_host(), _scratch: scratch })
     }
 
@@ -362,7 +412,14 @@ mod tests {
         let names: Vec<&str> = found.iter().map(|row| row["name"].as_str().unwrap()).collect();
         let paths = ["g1_g2", "g2_g1", "g2_g3", "g2_g3_fragments", "g3_g2", "g3_g1"];
         assert_eq!(names[..6], paths);
-        let more = ["g2_g3_scattered", "g3_g2_scattered", "g2_g3_1100_fragments", "g3_g2_1100_fragments"];
+        let more = [
+            "g2_g3_scattered",
+            "g3_g2_scattered",
+            "g2_g3_keyed",
+            "g3_g2_keyed",
+            "g2_g3_1100_fragments",
+            "g3_g2_1100_fragments",
+        ];
         assert_eq!(names[6..], more);
         for row in found {
             let number = |field: &str| row[field].as_f64().unwrap();

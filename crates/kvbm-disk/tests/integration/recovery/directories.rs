@@ -12,28 +12,29 @@ fn a_directory_is_looked_at_verified_and_mended_offline() {
     dir.path().clone_into(&mut config.dir);
     config.geometry = b"what=test".to_vec();
     let quiet = &mut |_: u64, _: u64| ();
-    let error = offline::inspect(&[dir.path().to_owned()]).unwrap_err();
+    let error = offline::inspect(&[dir.path().to_owned()], None).unwrap_err();
     assert!(matches!(error, OpenError::NoJournal { .. }), "{error}");
-    assert!(offline::verify(&[dir.path().to_owned()], quiet).is_err());
+    assert!(offline::verify(&[dir.path().to_owned()], None, quiet).is_err());
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "looking creates nothing");
 
     let (engine, _) = DiskEngine::open(config.clone()).unwrap();
     // A chain of four, and one whose parent is not there.
     assert!(all_good(&write(&engine, &[(0, 0), (1, 1), (2, 2), (3, 3), (4, 6)])));
     engine.flush(PATIENCE).unwrap();
-    let open = offline::inspect(&[dir.path().to_owned()]).unwrap();
+    let open = offline::inspect(&[dir.path().to_owned()], None).unwrap();
     assert_eq!((open.blocks, open.orphans, open.clean), (5, 1, false));
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     let owner = format!("process {} on {}", std::process::id(), host.trim());
     assert_eq!(open.owner, Some(owner.clone()));
     let error = DiskEngine::open(config.clone()).unwrap_err().to_string();
     assert!(error.contains(&format!("in use by {owner}")), "{error}");
-    assert!(matches!(offline::verify(&[dir.path().to_owned()], quiet), Err(OpenError::Busy { .. })));
+    assert!(matches!(offline::verify(&[dir.path().to_owned()], None, quiet), Err(OpenError::Busy { .. })));
     drop(engine);
 
     let before = std::fs::read(dir.path().join(JOURNAL_FILE)).unwrap();
     let mut steps = Vec::new();
-    let found = offline::verify(&[dir.path().to_owned()], &mut |done, all| steps.push((done, all))).unwrap();
+    let found =
+        offline::verify(&[dir.path().to_owned()], None, &mut |done, all| steps.push((done, all))).unwrap();
     assert_eq!((found.verified, found.damaged.len(), found.inspection.clean), (5, 0, true));
     assert_eq!((found.inspection.geometry, found.inspection.num_slots), (b"what=test".to_vec(), 8));
     assert_eq!(steps.last(), Some(&(5, 5)));
@@ -41,24 +42,24 @@ fn a_directory_is_looked_at_verified_and_mended_offline() {
     let mut bytes = std::fs::read(&slots).unwrap();
     bytes[BLOCK + 9] ^= 1;
     std::fs::write(&slots, bytes).unwrap();
-    let found = offline::verify(&[dir.path().to_owned()], quiet).unwrap();
+    let found = offline::verify(&[dir.path().to_owned()], None, quiet).unwrap();
     assert_eq!((found.verified, found.damaged), (4, vec![BlockId(1)]));
     assert!(std::fs::read(dir.path().join(JOURNAL_FILE)).unwrap() == before, "nothing was changed");
 
-    let repair = offline::repair(&[dir.path().to_owned()], quiet).unwrap();
+    let repair = offline::repair(&[dir.path().to_owned()], None, quiet).unwrap();
     assert_eq!(repair.found.damaged, [BlockId(1)]);
     // Its two descendants go too, and the one that never had a parent.
     assert_eq!((repair.quarantined, repair.freed), (1, 3));
-    let left = offline::inspect(&[dir.path().to_owned()]).unwrap();
+    let left = offline::inspect(&[dir.path().to_owned()], None).unwrap();
     assert_eq!((left.blocks, left.orphans, left.quarantined_slots, left.clean), (1, 0, 1, true));
     let (engine, recovered) = DiskEngine::open(config).unwrap();
     assert_eq!(recovered_numbers(&recovered), [(0, 0)]);
     assert!(is_served(&engine, 0, 0));
     drop(engine);
     std::fs::remove_file(&slots).unwrap();
-    let lost = offline::inspect(&[dir.path().to_owned()]).unwrap();
+    let lost = offline::inspect(&[dir.path().to_owned()], None).unwrap();
     assert_eq!((lost.blocks, lost.dropped.without_bytes), (0, 1));
-    let error = offline::verify(&[dir.path().to_owned()], quiet).unwrap_err().to_string();
+    let error = offline::verify(&[dir.path().to_owned()], None, quiet).unwrap_err().to_string();
     assert!(error.contains("restore the file") && error.contains(slots.to_str().unwrap()), "{error}");
 }
 
@@ -90,9 +91,9 @@ fn foreign_directories_are_refused_and_left_alone() {
     refuse(&other, &["rank 0 of 2", "rank 1 of 2"]);
 
     let good = medium.bytes(JOURNAL_FILE);
-    medium.edit(JOURNAL_FILE, |bytes| bytes[8] = 3);
-    let error = refuse(&ours, &["version 3", "reads 2", "clear"]);
-    assert!(matches!(error, OpenError::Format { source: FormatError::Version { found: 3, .. }, .. }));
+    medium.edit(JOURNAL_FILE, |bytes| bytes[8] = 4);
+    let error = refuse(&ours, &["version 4", "reads 2 to 3", "clear"]);
+    assert!(matches!(error, OpenError::Format { source: FormatError::Version { found: 4, .. }, .. }));
     medium.edit(JOURNAL_FILE, |bytes| bytes[0] = b'X');
     refuse(&ours, &["another directory"]);
     medium.edit(JOURNAL_FILE, |bytes| bytes.truncate(100));

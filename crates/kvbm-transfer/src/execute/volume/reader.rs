@@ -221,7 +221,8 @@ impl Gets {
                 let (ours, later) = rest.split_at_mut(bytes);
                 rest = later;
                 let key = self.names.key_of(identity, part.slice);
-                requests.push(GetRequest { key, form, pieces: vec![before, ours, after] });
+                let seal = self.names.tier.seal.clone();
+                requests.push(GetRequest { key, form, seal, pieces: vec![before, ours, after] });
             }
         }
         let fetched = volume.get(&mut requests, deadline);

@@ -130,7 +130,8 @@ impl Mover<ReadClaim> for Puts {
         let writes = self.names.tier.writes;
         let sound = blocks.iter().zip(&payloads).filter_map(|((identity, _), payload)| {
             let pieces = vec![&**payload.as_ref().ok()?];
-            Some(PutRequest { key: self.names.key(identity), form: self.order.form, pieces })
+            let (key, seal) = (self.names.key(identity), self.names.tier.seal.clone());
+            Some(PutRequest { key, form: self.order.form, seal, pieces })
         });
         let requests: Vec<_> = if writes { sound.collect() } else { Vec::new() };
         let mut stored = volume.put(&requests, deadline).into_iter();

@@ -7,7 +7,7 @@ use kvbm_plan::{
     BlockIdentity, Command, FailureKind, NamespaceId, StoredBlock, VolumeAnswer, VolumePlace, VolumeRequest,
 };
 use kvbm_transfer::SubmitError;
-use kvbm_volume::{BlobKey, BlobSlice, PayloadForm, PutRequest, StoredOrder, Volume};
+use kvbm_volume::{BlobKey, BlobSlice, ObjectSeal, PayloadForm, PutRequest, StoredOrder, Volume};
 
 #[test]
 fn probes_and_removals_are_answered() {
@@ -58,7 +58,8 @@ fn of_a_damaged_block_what_is_sound_stays() {
     volume.memory.tamper(&key(1), |object| payload = object[object.len() - bytes..].to_vec());
     let form = PayloadForm { order: StoredOrder::Universal, pieces: 1 };
     for (first_head, half) in (2..).zip(payload.chunks(bytes / 2)) {
-        let put = [PutRequest { key: theirs(first_head), form, pieces: vec![half] }];
+        let put =
+            [PutRequest { key: theirs(first_head), form, seal: ObjectSeal::default(), pieces: vec![half] }];
         volume.memory.put(&put, soon()).remove(0).expect("room");
     }
     let there = || {
@@ -112,7 +113,7 @@ fn what_was_removed_or_written_again_since_it_was_damaged_stays() {
                 let bytes = rig.read(&rig.g2, 1).len();
                 let form = PayloadForm { order: StoredOrder::Universal, pieces: SLICE.num_heads };
                 let pieces = vec![&sound[sound.len() - bytes..]];
-                let put = [PutRequest { key: key(1), form, pieces }];
+                let put = [PutRequest { key: key(1), form, seal: ObjectSeal::default(), pieces }];
                 volume.memory.put(&put, soon()).remove(0).expect("room");
             }
         }

@@ -5,6 +5,7 @@ use super::{SLICE, VOLUME, ask_of, down, failed, fill, opened, up};
 use crate::support::{Rig, Shape, identity, kinds, soon};
 use kvbm_plan::{Command, Endpoint, FailureKind, Path, TransferPlan, VolumeAnswer, VolumeId, VolumeRequest};
 use kvbm_transfer::{PathConfig, VolumeTier};
+use kvbm_volume::ObjectSeal;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,8 +30,14 @@ fn a_volume_that_hangs_takes_nobody_elses_threads_or_room_and_is_named_at_the_en
     let rig = Rig::with(Shape::default(), |config| {
         let few = PathConfig { depth_blocks: 4, batch_blocks: 2, ..PathConfig::default() };
         (config.paths.g2_g4, config.paths.g4_g1) = (few, few);
-        config.volumes =
-            Some(VolumeTier { registry, slice: SLICE, model_heads: 4, writes: true, threads: 2 });
+        config.volumes = Some(VolumeTier {
+            registry,
+            slice: SLICE,
+            model_heads: 4,
+            writes: true,
+            seal: ObjectSeal::default(),
+            threads: 2,
+        });
     });
     fill(&rig, 8);
     for volume in [VOLUME, OTHER] {
@@ -82,8 +89,14 @@ fn a_volume_that_hangs_alone_leaves_room_for_the_one_in_its_place() {
         (config.paths.g2_g4, config.paths.g4_g1) = (few, few);
         config.staging_bytes = 16 * 4096;
         let registry = Arc::clone(&registry);
-        config.volumes =
-            Some(VolumeTier { registry, slice: SLICE, model_heads: 4, writes: true, threads: 2 });
+        config.volumes = Some(VolumeTier {
+            registry,
+            slice: SLICE,
+            model_heads: 4,
+            writes: true,
+            seal: ObjectSeal::default(),
+            threads: 2,
+        });
     });
     fill(&rig, 4);
     let blocks: Vec<_> = (1..=4).map(|name| (name, u32::from(name))).collect();
@@ -117,8 +130,14 @@ fn a_volume_is_not_asked_what_it_cannot_answer_in_time() {
     let volume = Faulty::new(None);
     let rig = Rig::with(Shape::default(), |config| {
         let registry = opened(&volume);
-        config.volumes =
-            Some(VolumeTier { registry, slice: SLICE, model_heads: 4, writes: true, threads: 1 });
+        config.volumes = Some(VolumeTier {
+            registry,
+            slice: SLICE,
+            model_heads: 4,
+            writes: true,
+            seal: ObjectSeal::default(),
+            threads: 1,
+        });
     });
     fill(&rig, 4);
     assert_eq!(failed(&rig, up(&rig, &[(1, 1), (2, 2)])), [None; 2]);
@@ -156,8 +175,14 @@ fn a_read_that_comes_late_does_not_touch_the_block_that_it_was_for() {
         let hanging = Faulty::new(None);
         let registry = opened(&hanging);
         let rig = Rig::with(Shape::default(), |config| {
-            config.volumes =
-                Some(VolumeTier { registry, slice: SLICE, model_heads: 4, writes: true, threads: 2 });
+            config.volumes = Some(VolumeTier {
+                registry,
+                slice: SLICE,
+                model_heads: 4,
+                writes: true,
+                seal: ObjectSeal::default(),
+                threads: 2,
+            });
         });
         fill(&rig, 2);
         assert_eq!(failed(&rig, up(&rig, &[(1, 1), (2, 2)])), [None; 2]);

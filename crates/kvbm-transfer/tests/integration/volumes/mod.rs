@@ -12,7 +12,7 @@ use kvbm_plan::{
     VolumeRequest,
 };
 use kvbm_transfer::VolumeTier;
-use kvbm_volume::{BlobKey, BlobSlice, VolumeRegistry};
+use kvbm_volume::{BlobKey, BlobSlice, ObjectSeal, VolumeRegistry};
 use std::sync::Arc;
 
 const VOLUME: VolumeId = VolumeId(4);
@@ -31,7 +31,14 @@ fn opened(volume: &Arc<Faulty>) -> Arc<VolumeRegistry> {
 fn rig_with(registry: &Arc<VolumeRegistry>, shape: Shape, writes: bool) -> Rig {
     let registry = Arc::clone(registry);
     Rig::with(shape, |config| {
-        config.volumes = Some(VolumeTier { registry, slice: SLICE, model_heads: 4, writes, threads: 2 });
+        config.volumes = Some(VolumeTier {
+            registry,
+            slice: SLICE,
+            model_heads: 4,
+            writes,
+            seal: ObjectSeal::default(),
+            threads: 2,
+        });
     })
 }
 

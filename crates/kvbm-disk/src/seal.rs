@@ -1,0 +1,156 @@
+//! What records say about the bytes of a block, and how journals are summed: with the deployment's
+//! key or without.
+//!
+//! ```text
+//! without a key   record = content XOR CRC("kvbm block" || namespace || identity), content = CRC(bytes)
+//! with one        record = MAC_identity("kvbm block" || namespace || identity || MAC_content(bytes))
+//! ```
+//! With a key, nobody without it can make bytes, a record or a header that is taken for one of
+//! ours. The chain is: the header is signed and names rank, layout and the journal's random number;
+//! each record is signed together with that number; the record has the signed checksum of the
+//! block's bytes. So bytes, records and headers that are ours do not pass in any other place.
+//!
+//! Callers know blocks by the checksum without a key ([`BlockChecksum`]): in memory a block is
+//! compared against accidents only.
+
+use crate::checksum::{BlockChecksum, ContentCrc, crc64};
+use kvbm_keys::{DeploymentKey, KeyId, Mac, MacKey};
+use kvbm_plan::BlockIdentity;
+
+/// One deployment's way to sum blocks and journals.
+#[derive(Clone, Debug)]
+pub(crate) struct Seal {
+    pub(crate) checksums: BlockChecksum,
+    keys: Option<Keys>,
+}
+
+#[derive(Clone, Debug)]
+struct Keys {
+    id: KeyId,
+    journal: MacKey,
+    identity: MacKey,
+    content: MacKey,
+}
+
+impl Seal {
+    /// For blocks of a namespace.
+    pub(crate) fn new(namespace: [u8; 16], key: Option<&DeploymentKey>) -> Self {
+        let keys = key.map(|key| Keys {
+            id: key.id(),
+            journal: key.derive("kvbm 2026-11-25 disk: headers and records of journals"),
+            identity: key.derive("kvbm 2026-11-25 disk: blocks"),
+            content: key.derive("kvbm 2026-11-25 disk: bytes of blocks"),
+        });
+        Self { checksums: BlockChecksum::new(namespace), keys }
+    }
+
+    /// The key's name, if there is a key.
+    pub(crate) fn key_id(&self) -> Option<KeyId> {
+        self.keys.as_ref().map(|keys| keys.id)
+    }
+
+    /// The sum of a header or record.
+    pub(crate) fn journal(&self, bytes: &[u8]) -> u64 {
+        self.keys.as_ref().map_or_else(|| crc64(bytes), |keys| keys.journal.of(&[bytes]))
+    }
+
+    /// For the bytes of a block, in order. `checksum`: whether callers want to know that too.
+    pub(crate) fn begin(&self, checksum: bool) -> BlockSums {
+        let mac = self.keys.as_ref().map(|keys| keys.content.begin());
+        let crc = (checksum || mac.is_none()).then(ContentCrc::new);
+        BlockSums { crc, mac }
+    }
+
+    /// The sums of a block whose bytes were added to `sums`.
+    pub(crate) fn finish(&self, identity: &BlockIdentity, sums: &BlockSums) -> Summed {
+        let checksum = sums.crc.as_ref().map_or(0, |crc| self.checksums.bind(identity, crc.finish()));
+        let recorded = match (&self.keys, &sums.mac) {
+            (Some(keys), Some(mac)) => {
+                keys.identity.of(&[&self.checksums.named(identity), &mac.finish().to_le_bytes()])
+            }
+            _ => checksum,
+        };
+        Summed { checksum, recorded }
+    }
+
+    /// What a record says about a block of these bytes.
+    pub(crate) fn recorded(&self, identity: &BlockIdentity, bytes: &[u8]) -> u64 {
+        let mut sums = self.begin(false);
+        sums.update(bytes);
+        self.finish(identity, &sums).recorded
+    }
+}
+
+/// Sums of a block's bytes that come one after the other.
+#[derive(Debug)]
+pub(crate) struct BlockSums {
+    crc: Option<ContentCrc>,
+    mac: Option<Mac>,
+}
+
+impl BlockSums {
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        if let Some(crc) = &mut self.crc {
+            crc.update(bytes);
+        }
+        if let Some(mac) = &mut self.mac {
+            mac.update(bytes);
+        }
+    }
+}
+
+/// The sums of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Summed {
+    /// What callers know the block by; 0 where they did not want to know.
+    pub(crate) checksum: u64,
+    /// What its record says.
+    pub(crate) recorded: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvbm_plan::{GroupId, NamespaceId, SequenceHash};
+
+    fn identity(hash: u8) -> BlockIdentity {
+        let hash = SequenceHash::from_bytes([hash; 16]);
+        BlockIdentity { namespace: NamespaceId(1), group: GroupId(0), hash, parent: None, position: 0 }
+    }
+
+    #[test]
+    fn what_is_recorded_is_bound_to_the_key_the_namespace_and_the_block() {
+        let key = |secret: &[u8]| DeploymentKey::from_secret(secret);
+        let seals = [
+            Seal::new([1; 16], None),
+            Seal::new([1; 16], Some(&key(b"one"))),
+            Seal::new([1; 16], Some(&key(b"two"))),
+            Seal::new([2; 16], Some(&key(b"one"))),
+        ];
+        let sum = |seal: &Seal| {
+            [(1, b"bytes"), (2, b"bytes"), (1, b"other")]
+                .map(|(hash, bytes)| seal.recorded(&identity(hash), bytes))
+        };
+        let distinct: std::collections::BTreeSet<_> = seals.iter().flat_map(sum).collect();
+        assert_eq!(distinct.len(), 12);
+        let journal: std::collections::BTreeSet<_> =
+            seals[..3].iter().map(|seal| seal.journal(b"record")).collect();
+        assert_eq!(journal.len(), 3);
+    }
+
+    #[test]
+    fn callers_know_a_block_by_the_same_checksum_with_and_without_a_key() {
+        let (plain, keyed) =
+            (Seal::new([1; 16], None), Seal::new([1; 16], Some(&DeploymentKey::from_secret(b"one"))));
+        let sums = [&plain, &keyed].map(|seal| {
+            let mut sums = seal.begin(true);
+            sums.update(b"by");
+            sums.update(b"tes");
+            seal.finish(&identity(1), &sums)
+        });
+        assert_eq!(sums[0].checksum, plain.checksums.of(&identity(1), [&b"bytes"[..]]));
+        assert_eq!((sums[0].checksum, sums[0].recorded), (sums[1].checksum, sums[0].checksum));
+        assert_eq!(sums[1].recorded, keyed.recorded(&identity(1), b"bytes"));
+        assert_ne!(sums[1].recorded, sums[1].checksum);
+    }
+}
