@@ -85,6 +85,9 @@ class Transfers:
     def _not_loaded(self, request_id: str, ids: list[list[int]]) -> None:
         self._process.counters.add("failed_blocks", max(map(len, ids), default=1))
         self._ended.add(request_id)
+        # Promised again, vLLM would not find room for it where blocks are scarce: it still reserves
+        # those of the load that failed.
+        self._give_up(request_id)
         self._report(request_id, ids, 0)
 
     def _report(self, request_id: str, ids: list[list[int]], arrived: int) -> None:
