@@ -5,8 +5,8 @@
 use crate::errors::{Error, Result};
 use crate::guard::{Process, detached};
 use crate::sequence::AnySequence;
-use kvbm::events_plane::{self as plane, Delivery, EventKind, KvEvent, SourceId, StreamId, Subscriber};
 use kvbm::KvBlockManager;
+use kvbm::events_plane::{self as plane, Delivery, EventKind, KvEvent, SourceId, StreamId, Subscriber};
 use kvbm::plan::{Epoch, GroupId};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
