@@ -85,7 +85,8 @@ impl Parked {
         self.origin
     }
 
-    /// Copies private blocks of G1 to G2, and waits. `losses`: read before the blocks were computed.
+    /// Copies private blocks of G1 to G2, and waits. `losses`: read before the blocks were
+    /// computed.
     pub(crate) fn save(
         leader: &Leader,
         origin: BatchPosition,

@@ -33,7 +33,8 @@ for name in sys.argv[1:]:\n\
 \x20   try: print(m.version(name))\n\
 \x20   except m.PackageNotFoundError: print('')\n";
 
-/// What the connector refuses at the engine's start, each with the way out (`kvbm_rs/vllm/checks.py`).
+/// What the connector refuses at the engine's start, each with the way out
+/// (`kvbm_rs/vllm/checks.py`).
 const REFUSED: &str = "a kv_load_failure_policy other than recompute, a kv_role other than kv_both, \
 the option load=sync with asynchronous scheduling or several processes, executors other than uni and mp, \
 several nodes, pipeline and context parallelism, cache groups without full attention";

@@ -17,8 +17,8 @@ impl KvBlockManager<Engine> {
     ///
     /// # Errors
     /// See [`EngineError`]; [`EngineError::Private`] where the copies failed, were late
-    /// ([`busy`](Self::busy) says which blocks are still read), or the blocks were reused meanwhile.
-    /// The blocks are what they were.
+    /// ([`busy`](Self::busy) says which blocks are still read), or the blocks were reused
+    /// meanwhile. The blocks are what they were.
     pub fn park(
         &self,
         ids: &[BlockId],
