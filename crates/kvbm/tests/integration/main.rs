@@ -39,6 +39,7 @@ mod random;
 mod rank_chaos;
 mod recordings;
 mod shared_places;
+mod signed;
 mod slow_tiers;
 mod speculation;
 #[path = "../support/mod.rs"]
