@@ -6,6 +6,7 @@ python daemon.py NAME '{"model": FOLDER, ...}'
 from __future__ import annotations
 
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -26,13 +27,14 @@ _PATIENCE = 120.0
 class Daemon:
     """A node daemon, a process of its own, with its files in `folder`."""
 
-    def __init__(self, folder: str | Path, model: str, host: str) -> None:
+    def __init__(self, folder: str | Path, model: str, host: str, ranks: int = 1) -> None:
         self.folder = Path(folder)
         self.socket = str(self.folder / "run" / "node.sock")
         self._config = self.folder / "node.toml"
         self._config.write_text(
             f'{model}[namespace]\nmodel = "engine-test"\n[host]\ncapacity = "{host}"\n'
             f'[policy]\nadmission = "all"\n[node]\nsocket = "{self.socket}"\n'
+            f"[parallelism]\ntensor_parallel = {ranks}\n"
         )
         self.start()
 
@@ -92,6 +94,8 @@ def judge(suite: Any) -> None:
     with Daemon(suite.fresh("daemon"), absent["daemon_model"], "256MiB") as daemon:
         _judge_engine_killed(suite, daemon)
     _judge_daemon_killed(suite, absent["daemon_model"], right, size)
+    if not suite.quick:
+        _judge_two_ranks(suite)
     _judge_latency(suite)
 
 
@@ -121,6 +125,36 @@ def _judge_equal(suite: Any, daemon: Daemon, right: str, size: dict[str, Any]) -
         }.items():
             suite.check(f"daemon, {label}: {what}", holds, found)
         suite.row(f"daemon_unequal {label}", found.get("unequal", -1))
+
+
+def _judge_two_ranks(suite: Any) -> None:
+    """Two ranks in processes of their own, each with a mover; the daemon comes after the engine."""
+    cores = sorted(os.sched_getaffinity(0))
+    # vLLM binds ranks to NUMA nodes, or to the cores that this names.
+    bound = {"VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}
+    size = {"count": 60, "longest": 1500, "max_model_len": 2048, "tensor_parallel_size": 2}
+    right = str(suite.work / "daemon-two-ranks.json")
+    suite.run("daemon reference two ranks", "reference", bound, model=suite.tiny, out=right, **size)
+    found = suite.run(
+        "daemon two ranks",
+        "two_ranks",
+        bound,
+        program="daemon.py",
+        model=suite.tiny,
+        folder=suite.fresh("daemon-two-ranks"),
+        reference=right,
+        num_gpu_blocks_override=96,
+        **size,
+    )
+    for what, holds in {
+        "tokens are right": found.get("unequal") == 0,
+        "blocks were loaded": found.get("loaded_blocks", 0) > 0,
+        "no block failed": found.get("failed_blocks") == 0,
+        "no error inside the connector": found.get("errors") == 0,
+        "nothing is left behind": not any(found.get("left", {"": 1}).values()),
+    }.items():
+        suite.check(f"daemon, two ranks: {what}", holds, found)
+    suite.row("daemon_unequal two ranks", found.get("unequal", -1))
 
 
 def _judge_engine_killed(suite: Any, daemon: Daemon) -> None:
@@ -248,7 +282,10 @@ def through_daemon(
     **settings: Any,
 ) -> dict[str, Any]:
     """The same requests as without a connector, with a G1 that is too small."""
-    engine = Engine(model, through(socket), **settings)
+    return _compared(Engine(model, through(socket), **settings), reference, count, longest)
+
+
+def _compared(engine: Engine, reference: str, count: int, longest: int) -> dict[str, Any]:
     free, process = engine.free_blocks(), engine.connector._process
     prompts = prompts_of(count, longest, 1)
     right = json.loads(Path(reference).read_text())
@@ -265,6 +302,22 @@ def through_daemon(
         "daemon_model": process.layout.daemon_model,
         "left": left_over(engine, free) if is_there else {},
     }
+
+
+@scenario
+def two_ranks(
+    model: str,
+    folder: str,
+    reference: str,
+    count: int,
+    longest: int,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Like `through_daemon`, with a daemon for two ranks."""
+    engine = Engine(model, through(str(Path(folder) / "run" / "node.sock")), **settings)
+    with Daemon(folder, engine.connector._process.layout.daemon_model, "256MiB", ranks=2):
+        wait_ready(engine)
+        return _compared(engine, reference, count, longest)
 
 
 @scenario

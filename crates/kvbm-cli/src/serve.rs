@@ -84,7 +84,8 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     };
     let server = server.context("cannot start the node daemon")?;
     let engines = Box::new(server.engine_list());
-    server.manager().admin().hosted_by(Arc::new(Daemon { engines }));
+    let host_pages = server.host_pages();
+    server.manager().admin().hosted_by(Arc::new(Daemon { engines, host_pages }));
     let _metrics =
         args.metrics.map(|addr| crate::serve_metrics(server.manager().metrics(), addr)).transpose()?;
     crate::show(&format!("{}\n", first_line(&config, &server)), false)?;
@@ -124,12 +125,17 @@ pub fn run(args: &ServeArgs) -> Result<()> {
 /// What operators see and steer of this process.
 struct Daemon {
     engines: Box<dyn Fn() -> Vec<AttachedEngine> + Send + Sync>,
+    host_pages: String,
 }
 
 impl AdminHost for Daemon {
     fn engines(&self) -> Vec<AdminEngine> {
         let engine = |AttachedEngine { name, blocks, pids, ready }| AdminEngine { name, blocks, pids, ready };
         (self.engines)().into_iter().map(engine).collect()
+    }
+
+    fn host_pages(&self) -> Option<String> {
+        Some(self.host_pages.clone())
     }
 
     fn log_level(&self) -> Option<String> {
@@ -151,9 +157,10 @@ fn first_line(config: &Config, server: &NodeServer) -> String {
     let remote =
         remote.map_or(String::new(), |dir| format!(", node {} in {}", config.remote.node, dir.display()));
     format!(
-        "kvbm serve: {} on {ranks} ranks at {}: G2 {g2} blocks{disk}{remote}; process {}",
+        "kvbm serve: {} on {ranks} ranks at {}: G2 {g2} blocks{disk}{remote}; {}; process {}",
         config.namespace.model,
         server.path().display(),
+        server.host_pages(),
         std::process::id()
     )
 }

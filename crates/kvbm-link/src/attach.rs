@@ -11,7 +11,7 @@ use std::io::{self, Write};
 /// Begins every offer: another program's bytes are found at once.
 const MAGIC: [u8; 8] = *b"KVBMNODE";
 /// Versions of this protocol that this build speaks, the first and the last.
-const PROTOCOLS: [u16; 2] = [1, 1];
+const PROTOCOLS: [u16; 2] = [2, 2];
 /// Longest terms in bytes.
 pub(crate) const MAX_TERMS: usize = 1536;
 /// Most characters of a refusal.

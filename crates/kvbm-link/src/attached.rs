@@ -82,7 +82,7 @@ impl Welcomed {
 }
 
 impl DaemonLine {
-    /// Queues bytes for the daemon; never waits.
+    /// Sends bytes to the daemon, or queues them; never waits.
     ///
     /// # Errors
     /// [`AttachedSendError`]: they do not reach it.

@@ -58,7 +58,7 @@ pub enum AttachedSendError {
 pub struct AttachedSender(pub(crate) Arc<Connection>);
 
 impl AttachedSender {
-    /// Queues bytes; never waits.
+    /// Sends bytes, or queues them; never waits. It may call the system: hold no lock.
     ///
     /// # Errors
     /// [`AttachedSendError`]: they reach nobody.
@@ -67,16 +67,16 @@ impl AttachedSender {
         if self.0.is_silent() {
             return Err(AttachedSendError::Silent { pid, silence: self.0.silence() });
         }
-        self.0.queue.push(lane, frame(FrameKind::Body, bytes)).map_err(|error| match error {
+        self.0.send(lane, frame(FrameKind::Body, bytes)).map_err(|error| match error {
             PushError::Full => AttachedSendError::Full { pid },
             PushError::Closed => AttachedSendError::Closed { pid },
         })
     }
 
-    /// Queues an answer; waits for room until the line ends. For the thread that reads questions:
-    /// who does not read the answers asks no more.
+    /// Sends an answer, or queues it; waits for room until the line ends. For the thread that reads
+    /// questions: who does not read the answers asks no more.
     pub fn answer(&self, bytes: &[u8]) {
-        let _gone = self.0.queue.push_when_room(frame(FrameKind::Body, bytes));
+        let _gone = self.0.send_when_room(frame(FrameKind::Body, bytes));
     }
 
     /// Ends the line: its session ends.

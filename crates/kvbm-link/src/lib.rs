@@ -27,8 +27,9 @@
 //!
 //! # Bounds
 //! A frame has at most [`kvbm_plan::wire::MAX_BYTES`] bytes, a handshake 4 KiB and two seconds.
-//! Queues are bounded in bytes. A process of another user is refused. One leader is served at a
-//! time; a second one is refused with the first one's pid.
+//! Queues are bounded in bytes; a frame goes to the socket at once where none waits. A process of
+//! another user is refused. One leader is served at a time; a second one is refused with the first
+//! one's pid.
 //!
 //! # Modules
 //! A module uses only modules in rows below its own, and only those in its third column.

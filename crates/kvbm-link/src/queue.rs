@@ -43,8 +43,22 @@ pub(crate) enum Next {
 /// A frame in the bulk lane, with its number.
 type Numbered = (Option<u64>, Vec<u8>);
 
+/// Who writes to the socket.
+#[derive(Default, PartialEq, Eq)]
+enum Writing {
+    /// The thread of the line; also before it has begun.
+    #[default]
+    Thread,
+    /// A producer that has found nothing waiting.
+    Producer,
+    Nobody,
+}
+
 #[derive(Default)]
 struct Lanes {
+    writing: Writing,
+    /// What is left of a frame that a producer has begun: it goes first.
+    rest: Option<Vec<u8>>,
     urgent: VecDeque<Vec<u8>>,
     bulk: VecDeque<Numbered>,
     bytes: usize,
@@ -66,6 +80,31 @@ pub(crate) struct SendQueue {
 impl SendQueue {
     pub(crate) fn new(max_bytes: usize) -> Self {
         Self { lanes: Mutex::default(), filled: Condvar::new(), drained: Condvar::new(), max_bytes }
+    }
+
+    /// Whether the caller may write to the socket, because nothing waits and nobody else does. Who
+    /// may has to [`release`](Self::release) it.
+    pub(crate) fn claim(&self) -> bool {
+        let mut lanes = self.lanes.lock();
+        let is_free = lanes.writing == Writing::Nobody && lanes.is_empty() && !lanes.closed && !lanes.ending;
+        if is_free {
+            lanes.writing = Writing::Producer;
+        }
+        is_free
+    }
+
+    /// Ends a claim. The thread of the line sends the rest of the frame.
+    pub(crate) fn release(&self, rest: Option<Vec<u8>>) {
+        let mut lanes = self.lanes.lock();
+        if lanes.closed {
+            return;
+        }
+        lanes.writing = Writing::Nobody;
+        lanes.bytes += rest.as_ref().map_or(0, Vec::len);
+        lanes.rest = rest;
+        if !lanes.is_empty() || lanes.ending {
+            self.filled.notify_one();
+        }
     }
 
     /// Adds a frame, or says why not. Never waits.
@@ -105,18 +144,30 @@ impl SendQueue {
     /// The next frame; waits until `until` at most.
     pub(crate) fn next(&self, until: Instant) -> Next {
         let mut lanes = self.lanes.lock();
+        if lanes.writing == Writing::Thread {
+            lanes.writing = Writing::Nobody;
+        }
         loop {
             if lanes.closed {
                 return Next::Closed;
             }
-            if let Some(frame) = lanes.take() {
+            let is_free = lanes.writing == Writing::Nobody;
+            if let Some(frame) = is_free.then(|| lanes.take()).flatten() {
+                lanes.writing = Writing::Thread;
                 self.drained.notify_all();
                 return Next::Frame(frame);
             }
-            if lanes.ending {
+            if is_free && lanes.ending {
                 return Next::Closed;
             }
-            if self.filled.wait_until(&mut lanes, until).timed_out() {
+            if !is_free {
+                // It does not wait for the socket.
+                self.filled.wait(&mut lanes);
+            } else if self.filled.wait_until(&mut lanes, until).timed_out()
+                && lanes.writing == Writing::Nobody
+                && lanes.is_empty()
+            {
+                lanes.writing = Writing::Thread;
                 return Next::Idle;
             }
         }
@@ -156,8 +207,13 @@ impl Lanes {
         }
     }
 
+    fn is_empty(&self) -> bool {
+        self.rest.is_none() && self.urgent.is_empty() && self.bulk.is_empty()
+    }
+
     fn take(&mut self) -> Option<Vec<u8>> {
-        let frame = self.urgent.pop_front().or_else(|| self.bulk.pop_front().map(|(_, frame)| frame))?;
+        let next = self.rest.take().or_else(|| self.urgent.pop_front());
+        let frame = next.or_else(|| self.bulk.pop_front().map(|(_, frame)| frame))?;
         self.bytes -= frame.len();
         Some(frame)
     }
@@ -201,6 +257,33 @@ mod tests {
         queue.push(Lane::Bulk, vec![0; 9]).unwrap();
         queue.push(Lane::Urgent, vec![0]).unwrap();
         assert_eq!(queue.push(Lane::Bulk, vec![0]), Err(PushError::Full));
+    }
+
+    #[test]
+    fn a_producer_writes_where_nothing_waits_and_the_rest_of_its_frame_goes_first() {
+        let queue = SendQueue::new(100);
+        assert!(!queue.claim(), "the thread has not begun: others write to the socket");
+        assert!(matches!(queue.next(Instant::now()), Next::Idle));
+        assert!(!queue.claim(), "the thread sends a heartbeat");
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let until = Instant::now() + Duration::from_secs(60);
+                [queue.next(until), queue.next(until)].map(|next| match next {
+                    Next::Frame(frame) => frame,
+                    Next::Idle | Next::Closed => Vec::new(),
+                })
+            });
+            while !queue.claim() {
+                std::thread::yield_now();
+            }
+            assert!(!queue.claim(), "one at a time");
+            queue.push(Lane::Urgent, vec![2]).unwrap();
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!thread.is_finished(), "the producer has not ended");
+            queue.release(Some(vec![1]));
+            assert_eq!(thread.join().unwrap(), [vec![1], vec![2]]);
+        });
+        assert!(matches!(queue.next(Instant::now()), Next::Idle));
     }
 
     #[test]

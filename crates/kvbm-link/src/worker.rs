@@ -71,7 +71,7 @@ impl MessageSender {
     /// Sends a message in wire form; waits for room in the queue. A message to a leader that is
     /// gone is dropped: the next one learns everything from its own session.
     pub fn send(&self, message: &[u8]) {
-        let _gone = self.0.queue.push_when_room(frame(FrameKind::Body, message));
+        let _gone = self.0.send_when_room(frame(FrameKind::Body, message));
     }
 }
 

@@ -160,7 +160,7 @@ impl Shared {
             let shared = Arc::clone(self);
             all.lines.push(self.start(welcomed, number, move |bytes| shared.told(number, bytes))?);
         }
-        {
+        let passed = {
             let mut state = self.state.lock();
             if state.number != number {
                 return Err("a line ended while others were attached".into());
@@ -169,10 +169,11 @@ impl Shared {
             state.phase = Phase::Attached { pid, scheduler };
             state.movers.clone_from(&all.movers);
             state.is_mute = false;
-            // A daemon that is new knows of no point.
-            if state.passed > 0 {
-                all.movers.iter().for_each(|mover| mover.passed(state.passed));
-            }
+            state.passed
+        };
+        // A daemon that is new knows of no point.
+        if passed > 0 {
+            all.movers.iter().for_each(|mover| mover.passed(passed));
         }
         // Misses until the memory is mapped: locking its pages takes time.
         for (mover, memory, files, welcome) in unmapped {
@@ -458,10 +459,17 @@ impl Shared {
         if state.loads.contains_key(request) {
             return Err(NodeError::Refused(format!("request {request} is being loaded")));
         }
-        // Under the lock: the outcome comes after it is awaited.
-        let sent = line.send(Lane::Bulk, &encode(&Call { id: 0, ask }));
-        sent.map_err(|error| self.detached(&error.to_string()))?;
+        // The outcome comes after it is awaited.
         state.loads.insert(request.to_owned(), ids.len());
+        let number = state.number;
+        drop(state);
+        let sent = line.send(Lane::Bulk, &encode(&Call { id: 0, ask }));
+        let Err(error) = sent else { return Ok(()) };
+        let mut state = self.state.lock();
+        // Where the attachment ended meanwhile, the load has failed, and `finished` says so.
+        if state.number == number && state.loads.remove(request).is_some() {
+            return Err(self.detached(&error.to_string()));
+        }
         Ok(())
     }
 
@@ -469,7 +477,11 @@ impl Shared {
     pub(crate) fn passed(&self, number: u64) {
         let mut state = self.state.lock();
         state.passed = state.passed.max(number);
-        state.movers.iter().for_each(|mover| mover.passed(number));
+        let movers = state.movers.clone();
+        drop(state);
+        for mover in movers {
+            mover.passed(number);
+        }
     }
 
     /// The engine's blocks change from now on, whatever the daemon knows of it. One that does not

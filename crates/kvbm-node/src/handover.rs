@@ -57,7 +57,8 @@ pub(crate) fn pack(ranks: &[KeptHost]) -> io::Result<Vec<OwnedFd>> {
 }
 
 /// The memory of each rank, out of what was passed on by a daemon whose memory has `slots` slots.
-pub(crate) fn unpack(files: Vec<OwnedFd>, slots: u64) -> Result<Vec<KeptHost>, String> {
+/// It is asked for in huge pages where `huge_pages` says so.
+pub(crate) fn unpack(files: Vec<OwnedFd>, slots: u64, huge_pages: bool) -> Result<Vec<KeptHost>, String> {
     let mut files = files.into_iter();
     let mut file = File::from(files.next().ok_or("the daemon passed no index")?);
     let memories: Vec<OwnedFd> = files.collect();
@@ -68,7 +69,10 @@ pub(crate) fn unpack(files: Vec<OwnedFd>, slots: u64) -> Result<Vec<KeptHost>, S
         return Err(format!("an index of {} ranks came with the memory of {}", ranks.len(), memories.len()));
     }
     let kept = |(index, file): (RankIndex, OwnedFd)| {
-        let memory = SharedStorage::map(file, index.bytes).map_err(|error| error.to_string())?;
+        let mut memory = SharedStorage::map(file, index.bytes).map_err(|error| error.to_string())?;
+        if huge_pages {
+            memory.ask_huge();
+        }
         let content = |(block, identity, checksum)| HostContent { block, identity, checksum };
         Ok(KeptHost { memory: Arc::new(memory), contents: index.blocks.into_iter().map(content).collect() })
     };
@@ -112,9 +116,9 @@ mod tests {
         let rank =
             |blocks| KeptHost { memory: Arc::clone(&memory), contents: (0..blocks).map(content).collect() };
         let ranks = [rank(4000), rank(4000)];
-        let found = unpack(pack(&ranks).unwrap(), 4000).unwrap();
+        let found = unpack(pack(&ranks).unwrap(), 4000, true).unwrap();
         assert!(found.iter().zip(&ranks).all(|(found, rank)| found.contents == rank.contents));
-        let refused = |files: Vec<OwnedFd>, slots| unpack(files, slots).err().unwrap();
+        let refused = |files: Vec<OwnedFd>, slots| unpack(files, slots, false).err().unwrap();
         assert!(refused(pack(&ranks).unwrap(), 1).contains("at most"));
         assert!(refused(Vec::new(), 1).contains("no index"));
         let mut short = pack(&ranks).unwrap();

@@ -196,7 +196,9 @@ impl Life {
             Role::Left(_) | Role::Successor => return Err("only engines enter".into()),
         }
         members.sessions += 1;
-        members.tell();
+        let told = members.told_ready();
+        drop(members);
+        tell_ready(told);
         Ok(())
     }
 
@@ -206,7 +208,9 @@ impl Life {
         if let Some(ready) = members.ready.get_mut(usize::from(rank)) {
             *ready = true;
         }
-        members.tell();
+        let told = members.told_ready();
+        drop(members);
+        tell_ready(told);
     }
 
     /// Whether movers of all ranks can copy.
@@ -221,7 +225,11 @@ impl Life {
         number: u64,
         register: impl FnOnce(&[Event]) -> Result<Fence, String>,
     ) -> Result<Option<Fence>, String> {
-        self.points.lock().fence(number, register)
+        let mut displaced = Vec::new();
+        let fence = self.points.lock().fence(number, &mut displaced, register);
+        // Without the lock: what waits for them fails on this thread.
+        drop(displaced);
+        fence
     }
 
     /// The engine has passed a point of its work on this rank.
@@ -272,13 +280,18 @@ impl Life {
 }
 
 impl Members {
-    /// Tells the scheduler whether movers of all ranks can copy.
-    fn tell(&self) {
+    /// The scheduler, where movers of all ranks can copy.
+    fn told_ready(&self) -> Option<AttachedSender> {
         let can_copy = self.ready.iter().all(|ready| *ready);
-        if let Some(scheduler) = self.scheduler.as_ref().filter(|_| can_copy) {
-            // A line that has ended is noticed by its session.
-            let _ended = scheduler.send(Lane::Bulk, &encode(&Told::Movers(true)));
-        }
+        self.scheduler.clone().filter(|_| can_copy)
+    }
+}
+
+/// Tells a scheduler that movers of all ranks can copy.
+fn tell_ready(scheduler: Option<AttachedSender>) {
+    if let Some(scheduler) = scheduler {
+        // A line that has ended is noticed by its session.
+        let _ended = scheduler.send(Lane::Bulk, &encode(&Told::Movers(true)));
     }
 }
 
@@ -309,6 +322,26 @@ mod tests {
         assert!(join("d", 0).is_err());
         let wrong = Terms { ranks: 2, ..terms("e", 1) };
         assert!(lives.join(&wrong, |_| false).err().unwrap().contains("2 ranks"));
+    }
+
+    #[test]
+    fn whatever_waited_for_a_point_that_makes_room_may_use_the_life() {
+        let life = Lives::new(1, 1).join(&terms("a", 1), |_| false).unwrap();
+        let (told, failed) = std::sync::mpsc::channel();
+        for number in 1..=2000 {
+            let (own, told) = (Arc::downgrade(&life), told.clone());
+            let _refused = life.fence(number, |events| {
+                events[0].on_complete(move |result| {
+                    own.upgrade().iter().for_each(|life| life.passed(0, 0));
+                    let _ = told.send(result.is_err());
+                });
+                Err("not registered".into())
+            });
+        }
+        assert!(failed.try_iter().all(|is_failure| is_failure), "no point was passed");
+        life.passed(0, 2000);
+        drop(told);
+        assert_eq!(failed.iter().filter(|is_failure| !is_failure).count(), 1024);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::protocol::{Bytes, Memory, Moved, Welcome, encode};
 use kvbm::device::Device;
 use kvbm::layout::{BlockLayout, LayoutDescriptor};
 use kvbm::plan::{BlockOutcome, Command, Epoch, Failure, FailureKind, Message, TransferReport, wire};
-use kvbm::storage::{BoundLayout, RegionBinding, SharedStorage};
+use kvbm::storage::{BoundLayout, HostRegion, Population, PopulationEnd, RegionBinding, SharedStorage};
 use kvbm::{BlockId, Rank};
 use kvbm_link::{AttachedSender, Lane};
 use kvbm_transfer::{PathConfig, PathConfigs, TransferManager, VerifyHost, WorkerConfig};
@@ -38,11 +38,19 @@ pub(crate) struct Mover {
     out: AttachedSender,
     /// None before the daemon's memory is mapped, and after the end.
     manager: Mutex<Option<Arc<TransferManager>>>,
+    /// Touches the daemon's memory while this is there.
+    population: Mutex<Option<Population>>,
 }
 
 impl Mover {
     pub(crate) fn new(rank: Rank, welcome: &Welcome, out: AttachedSender) -> Self {
-        Self { rank, epoch: Epoch(welcome.epoch), out, manager: Mutex::new(None) }
+        Self {
+            rank,
+            epoch: Epoch(welcome.epoch),
+            out,
+            manager: Mutex::new(None),
+            population: Mutex::new(None),
+        }
     }
 
     /// Maps the daemon's memory, locks its pages where there is a device, and tells the daemon that
@@ -53,7 +61,10 @@ impl Mover {
         welcome: &Welcome,
         files: Vec<OwnedFd>,
     ) -> Result<(), String> {
-        let host = map(memory, welcome.memory.as_ref(), files)?;
+        let (host, region) = map(memory, welcome.memory.as_ref(), files)?;
+        if welcome.memory.as_ref().is_some_and(|memory| memory.populated) {
+            *self.population.lock() = populate(region, self.rank);
+        }
         let mut config = WorkerConfig::new(self.rank, self.epoch, welcome.namespace);
         config.device.clone_from(&memory.device);
         config.g1 = Some(memory.g1.clone());
@@ -117,6 +128,8 @@ impl Mover {
 
     /// Returns when nothing is copied any more. The line has ended: nothing comes.
     pub(crate) fn end(&self) {
+        let population = self.population.lock().take();
+        drop(population);
         let Some(manager) = self.manager.lock().take() else { return };
         while let Err(error) = manager.shutdown(Instant::now() + END_TIME) {
             tracing::warn!(target: "kvbm", rank = %self.rank, %error, "a mover that is detached waits for its copies");
@@ -129,8 +142,22 @@ fn say(out: &AttachedSender, message: Vec<u8>) {
     out.answer(&encode(&Moved::Message(Bytes(message))));
 }
 
+/// Has the system map pages that are there, in the background: the first copy from or to each would
+/// wait for that otherwise.
+fn populate(region: HostRegion, rank: Rank) -> Option<Population> {
+    let ended = move |end| match end {
+        PopulationEnd::Complete { .. } | PopulationEnd::Stopped => {}
+        other => tracing::info!(target: "kvbm", %rank, ?other, "the daemon's memory is mapped as it is used"),
+    };
+    Population::start(vec![region], false, ended).ok()
+}
+
 /// The daemon's memory in this process: slots of G2 and of staging rings.
-fn map(memory: &MoverMemory, shared: Option<&Memory>, files: Vec<OwnedFd>) -> Result<BoundLayout, String> {
+fn map(
+    memory: &MoverMemory,
+    shared: Option<&Memory>,
+    files: Vec<OwnedFd>,
+) -> Result<(BoundLayout, HostRegion), String> {
     let shared = shared.ok_or("the daemon described no memory")?;
     let file = files.into_iter().next().ok_or("the daemon passed no memory")?;
     let layout = LayoutDescriptor::decode(&shared.layout.0).map_err(|error| error.to_string())?;
@@ -145,7 +172,9 @@ fn map(memory: &MoverMemory, shared: Option<&Memory>, files: Vec<OwnedFd>) -> Re
             );
         }
     }
-    BoundLayout::bind(layout, vec![RegionBinding::new(Arc::new(storage))]).map_err(|error| error.to_string())
+    let region = storage.region().clone();
+    let bound = BoundLayout::bind(layout, vec![RegionBinding::new(Arc::new(storage))]);
+    Ok((bound.map_err(|error| error.to_string())?, region))
 }
 
 /// Page-locking gigabytes takes seconds: whoever waits is told about every tenth.

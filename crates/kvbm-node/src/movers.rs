@@ -70,6 +70,8 @@ struct Pending {
     copies: HashMap<u64, MoveDone>,
     /// The line has ended: no copy reaches the process.
     closed: bool,
+    /// No copy is sent for now.
+    held: bool,
 }
 
 impl RankMovers {
@@ -91,6 +93,14 @@ impl RankMovers {
         for known in sessions.iter().filter(|known| known.engine == engine && known.out.pid() == pid) {
             known.closed();
             known.over();
+        }
+    }
+
+    /// Whether copies are refused from now on, and not sent; those that were sent go on.
+    pub(crate) fn hold(&self, held: bool) {
+        let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
+        for session in sessions {
+            session.pending.lock().held = held;
         }
     }
 
@@ -136,20 +146,25 @@ impl MoverSession {
         let (id, blocks) = (plan.plan_id.0, plan.blocks.len());
         let command = wire::encode_command(&Command::Transfer(plan));
         let mut pending = self.pending.lock();
-        if pending.closed {
+        if pending.closed || pending.held {
+            let why = if pending.closed {
+                "the engine's process is gone"
+            } else {
+                "another daemon takes the place of this one"
+            };
             drop(pending);
-            return done(failed(blocks, "the engine's process is gone"));
+            return done(failed(blocks, why));
         }
-        // Under the lock: the answer comes after it is awaited.
+        // The answer comes after it is awaited.
+        pending.copies.insert(id, done);
+        drop(pending);
         let sent = command.map_err(|error| error.to_string());
         let sent =
             sent.and_then(|bytes| self.out.send(Lane::Bulk, &bytes).map_err(|error| error.to_string()));
-        match sent {
-            Ok(()) => {
-                pending.copies.insert(id, done);
-            }
-            Err(why) => {
-                drop(pending);
+        if let Err(why) = sent {
+            // Unless the session ended meanwhile, and said so.
+            let done = self.pending.lock().copies.remove(&id);
+            if let Some(done) = done {
                 done(failed(blocks, &why));
             }
         }

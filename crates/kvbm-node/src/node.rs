@@ -41,6 +41,11 @@ impl Node {
         self.manager.busy(&Self::blocks(range)).is_ok_and(|busy| !busy.is_empty())
     }
 
+    /// Whether no engine's process is sent a copy any more.
+    pub(crate) fn hold_copies(&self, held: bool) {
+        self.movers.iter().for_each(|movers| movers.hold(held));
+    }
+
     /// Tells engines of their loads that are over, until the daemon stops.
     pub(crate) fn tell_finished(&self) {
         let time = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as i64 };

@@ -27,13 +27,15 @@ impl Points {
     }
 
     /// What the manager calls point `number`: `register` tells it of the event of each rank. None
-    /// where all ranks have passed it, and for number 0.
+    /// where all ranks have passed it, and for number 0. Points that make room for it go to
+    /// `displaced`: what waits for them fails when that is dropped.
     ///
     /// # Errors
     /// A number below an earlier one; what `register` says.
     pub(crate) fn fence(
         &mut self,
         number: u64,
+        displaced: &mut Vec<Completer>,
         register: impl FnOnce(&[Event]) -> Result<Fence, String>,
     ) -> Result<Option<Fence>, String> {
         if self.ranks.iter().all(|rank| rank.passed >= number) {
@@ -46,7 +48,7 @@ impl Points {
             }
             _ => {}
         }
-        let events: Vec<_> = self.ranks.iter_mut().map(|rank| rank.event(number)).collect();
+        let events: Vec<_> = self.ranks.iter_mut().map(|rank| rank.event(number, displaced)).collect();
         let fence = register(&events)?;
         self.last = Some((number, fence));
         Ok(Some(fence))
@@ -72,12 +74,12 @@ impl Points {
 }
 
 impl RankPoints {
-    fn event(&mut self, number: u64) -> Event {
+    fn event(&mut self, number: u64, displaced: &mut Vec<Completer>) -> Event {
         if self.passed >= number {
             return Event::complete();
         }
         if self.open.len() >= MAX_OPEN {
-            self.open.pop_first();
+            displaced.extend(self.open.pop_first().map(|(_, oldest)| oldest));
         }
         let (event, completer) = Event::completable();
         self.open.insert(number, completer);
@@ -93,7 +95,7 @@ mod tests {
     /// The events of a point, as the manager gets them.
     fn events(points: &mut Points, number: u64) -> Vec<Event> {
         let mut seen = Vec::new();
-        let refused = points.fence(number, |events| {
+        let refused = points.fence(number, &mut Vec::new(), |events| {
             seen = events.to_vec();
             Err("not registered".into())
         });
@@ -115,7 +117,7 @@ mod tests {
     fn a_point_is_passed_when_every_rank_has_passed_it_or_a_later_one() {
         let mut points = Points::new(2);
         let never = |_: &[Event]| -> Result<Fence, String> { panic!("nothing waits") };
-        assert_eq!(points.fence(0, never).unwrap(), None);
+        assert_eq!(points.fence(0, &mut Vec::new(), never).unwrap(), None);
         let third = events(&mut points, 3);
         complete(points.passed(1, 2));
         assert_eq!(pending(&third), [true, true]);
@@ -126,7 +128,7 @@ mod tests {
         assert_eq!(pending(&fourth), [true, false]);
         complete(points.passed(0, 4));
         assert_eq!((pending(&third), pending(&fourth)), (vec![false; 2], vec![false; 2]));
-        assert_eq!(points.fence(4, never).unwrap(), None);
+        assert_eq!(points.fence(4, &mut Vec::new(), never).unwrap(), None);
         assert!(points.passed(9, 1).is_empty(), "there is no such rank");
     }
 

@@ -63,6 +63,8 @@ pub(crate) struct Memory {
     pub(crate) bytes: u64,
     /// How its slots lie: a descriptor of `kvbm-layout`.
     pub(crate) layout: Bytes,
+    /// Whether all of its pages are there: who maps it may touch them ahead of their use.
+    pub(crate) populated: bool,
 }
 
 /// A question of a scheduler.

@@ -120,6 +120,11 @@ impl NodeServer {
         &self.node.manager
     }
 
+    /// The pages that host memory has, in words.
+    pub fn host_pages(&self) -> String {
+        self.node.hosts.first().map_or_else(String::new, |host| host.memory.pages().to_string())
+    }
+
     /// Engines that are attached.
     pub fn engines(&self) -> Vec<AttachedEngine> {
         engines(&self.node)
@@ -249,7 +254,8 @@ impl Service {
         }
         let layout = host.slots.describe().map_err(|error| error.to_string())?;
         let layout = Bytes(layout.encode().map_err(|error| error.to_string())?);
-        Ok(Some(Memory { bytes: host.memory.region().len(), layout }))
+        let populated = host.memory.is_populated();
+        Ok(Some(Memory { bytes: host.memory.region().len(), layout, populated }))
     }
 
     fn attach_mover(

@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// Time for transfers under way, once no new one starts.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
+/// Time for loads and saves that can still end well: then no copy begins any more.
+const POINT_TIME: Duration = Duration::from_secs(2);
 /// Time for the disks, and for blocks that are on their way there.
 const SHUTDOWN_TIME: Duration = Duration::from_secs(2);
 /// How often is looked whether something is over.
@@ -100,9 +102,17 @@ fn check(node: &Node, terms: &Terms) -> Result<(), String> {
     }
 }
 
-/// Waits until no engine's process copies any more.
+/// Waits until no engine's process copies any more, and sees to it that none begins.
 fn drain(node: &Node) -> Result<(), String> {
-    let until = deadline_after(Instant::now(), DRAIN_TIME);
+    let begun = Instant::now();
+    let until = deadline_after(begun, DRAIN_TIME);
+    // Saves that wait for a point of an engine's work: the engine may be idle for ever.
+    let patience = deadline_after(begun, POINT_TIME);
+    let is_waiting = || node.lives.all().iter().any(|life| node.is_busy(life.range));
+    while Instant::now() < patience && is_waiting() {
+        std::thread::sleep(TICK);
+    }
+    node.hold_copies(true);
     loop {
         let (_, loads) = node.manager.tickets().counts();
         let copying: Vec<_> = node.movers.iter().flat_map(|movers| movers.copying()).collect();
@@ -110,6 +120,7 @@ fn drain(node: &Node) -> Result<(), String> {
             return Ok(());
         }
         if Instant::now() >= until {
+            node.hold_copies(false);
             let pids = copying.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             return Err(format!(
                 "{loads} loads are not over after {} s; processes that copy: {pids}. One that is stopped has to go on or \
@@ -154,7 +165,7 @@ pub(crate) fn take_over(config: &Config, socket: &Path, times: LineTimes) -> Res
     let files = std::mem::take(&mut welcomed.files);
     let old = welcomed.sender();
     let [_, slots, _] = config.capacity_blocks();
-    let kept = handover::unpack(files, slots);
+    let kept = handover::unpack(files, slots, config.host.huge_pages);
     // It waits for this.
     old.close();
     drop(welcomed);

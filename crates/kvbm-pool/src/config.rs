@@ -72,6 +72,8 @@ impl RegistryConfig {
 
     /// Longest time to live ([`Registry::set_ttl`](crate::Registry::set_ttl)), in iterations.
     pub const MAX_TTL: u64 = 1 << 15;
+    /// The same in seconds ([`Registry::set_ttl_time`](crate::Registry::set_ttl_time)): a year.
+    pub const MAX_TTL_SECONDS: u64 = 365 * 86_400;
 
     /// Most tenants with shares.
     pub const MAX_TENANTS: usize = 63;

@@ -114,10 +114,22 @@ pub enum PinError {
 
 /// A time to live that the clock of blocks cannot tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a time to live of {iterations} iterations: give 1 to {}", crate::config::RegistryConfig::MAX_TTL)]
-pub struct TtlError {
-    /// Asked for.
-    pub iterations: u64,
+pub enum TtlError {
+    /// Too few iterations, or too many.
+    #[error(
+        "a time to live of {iterations} iterations: give 1 to {}",
+        crate::config::RegistryConfig::MAX_TTL
+    )]
+    Iterations {
+        /// Asked for.
+        iterations: u64,
+    },
+    /// Too short a time, or too long.
+    #[error("a time to live of {} s: give 1 s to {} s", time.as_secs_f64(), crate::config::RegistryConfig::MAX_TTL_SECONDS)]
+    Time {
+        /// Asked for.
+        time: std::time::Duration,
+    },
 }
 
 /// A batch that cannot be registered. None of it was.

@@ -71,7 +71,8 @@ pub enum EvictionReason {
     Capacity,
     /// It was asked for: clear, forget, remove.
     Removed,
-    /// It was not used for its time to live ([`Registry::set_ttl`](crate::Registry::set_ttl)).
+    /// It was not used for its time to live ([`Registry::set_ttl`](crate::Registry::set_ttl),
+    /// [`Registry::set_ttl_time`](crate::Registry::set_ttl_time)).
     Expired,
     /// Its bytes were bad.
     Quarantined,

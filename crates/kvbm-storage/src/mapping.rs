@@ -50,14 +50,32 @@ pub(crate) fn map_huge(len: u64) -> io::Result<HostRegion> {
     Ok(region(anonymous(len, libc::MAP_HUGETLB)?, 0, len))
 }
 
-/// The first `len` bytes of a file whose size is sealed, shared with whoever maps it too.
+/// The first `len` bytes of a file whose size is sealed, shared with whoever maps it too, at a
+/// multiple of the huge page: elsewhere the system maps no huge page.
 pub(crate) fn map_shared(file: impl AsFd, len: u64) -> io::Result<HostRegion> {
-    let bytes = mappable(len)?;
+    let mapping = reserve(len.checked_add(HUGE_PAGE).ok_or(io::ErrorKind::OutOfMemory)?)?;
+    let start = mapping.start.addr().get() as u64;
+    let gap = start.next_multiple_of(HUGE_PAGE) - start;
+    // SAFETY: `gap` is less than the huge page that was reserved beyond `len`.
+    let place = unsafe { mapping.start.add(gap as usize) }.as_ptr().cast::<c_void>();
     let (protection, file) = (libc::PROT_READ | libc::PROT_WRITE, file.as_fd().as_raw_fd());
-    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists; the
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+    // SAFETY: the range lies in the reservation, which is ours and which nobody uses; the
     // descriptor is open during the call.
-    let start = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, libc::MAP_SHARED, file, 0) };
-    Ok(region(mapped(start, bytes)?, 0, len))
+    let start = unsafe { libc::mmap(place, mappable(len)?, protection, flags, file, 0) };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(region(mapping, gap, len))
+}
+
+/// `len` bytes of addresses that nobody can read or write.
+fn reserve(len: u64) -> io::Result<Mapping> {
+    let bytes = mappable(len)?;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    let start = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0) };
+    mapped(start, bytes)
 }
 
 /// Asks for transparent huge pages. `Ok` tells that the system will try, not that it did.
@@ -65,6 +83,26 @@ pub(crate) fn advise_huge(region: &HostRegion) -> io::Result<()> {
     let start = region.as_ptr().cast::<c_void>();
     // SAFETY: the region is mapped by us and page-aligned; the advice changes no byte.
     match unsafe { libc::madvise(start, region.len() as usize, libc::MADV_HUGEPAGE) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Has the system make huge pages of the whole ones in `len` bytes at `offset`, whatever it does by
+/// itself. Contents stay.
+pub(crate) fn collapse(region: &HostRegion, offset: u64, len: u64) -> io::Result<()> {
+    let address = region.slice(offset, len).map_err(io::Error::other)?.as_ptr().addr() as u64;
+    let first = offset + (address.next_multiple_of(HUGE_PAGE) - address);
+    let bytes = (offset + len).saturating_sub(first) / HUGE_PAGE * HUGE_PAGE;
+    if bytes == 0 {
+        return Ok(());
+    }
+    // The system merges nothing where there is no page.
+    (first..first + bytes).step_by(HUGE_PAGE as usize).try_for_each(|page| populate(region, page, 1))?;
+    let part = region.slice(first, bytes).map_err(io::Error::other)?;
+    let start = part.as_ptr().cast::<c_void>();
+    // SAFETY: the pages belong to a mapping of this process, and the advice changes no byte.
+    match unsafe { libc::madvise(start, bytes as usize, libc::MADV_COLLAPSE) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

@@ -28,19 +28,20 @@ pub struct Population {
 }
 
 impl Population {
-    /// Starts with the first byte of the first region. `ended` is called on the thread when it
-    /// ends.
+    /// Starts with the first byte of the first region. `merges`: has the system make huge pages of
+    /// shared memory, which it does not by itself. `ended` is called on the thread when it ends.
     ///
     /// # Errors
     /// The system refuses a thread.
     pub fn start(
         regions: Vec<HostRegion>,
+        merges: bool,
         ended: impl FnOnce(PopulationEnd) + Send + 'static,
     ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new().name("kvbm-populate".to_owned());
-        let thread = thread.spawn(move || ended(populate(&regions, &stopped, available)))?;
+        let thread = thread.spawn(move || ended(populate(&regions, merges, &stopped, available)))?;
         Ok(Self { stop, thread: Some(thread) })
     }
 
@@ -66,7 +67,10 @@ impl Drop for Population {
 #[derive(Debug)]
 pub enum PopulationEnd {
     /// Every page is there.
-    Complete,
+    Complete {
+        /// Bytes for which the system took the wish for huge pages.
+        merged: u64,
+    },
     /// It was dropped.
     Stopped,
     /// Little memory is left on this machine.
@@ -88,10 +92,12 @@ pub enum PopulationEnd {
 /// `memory`: bytes that are available and bytes in all, where the system says so.
 fn populate(
     regions: &[HostRegion],
+    merges: bool,
     stop: &AtomicBool,
     memory: impl Fn() -> Option<(u64, u64)>,
 ) -> PopulationEnd {
-    let (mut done, mut looked) = (0, None);
+    let (mut done, mut looked, mut merged) = (0, None, 0);
+    let mut merges = merges;
     for region in regions {
         let mut at = 0;
         while at < region.len() {
@@ -107,13 +113,21 @@ fn populate(
                 }
             }
             let step = STEP.min(region.len() - at);
+            if merges {
+                match mapping::collapse(region, at, step) {
+                    Ok(()) => merged += step,
+                    // It cannot: the others had the wrong pages, or no memory in one piece.
+                    Err(error) if error.kind() == io::ErrorKind::InvalidInput => merges = false,
+                    Err(_) => {}
+                }
+            }
             if let Err(error) = mapping::populate(region, at, step) {
                 return PopulationEnd::Refused { done, error };
             }
             (at, done) = (at + step, done + step);
         }
     }
-    PopulationEnd::Complete
+    PopulationEnd::Complete { merged }
 }
 
 /// Memory of the machine: what is available, and all of it.
@@ -154,7 +168,8 @@ mod tests {
         // SAFETY: nobody else knows the memory.
         unsafe { first.region().write_at(5 << 20, &bytes) }.unwrap();
         assert!(resident(first.region()) < 600);
-        Population::start(vec![first.region().clone(), second.region().clone()], |_| ()).unwrap().wait();
+        let regions = vec![first.region().clone(), second.region().clone()];
+        Population::start(regions, false, |_| ()).unwrap().wait();
         assert_eq!(resident(first.region()), 9 * 256 + 1);
         assert_eq!(resident(second.region()), 2);
         let mut read = [0; 16];
@@ -175,11 +190,12 @@ mod tests {
             Some((if looks.get() == 1 { 1 << 40 } else { LOOK }, 1 << 34))
         };
         assert!(matches!(
-            populate(&regions, &run, scarce),
+            populate(&regions, false, &run, scarce),
             PopulationEnd::Low { done: LOOK, available: LOOK }
         ));
-        assert!(matches!(populate(&regions, &AtomicBool::new(true), || None), PopulationEnd::Stopped));
-        assert!(matches!(populate(&regions, &run, || None), PopulationEnd::Complete));
+        let stopped = AtomicBool::new(true);
+        assert!(matches!(populate(&regions, false, &stopped, || None), PopulationEnd::Stopped));
+        assert!(matches!(populate(&regions, false, &run, || None), PopulationEnd::Complete { merged: 0 }));
     }
 
     #[test]

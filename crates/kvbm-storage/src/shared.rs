@@ -2,13 +2,14 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvbm_device::{Device, DeviceError, HostRegion, PinnedHost};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 
 use crate::mapping::{self, BASE_PAGE, HUGE_PAGE};
 use crate::system::check_request;
-use crate::{Backing, HugePages, PinProgress, Storage, StorageError, StorageKind};
+use crate::{Backing, HugePages, PageSize, PinProgress, Storage, StorageError, StorageKind};
 
 /// What is asked of a file before it is mapped: nobody can make it shorter, which would kill
 /// whoever reads behind its end.
@@ -23,9 +24,10 @@ pub struct SharedStorage {
     region: HostRegion,
     /// The region to the end of its last page.
     whole: HostRegion,
-    alignment: u64,
+    pages: PageSize,
     /// Holds the memory too, so the order of drops does not matter.
     pinned: Option<PinnedHost>,
+    populated: AtomicBool,
 }
 
 impl SharedStorage {
@@ -35,22 +37,47 @@ impl SharedStorage {
     /// [`StorageError::Invalid`], [`StorageError::OutOfMemory`], [`StorageError::NoHugePages`].
     pub fn create(len: u64, huge_pages: HugePages) -> Result<Self, StorageError> {
         check_request(len, 1)?;
+        let mut reason = None;
         if huge_pages != HugePages::No {
             match sealed(len.next_multiple_of(HUGE_PAGE), MemfdFlags::HUGETLB) {
-                Ok((file, whole)) => return Self::first(file, whole, len, HUGE_PAGE),
+                Ok((file, whole)) => return Self::first(file, whole, len, PageSize::Huge),
                 Err(error) if huge_pages == HugePages::Require => {
                     return Err(StorageError::NoHugePages { asked: len, reason: error.to_string() });
                 }
-                Err(_) => {}
+                Err(error) => reason = Some(error.to_string()),
             }
         }
         let (file, whole) = sealed(len.next_multiple_of(BASE_PAGE), MemfdFlags::empty())
             .map_err(|error| StorageError::OutOfMemory { asked: len, reason: error.to_string() })?;
-        if huge_pages != HugePages::No {
-            // Where the system has none for shared memory, ordinary pages do.
-            let _ = mapping::advise_huge(&whole);
+        let mut memory = Self::first(file, whole, len, PageSize::Base)?;
+        if let Some(reason) = reason {
+            memory.ask_transparent(reason);
         }
-        Self::first(file, whole, len, BASE_PAGE)
+        Ok(memory)
+    }
+
+    /// Asks for transparent huge pages where there are ordinary ones: for memory that another
+    /// process has created.
+    pub fn ask_huge(&mut self) {
+        if self.pages == PageSize::Base {
+            self.ask_transparent("another process created it".into());
+        }
+    }
+
+    /// Tries with the first pages: most systems make huge pages of shared memory only on demand
+    /// ([`Population`](crate::Population) does), and some do not at all. `reason`: why there are no
+    /// explicit ones.
+    fn ask_transparent(&mut self, reason: String) {
+        // Of pages that are provided later, where the system does so by itself.
+        let _ = mapping::advise_huge(&self.whole);
+        let first = self.whole.len().min(HUGE_PAGE);
+        self.pages = match mapping::collapse(&self.whole, 0, first) {
+            Ok(()) if first < HUGE_PAGE => {
+                PageSize::Fallback { reason: "it is less than a huge page".into() }
+            }
+            Ok(()) => PageSize::Transparent { reason },
+            Err(error) => PageSize::Fallback { reason: format!("{reason}; transparent: {error}") },
+        };
     }
 
     /// Maps memory that another process has created and passed on.
@@ -70,14 +97,32 @@ impl SharedStorage {
             return Err(shared(format!("it has {found} bytes")));
         }
         let whole = mapping::map_shared(&file, found).map_err(|error| shared(error.to_string()))?;
-        Self::first(file, whole, len, BASE_PAGE)
+        let is_huge =
+            fstat(&file).is_ok_and(|found| u64::try_from(found.st_blksize).unwrap_or(0) >= HUGE_PAGE);
+        Self::first(file, whole, len, if is_huge { PageSize::Huge } else { PageSize::Base })
     }
 
-    fn first(file: OwnedFd, whole: HostRegion, len: u64, alignment: u64) -> Result<Self, StorageError> {
+    fn first(file: OwnedFd, whole: HostRegion, len: u64, pages: PageSize) -> Result<Self, StorageError> {
         let region = whole
             .slice(0, len)
             .map_err(|error| StorageError::OutOfMemory { asked: len, reason: error.to_string() })?;
-        Ok(Self { file, region, whole, alignment, pinned: None })
+        Ok(Self { file, region, whole, pages, pinned: None, populated: AtomicBool::new(false) })
+    }
+
+    /// The pages it has, as far as this process asked for them.
+    pub fn pages(&self) -> &PageSize {
+        &self.pages
+    }
+
+    /// Says that all pages are there: a process that maps the memory may touch all of it, and none
+    /// is charged to that process.
+    pub fn set_populated(&self) {
+        self.populated.store(true, Ordering::Release);
+    }
+
+    /// Whether that was said.
+    pub fn is_populated(&self) -> bool {
+        self.populated.load(Ordering::Acquire)
     }
 
     /// Page-locks the memory through `device`, for this process. It touches every page.
@@ -112,7 +157,7 @@ impl Storage for SharedStorage {
     }
 
     fn alignment(&self) -> u64 {
-        self.alignment
+        if self.pages == PageSize::Huge { HUGE_PAGE } else { BASE_PAGE }
     }
 }
 
@@ -147,6 +192,27 @@ mod tests {
         drop(ours);
         // SAFETY: the memory is this test's alone.
         unsafe { theirs.read_at(0, &mut found) }.expect("it lives as long as a mapping of it");
+    }
+
+    #[test]
+    fn both_mappings_can_have_huge_pages_and_the_bytes_stay() {
+        let len = 3 * HUGE_PAGE + 12_345;
+        let mut ours = SharedStorage::create(len, HugePages::No).expect("memory");
+        assert_eq!(ours.pages(), &PageSize::Base);
+        let theirs = SharedStorage::map(dup(ours.file()).expect("a descriptor"), len).expect("memory");
+        assert!(ours.address().is_multiple_of(HUGE_PAGE) && theirs.address().is_multiple_of(HUGE_PAGE));
+        // SAFETY: the memory is this test's alone.
+        unsafe { theirs.write_at(HUGE_PAGE + 7, b"0123456789") }.expect("in range");
+        ours.ask_huge();
+        assert_ne!(ours.pages(), &PageSize::Base, "it says what came of it");
+        crate::Population::start(vec![ours.region().clone()], true, |_| ()).expect("a thread").wait();
+        let mut found = [0; 10];
+        // SAFETY: the memory is this test's alone.
+        unsafe { ours.read_at(HUGE_PAGE + 7, &mut found) }.expect("in range");
+        assert_eq!(&found, b"0123456789");
+        assert!(!ours.is_populated());
+        ours.set_populated();
+        assert!(ours.is_populated());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Host memory.
 
+use std::fmt;
 use std::sync::Arc;
 
 use kvbm_device::HostRegion;
@@ -20,7 +21,7 @@ pub enum HugePages {
     Require,
 }
 
-/// The pages behind a [`SystemStorage`].
+/// The pages behind host memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PageSize {
     /// Ordinary pages, as asked.
@@ -37,6 +38,17 @@ pub enum PageSize {
         /// Why.
         reason: String,
     },
+}
+
+impl fmt::Display for PageSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Base => f.write_str("ordinary pages"),
+            Self::Transparent { .. } => f.write_str("transparent huge pages"),
+            Self::Huge => f.write_str("reserved huge pages"),
+            Self::Fallback { reason } => write!(f, "ordinary pages (no huge ones: {reason})"),
+        }
+    }
 }
 
 /// Zeroed host memory.

@@ -86,9 +86,11 @@ impl PathConfig {
     }
 
     /// With the bounds that copies by other processes have: what waits for one that is slow, or
-    /// stopped, keeps no block of another from going. Each has a bounded queue of its own.
+    /// stopped, keeps no block of another from going. Each has a bounded queue of its own. A piece
+    /// of work wakes six threads of two processes, so it is larger; the other process divides it.
     pub(crate) fn for_movers(self) -> Self {
-        Self { depth_blocks: self.depth_blocks.max(self.queue_blocks), ..self }
+        let depth_blocks = self.depth_blocks.max(self.queue_blocks);
+        Self { depth_blocks, batch_blocks: (4 * self.batch_blocks).min(depth_blocks), ..self }
     }
 
     /// With the bounds that blocks of `block_bytes` bytes have on their way from or to a disk:

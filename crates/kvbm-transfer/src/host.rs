@@ -362,6 +362,35 @@ impl ReadClaim {
         if self.is_due() { self.compare(expected).map(|()| true) } else { Ok(false) }
     }
 
+    /// Whether another process knows what the slot should hold.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.tier.is_elsewhere(self.slot)
+    }
+
+    /// Computes the checksum of the whole block, for the process that knows what it should be.
+    pub(crate) fn sum(&mut self) -> Result<(), Failure> {
+        // SAFETY: this claim keeps writers away from the slot; where it is another process's, that
+        // one does.
+        self.checksum = Some(unsafe { self.tier.checksum(self.slot, &self.identity) }?);
+        Ok(())
+    }
+
+    /// Compares the checksum that another process found as it copied the block. Returns whether the
+    /// right one is known. A process that found another one may be wrong: so the bytes are looked
+    /// at here too.
+    pub(crate) fn check(&self, found: u64) -> Result<bool, Failure> {
+        let Some(expected) = self.checksum else { return Ok(false) };
+        if found != expected {
+            self.compare(expected)?;
+            let why = format!(
+                "slot {} of G2: the engine's process read checksum {found:016x}, but {expected:016x} is there",
+                self.slot
+            );
+            return Err(Failure::new(FailureKind::Device, why));
+        }
+        Ok(true)
+    }
+
     /// Always compares bytes and checksum: for blocks that leave this machine.
     pub(crate) fn verify_always(&self) -> Result<(), Failure> {
         self.checksum.map_or(Ok(()), |expected| self.compare(expected))
@@ -580,6 +609,28 @@ mod tests {
         assert_eq!(write(&tier, 1, LAYER[0]).unwrap().finish(true, None), Ok(None));
         assert_eq!(tier.read(4, &block(1), None).unwrap_err().kind, FailureKind::Unsupported);
         assert_eq!(tier.write(4, &block(1), None).unwrap_err().kind, FailureKind::Unsupported);
+    }
+
+    #[test]
+    fn a_process_that_reads_says_what_and_its_word_condemns_no_slot() {
+        let ours = tier();
+        let sum = write(&ours, 1, None).unwrap().finish(true, None).unwrap().expect("a checksum");
+        let sums = BlockChecksum::new([0; 16]);
+        let theirs = HostTier::new([ours.bound().clone()], sums, VerifyHost::Never, true).unwrap();
+        let mut claim = read(&Arc::new(theirs), 1, None).unwrap();
+        claim.sum().unwrap();
+        assert_eq!(claim.checksum(), Some(sum));
+        let known = read(&ours, 1, None).unwrap();
+        assert_eq!(known.check(sum), Ok(true));
+        assert_eq!(known.check(sum ^ 1).unwrap_err().kind, FailureKind::Device, "its word alone");
+        assert_eq!(read(&ours, 1, None).unwrap().verify(), Ok(true));
+        // SAFETY: nobody else touches the memory of this test.
+        unsafe { ours.groups[0].regions[0].fill(ours.bytes_per_block(), 1, 0xff) }.unwrap();
+        claim.sum().unwrap();
+        let found = claim.checksum().expect("a checksum");
+        assert_eq!(known.check(found).unwrap_err().kind, FailureKind::Corrupt);
+        drop(known);
+        assert_eq!(read(&ours, 1, None).unwrap_err(), FailureKind::Missing);
     }
 
     #[test]

@@ -370,7 +370,8 @@ impl Parts {
 
     fn mover_lane(&self, tier: &MoverTier, path: Path, first: u32) -> Lane {
         let (movers, next_id) = (Arc::clone(&tier.movers), Arc::clone(&self.next_move));
-        Lane::Mover(MoverLane { movers, next_id, into_g1: path.dst == Tier::G1, first })
+        let (into_g1, is_ring) = (path.dst == Tier::G1, !matches!(path.src, Tier::G1 | Tier::G2));
+        Lane::Mover(MoverLane { movers, next_id, into_g1, first, is_ring })
     }
 
     /// A thread's share of the staging ring of `path`, as blocks of each cache group lie in it, and

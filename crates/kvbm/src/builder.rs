@@ -218,8 +218,9 @@ impl Builder<NeedsDevice> {
     }
 
     /// G1 is memory of other processes, which together have so many blocks on each rank. They map
-    /// G2 and copy: `ranks` reaches them, for each rank in order. Every block is verified before
-    /// it leaves G2, whatever `transfer.verify_host` says: other processes can write there.
+    /// G2 and copy: `ranks` reaches them, for each rank in order. Every block that leaves G2 is
+    /// verified, whatever `transfer.verify_host` says: other processes can write there. Movers say
+    /// what they have read, and the worker compares that.
     #[cfg(feature = "worker")]
     pub fn engine_movers(
         self,

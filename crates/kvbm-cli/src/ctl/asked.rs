@@ -79,9 +79,10 @@ pub(super) fn call(call: &CtlCall) -> Result<Asked> {
             post("/v1/pin", fields)
         }
         CtlCall::Unpin { chain, tiers } => post("/v1/unpin", with_tiers(chain, tiers)?),
-        CtlCall::Ttl { namespace, iterations } => {
+        CtlCall::Ttl { namespace, iterations, seconds } => {
             let mut fields = namespace.fields();
-            if iterations != "off" {
+            put(&mut fields, "seconds", *seconds);
+            if let Some(iterations) = iterations.as_deref().filter(|iterations| *iterations != "off") {
                 let number: u64 = iterations.parse().map_err(|_| {
                     WrongUsage(format!("'{iterations}': give a whole number of iterations, or off"))
                 })?;

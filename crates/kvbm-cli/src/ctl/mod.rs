@@ -85,14 +85,17 @@ pub enum CtlCall {
         #[arg(long, value_name = "TIER,..", value_delimiter = ',')]
         tiers: Vec<String>,
     },
-    /// Let blocks leave after so many iterations without use.
+    /// Let blocks leave after so many iterations, or so much time, without use.
     Ttl {
         /// Whose blocks.
         #[command(flatten)]
         namespace: NamespaceArgs,
-        /// Iterations; `off` lifts the limit.
-        #[arg(value_name = "N|off")]
-        iterations: String,
+        /// Iterations; `off` lifts the limits.
+        #[arg(value_name = "N|off", required_unless_present = "seconds")]
+        iterations: Option<String>,
+        /// Seconds, beside iterations or alone.
+        #[arg(long, value_name = "S")]
+        seconds: Option<u64>,
     },
     /// Show what tenants have, or change a tenant's share of every tier.
     Quotas {

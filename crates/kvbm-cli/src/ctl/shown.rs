@@ -17,10 +17,7 @@ pub(super) fn answer(call: &CtlCall, answer: &Value) -> String {
             format!("{} of {} blocks are pinned\n", number(answer, "pinned"), number(answer, "asked"))
         }
         CtlCall::Unpin { .. } => format!("{} pins ended\n", number(answer, "ended")),
-        CtlCall::Ttl { .. } => match answer["iterations"].as_u64() {
-            Some(iterations) => format!("blocks leave after {} iterations without use\n", count(iterations)),
-            None => "blocks stay until their slots are needed\n".to_owned(),
-        },
+        CtlCall::Ttl { .. } => time_to_live(answer),
         CtlCall::Quotas { .. } => quotas(answer),
         CtlCall::Clear { .. } => {
             format!("{} blocks removed from {}\n", number(answer, "removed"), text(&answer["tier"]))
@@ -33,6 +30,15 @@ pub(super) fn answer(call: &CtlCall, answer: &Value) -> String {
             Some(level) => format!("the log shows {} and above\n", plain(level)),
             None => "the program that has the manager decides what the log shows\n".to_owned(),
         },
+    }
+}
+
+fn time_to_live(answer: &Value) -> String {
+    let iterations = answer["iterations"].as_u64().map(|count_of| format!("{} iterations", count(count_of)));
+    let limits: Vec<_> = iterations.into_iter().chain(answer["seconds"].as_u64().map(age)).collect();
+    match limits.as_slice() {
+        [] => "blocks stay until their slots are needed\n".to_owned(),
+        limits => format!("blocks leave after {} without use\n", limits.join(" or ")),
     }
 }
 
@@ -87,10 +93,12 @@ pub(super) fn tiers(status: &Value) -> impl Iterator<Item = &Value> {
 
 fn status(answer: &Value) -> String {
     let mut out = format!("{}\n", heading(answer));
+    let pages = answer["host_pages"].as_str().map(|pages| format!(", host memory of {}", plain(pages)));
+    let pages = pages.unwrap_or_default();
     // Writing to a string cannot fail, here and below.
     let _ = writeln!(
         out,
-        "namespace {}, epoch {}, iteration {}, log level {}\n",
+        "namespace {}, epoch {}, iteration {}, log level {}{pages}\n",
         text(&answer["namespace"]),
         whole(answer, "epoch"),
         number(answer, "iteration"),
@@ -111,10 +119,17 @@ fn status(answer: &Value) -> String {
         ]);
     }
     out += &table.render();
-    let hits: u64 = list(&answer["tiers"]).iter().map(|tier| whole(tier, "hit_blocks")).sum();
-    let asked = whole(answer, "lookup_blocks");
-    let _ =
-        writeln!(out, "\n{} of {} blocks found ({})", count(hits), count(asked), percent(share(hits, asked)));
+    let here: u64 = list(&answer["tiers"]).iter().map(|tier| whole(tier, "hit_blocks")).sum();
+    let peers = whole(answer, "peer_hit_blocks");
+    let (hits, asked) = (here + peers, whole(answer, "lookup_blocks"));
+    let at_peers = if peers > 0 { format!(", {} at peers", count(peers)) } else { String::new() };
+    let _ = writeln!(
+        out,
+        "\n{} of {} blocks found ({}){at_peers}",
+        count(hits),
+        count(asked),
+        percent(share(hits, asked))
+    );
     out += &paths(answer);
     out += &troubles(answer);
     let engines = list(&answer["engines"]);
@@ -310,6 +325,18 @@ mod tests {
         let status = json!({ "model": "a\u{1b}[2Jb\nc", "version": "1", "uptime_s": 90_061 });
         let text = heading(&status);
         assert_eq!(text, "kvbm 1, a?[2Jb?c, process 0, up 1 d 1 h 1 min");
+    }
+
+    #[test]
+    fn hits_at_peers_are_hits() {
+        let status = json!({
+            "lookup_blocks": 20, "peer_hit_blocks": 5,
+            "tiers": [{ "tier": "g2", "capacity": 9, "hit_blocks": 8 }, { "tier": "g4", "hit_blocks": 2 }],
+        });
+        let text = super::status(&status);
+        assert!(text.contains("\n15 of 20 blocks found (75.0 %), 5 at peers\n"), "{text}");
+        let none = super::status(&json!({ "lookup_blocks": 20 }));
+        assert!(none.contains("\n0 of 20 blocks found (0.0 %)\n"), "{none}");
     }
 
     #[test]

@@ -144,13 +144,19 @@ fn per_second(now: &Value, old: &Value, name: &str, since: Duration) -> f64 {
 fn frame(now: &Value, before: &Value, since: Duration) -> String {
     let mut out = format!("{}\n\n", shown::heading(now));
     let asked = number(now, "lookup_blocks").saturating_sub(number(before, "lookup_blocks"));
-    let (tiers, found) = tiers(now, before, since, asked);
+    let (tiers, here) = tiers(now, before, since, asked);
+    let peers = number(now, "peer_hit_blocks").saturating_sub(number(before, "peer_hit_blocks"));
+    let at_peers = if number(now, "peer_hit_blocks") > 0 {
+        format!(" ({} at peers)", percent(share(peers, asked)))
+    } else {
+        String::new()
+    };
     // Writing to a string cannot fail.
     let _ = write!(
         out,
-        "{tiers}\nlook-ups: {:.0} blocks/s, {} found; iteration {}\n",
+        "{tiers}\nlook-ups: {:.0} blocks/s, {} found{at_peers}; iteration {}\n",
         per_second(now, before, "lookup_blocks", since),
-        percent(share(found, asked)),
+        percent(share(here + peers, asked)),
         count(number(now, "iteration")),
     );
     out += &paths(now, before, since);
@@ -238,6 +244,10 @@ mod tests {
         assert!(text.contains("look-ups: 200 blocks/s, 50.0 % found"), "{text}");
         assert!(text.contains("10 MiB/s") && !text.contains("\n  g1 "), "{text}");
         let first = frame(&seen(300, 30 << 20), &Value::Null, Duration::from_secs(10));
-        assert!(first.contains("look-ups: 60 blocks/s"), "{first}");
+        assert!(first.contains("look-ups: 60 blocks/s, 50.0 % found; "), "{first}");
+        let mut with_peers = seen(300, 0);
+        with_peers["peer_hit_blocks"] = json!(60);
+        let text = frame(&with_peers, &Value::Null, Duration::from_secs(10));
+        assert!(text.contains("60.0 % found (10.0 % at peers); "), "{text}");
     }
 }

@@ -25,11 +25,17 @@ const ROWS: &[(&str, &[Panel])] = &[
             Panel {
                 title: "Hit ratio by tier",
                 unit: "percentunit",
-                help: "Share of the blocks that requests asked for, at the highest tier that held each.",
-                series: &[(
-                    "sum by (tier) (rate(kvbm_hit_blocks_total{SELECT}[WINDOW])) / ignoring (tier) group_left sum(rate(kvbm_lookup_blocks_total{SELECT}[WINDOW]))",
-                    "{{tier}}",
-                )],
+                help: "Share of the blocks that requests asked for, at the highest tier that held each, or at a peer.",
+                series: &[
+                    (
+                        "sum by (tier) (rate(kvbm_hit_blocks_total{SELECT}[WINDOW])) / ignoring (tier) group_left sum(rate(kvbm_lookup_blocks_total{SELECT}[WINDOW]))",
+                        "{{tier}}",
+                    ),
+                    (
+                        "sum(rate(kvbm_remote_hit_blocks_total{SELECT}[WINDOW])) / sum(rate(kvbm_lookup_blocks_total{SELECT}[WINDOW]))",
+                        "peers",
+                    ),
+                ],
             },
             Panel {
                 title: "Slots",

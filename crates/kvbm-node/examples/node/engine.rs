@@ -2,6 +2,7 @@
 
 use crate::support::{blocks, sequence};
 use crate::{BLOCKS, Options, RANKS, Random, SEQUENCES, support};
+use kvbm::device::Event;
 use kvbm::storage::{BoundLayout, SystemAllocator};
 use kvbm::{LookUp, Rank};
 use kvbm_node::{EngineTerms, MoverMemory, NodeEngine};
@@ -42,9 +43,13 @@ pub(crate) fn run(options: &Options) {
         if begun.elapsed() > DEADLINE {
             say("hang request");
         }
-        // Whatever is wrong is computed again, as everything that was not there.
+        // Whatever is wrong is computed again, as everything that was not there. The copies wait
+        // for it.
+        let point = request + 1;
+        let _not_taken = engine.node.offload_after(&blocks(&ids), tokens, 0, Some(point));
         engine.compute(tokens, 0, &ids);
-        let _not_taken = engine.node.offload(&blocks(&ids), tokens, 0);
+        std::thread::sleep(Duration::from_micros(random.below(2000)));
+        engine.node.signal(point, &Event::complete());
         engine.node.step();
         say(&format!("done {arrived} {wrong}"));
     }

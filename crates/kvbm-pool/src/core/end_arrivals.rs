@@ -53,6 +53,7 @@ impl Core {
                 counts.counters.stored += 1;
                 counts.order.push_young(block.0, &self.slots[tier]);
                 self.entry(index).last_step.set(self.short_step());
+                self.expiry.note(index);
                 self.set_presence(index, tier, Presence::Present);
                 ArrivalOutcome::Stored
             }

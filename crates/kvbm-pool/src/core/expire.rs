@@ -1,8 +1,9 @@
-//! Namespaces whose blocks leave after some iterations without use.
+//! Namespaces whose blocks leave after some iterations, or some time, without use.
 //!
-//! No block costs memory for it: the entry stores the iteration of its last use. Every iteration
+//! No block costs memory for iterations: the entry stores that of its last use. Every iteration
 //! looks at some entries in turn, at all of them within [`ROUND`] iterations, and removes expired
-//! blocks from the end of their chains on.
+//! blocks from the end of their chains on. Every second does the same where a limit is a time; then
+//! each entry costs four bytes more.
 
 use super::state::Core;
 use super::store::BLOCKS_PER_HOLD;
@@ -20,6 +21,9 @@ const ROUND: usize = 1024;
 /// iteration in which they are due.
 const LOOKS: usize = 1024;
 
+/// Seconds in which every entry is looked at once, at most.
+const SECONDS: usize = 30;
+
 /// Entries looked at in one hold of the lock.
 const LOOKS_PER_HOLD: usize = 64;
 
@@ -31,6 +35,20 @@ impl Core {
         if !expiry.limits.is_empty() {
             expiry.left = end.min(LOOKS.max(end.div_ceil(ROUND)));
         }
+    }
+
+    /// It is this second now. Whether entries are to be looked at for that.
+    pub(crate) fn begin_second(&mut self, second: u32) -> bool {
+        let end = self.end();
+        let expiry = &mut self.expiry;
+        let is_next = second > expiry.second;
+        expiry.second = expiry.second.max(second);
+        expiry.cover(end);
+        let looks = is_next && !expiry.seconds.is_empty();
+        if looks {
+            expiry.left = end.min(LOOKS.max(end.div_ceil(SECONDS)));
+        }
+        looks
     }
 
     /// One hold's part of the looks of an iteration. Returns whether entries are left.
@@ -62,7 +80,9 @@ impl Core {
             return;
         }
         let idle = self.short_step().wrapping_sub(entry.last_step.get());
-        if self.expiry.limits.get(&entry.namespace()).is_none_or(|&limit| idle < limit) {
+        let namespace = entry.namespace();
+        let is_old = self.expiry.limits.get(&namespace).is_some_and(|&limit| idle >= limit);
+        if !is_old && !self.expiry.is_over_time(namespace, index) {
             return;
         }
         let (parent, before) = (entry.parent.get(), removed.blocks);

@@ -101,6 +101,7 @@ impl Core {
         match kind {
             Reference::Use => {
                 entry.last_step.set(self.step as u16);
+                self.expiry.note(index);
                 if self.policy.is_none() && entry.memory() == ENDED {
                     counts.order.push_old(slot, slots);
                 } else {

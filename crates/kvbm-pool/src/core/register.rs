@@ -140,6 +140,7 @@ impl Core {
             entry.priority.set(metadata.priority);
         }
         entry.last_step.set(self.short_step());
+        self.expiry.note(index);
         entry.slots[tier].set(block.0);
         self.set_presence(index, tier, Presence::Present);
     }

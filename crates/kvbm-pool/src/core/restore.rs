@@ -100,6 +100,7 @@ impl Core {
             entry.priority.set(metadata.priority);
         }
         entry.last_step.set(self.step as u16);
+        self.expiry.note(index);
         entry.slots[tier].set(block.0);
         self.tenants.count(tier, entry.namespace(), true);
         self.tenants.count_idle(tier, entry.namespace(), true);

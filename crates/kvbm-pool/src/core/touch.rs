@@ -46,6 +46,7 @@ impl Core {
     fn touch_entry(&mut self, index: u32) {
         let entry = &self.entries[index as usize];
         entry.last_step.set(self.step as u16);
+        self.expiry.note(index);
         if self.policy.is_none() {
             entry.set_memory(BlockMemory::default());
         }

@@ -24,6 +24,7 @@ use kvbm_plan::{BlockId, BlockIdentity, Epoch, GroupId, NamespaceId, SequenceHas
 use kvbm_tokens::{BlockChain, ChainOrigin};
 use std::fmt;
 use std::hash::BuildHasher;
+use std::time::Duration;
 
 /// All blocks on G1, G2 and G3. Cheap to clone; handles keep what they need alive.
 #[derive(Clone)]
@@ -270,10 +271,40 @@ impl Registry {
     pub fn set_ttl(&self, namespace: NamespaceId, iterations: Option<u64>) -> Result<(), TtlError> {
         let allowed = |&iterations: &u64| (1..=RegistryConfig::MAX_TTL).contains(&iterations);
         if let Some(iterations) = iterations.filter(|iterations| !allowed(iterations)) {
-            return Err(TtlError { iterations });
+            return Err(TtlError::Iterations { iterations });
         }
         self.shared.store.lock().expiry.limit(namespace, iterations.map(|iterations| iterations as u16));
         Ok(())
+    }
+
+    /// Blocks of `namespace` leave every tier after so much time without use (`None`: they stay
+    /// until their slots are needed), beside what [`set_ttl`](Self::set_ttl) says. What is there
+    /// counts as used now. [`second`](Self::second) removes them, within half a minute of their
+    /// time.
+    ///
+    /// # Errors
+    /// [`TtlError`]: less than a second, or more than [`RegistryConfig::MAX_TTL_SECONDS`]. Nothing
+    /// changed.
+    pub fn set_ttl_time(&self, namespace: NamespaceId, time: Option<Duration>) -> Result<(), TtlError> {
+        let allowed = |time: &Duration| (1..=RegistryConfig::MAX_TTL_SECONDS).contains(&time.as_secs());
+        if let Some(time) = time.filter(|time| !allowed(time)) {
+            return Err(TtlError::Time { time });
+        }
+        let mut hold = self.shared.store.lock();
+        let end = hold.end();
+        hold.expiry.limit_seconds(namespace, time.map(|time| time.as_secs() as u32));
+        hold.expiry.cover(end);
+        Ok(())
+    }
+
+    /// So many seconds of a clock have passed: removes the blocks whose time to live is over.
+    pub fn second(&self, second: u32) {
+        let mut hold = self.shared.store.lock();
+        if hold.begin_second(second) {
+            while hold.expire() {
+                hold.let_others_in();
+            }
+        }
     }
 
     /// The iteration clock.

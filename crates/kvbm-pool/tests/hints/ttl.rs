@@ -4,6 +4,7 @@ use crate::world::{Chain, GROUP, POLICIES, Rng, World, chains};
 use kvbm_plan::{NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{Cached, G1, PolicyKind, Registry, RegistryConfig, TierMask, TtlError};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// Chains of four share beginnings, and a namespace.
 fn namespace(branch: usize) -> NamespaceId {
@@ -144,13 +145,65 @@ fn a_large_registry_is_done_within_a_round() {
     assert!(world.told[0].is_empty());
 }
 
+/// The engine is idle: no iteration ends meanwhile.
+#[test]
+fn blocks_leave_after_a_time_without_use_and_others_stay() {
+    let mut world = World::new(PolicyKind::LruLeaf);
+    let chains = chains();
+    let (silent, talks, no_limit) = (&chains[0], &chains[4], &chains[8]);
+    world.registry.second(100);
+    for (namespace, chain) in [(0, silent), (1, talks), (2, no_limit)] {
+        world.serve::<G1>(chain, NamespaceId(namespace));
+    }
+    let minute = Some(Duration::from_secs(60));
+    for namespace in [0, 1] {
+        world.registry.set_ttl_time(NamespaceId(namespace), minute).unwrap();
+    }
+    let there = |world: &mut World, chain: &Chain| {
+        world.check_events();
+        chain.iter().filter(|hash| world.told[0].contains(hash)).count()
+    };
+    world.registry.second(130);
+    world.serve::<G1>(talks, NamespaceId(1));
+    world.registry.second(160);
+    assert_eq!(there(&mut world, silent), silent.len(), "the clock may be a second behind");
+    world.registry.second(159);
+    world.registry.second(161);
+    assert_eq!((there(&mut world, silent), there(&mut world, talks)), (0, talks.len()));
+    world.registry.second(191);
+    assert_eq!((there(&mut world, talks), there(&mut world, no_limit)), (0, no_limit.len()));
+    world.serve::<G1>(silent, NamespaceId(0));
+    world.registry.set_ttl_time(NamespaceId(0), None).unwrap();
+    world.registry.set_ttl_time(NamespaceId(1), None).unwrap();
+    world.registry.second(100_000);
+    assert_eq!(there(&mut world, silent), silent.len(), "the limit was lifted");
+    world.registry.set_ttl_time(NamespaceId(0), minute).unwrap();
+    world.registry.second(100_059);
+    assert_eq!(there(&mut world, silent), silent.len(), "what is there counts as used now");
+    let held = world.registry.pool::<G1>().match_sequence_hashes(GROUP, silent);
+    world.registry.second(100_999);
+    assert_eq!(there(&mut world, silent), silent.len(), "somebody uses it");
+    drop(held);
+    world.registry.second(101_059);
+    assert_eq!(there(&mut world, silent), silent.len(), "it was used until then");
+    world.registry.second(101_061);
+    assert_eq!(there(&mut world, silent), 0);
+}
+
 #[test]
 fn a_time_that_blocks_cannot_tell_is_refused() {
     let world = World::new(PolicyKind::LruLeaf);
     for iterations in [0, RegistryConfig::MAX_TTL + 1] {
         let refused = world.registry.set_ttl(NamespaceId(1), Some(iterations)).unwrap_err();
-        assert_eq!(refused, TtlError { iterations });
+        assert_eq!(refused, TtlError::Iterations { iterations });
         assert!(refused.to_string().contains("1 to 32768"), "{refused}");
     }
     world.registry.set_ttl(NamespaceId(1), Some(RegistryConfig::MAX_TTL)).unwrap();
+    let year = Duration::from_secs(RegistryConfig::MAX_TTL_SECONDS);
+    for time in [Duration::from_millis(999), year + Duration::from_secs(1)] {
+        let refused = world.registry.set_ttl_time(NamespaceId(1), Some(time)).unwrap_err();
+        assert_eq!(refused, TtlError::Time { time });
+        assert!(refused.to_string().contains("1 s to 31536000 s"), "{refused}");
+    }
+    world.registry.set_ttl_time(NamespaceId(1), Some(year)).unwrap();
 }

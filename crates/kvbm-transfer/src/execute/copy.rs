@@ -102,6 +102,8 @@ pub(crate) struct MoverLane {
     pub(crate) into_g1: bool,
     /// What movers call the first slot of this side's host memory.
     pub(crate) first: u32,
+    /// Whether that is a staging ring: its blocks were verified as they came.
+    pub(crate) is_ring: bool,
 }
 
 impl MoverLane {
@@ -129,7 +131,7 @@ impl MoverLane {
             after: Vec::new(),
             priority: plan.priority,
             budget_ms: 0,
-            checksums: plan.checksums,
+            checksums: if self.is_ring { ChecksumMode::None } else { plan.checksums },
             tag: plan.tag,
             compare: plan.compare,
         })
@@ -252,6 +254,11 @@ impl<T> Copier<T> {
     /// Bytes that a block of this plan moves.
     pub(crate) fn bytes(&mut self, plan: &TransferPlan) -> u64 {
         self.routes[usize::from(plan.group.0)].bytes(plan.layers)
+    }
+
+    /// Whether a mover that copies blocks of this plan into G1 says which bytes it has read.
+    pub(crate) fn is_summed_elsewhere(&self, plan: &TransferPlan) -> bool {
+        matches!(&self.lane, Lane::Mover(lane) if lane.into_g1 && !lane.is_ring) && plan.layers.is_none()
     }
 
     /// Blocks started and not finished.

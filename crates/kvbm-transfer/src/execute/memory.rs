@@ -32,11 +32,16 @@ impl MemoryCarrier {
         if self.site.path.dst == Tier::G2 {
             return self.host.write(block.dst.0, &block.identity, plan.layers).map(Claim::Write);
         }
-        let claim = self.host.read(block.src.0, &block.identity, plan.layers)?;
+        let mut claim = self.host.read(block.src.0, &block.identity, plan.layers)?;
+        let required = plan.checksums == ChecksumMode::Required;
         if plan.compare.is_some() {
             // Damaged bytes are no wrong bytes.
             claim.verify_always()?;
-        } else if plan.checksums == ChecksumMode::Required && claim.verify()? {
+        } else if claim.is_elsewhere() {
+            if required && plan.layers.is_none() {
+                claim.sum()?;
+            }
+        } else if required && !self.copier.is_summed_elsewhere(plan) && claim.verify()? {
             self.site.hub.count_verified();
         }
         Ok(Claim::Read(claim))
@@ -76,7 +81,16 @@ impl MemoryCarrier {
         };
         let required = item.plan.checksums == ChecksumMode::Required;
         let checksum = match item.hold {
-            Claim::Read(claim) => Ok(claim.checksum()),
+            Claim::Read(claim) => match content {
+                // Of the bytes that a mover has read.
+                Some(Sum::Block(found)) if required => claim.check(found).map(|is_verified| {
+                    if is_verified {
+                        self.site.hub.count_verified();
+                    }
+                    claim.checksum()
+                }),
+                _ => Ok(claim.checksum()),
+            },
             Claim::Write(claim) => match content {
                 Some(Sum::Block(checksum)) if required => {
                     claim.finish_verified(checksum);

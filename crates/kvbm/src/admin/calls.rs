@@ -127,6 +127,7 @@ impl AdminCalls {
             ("model", json!(self.model)),
             ("namespace", json!(self.namespace.tag().to_string())),
             ("engines", json!(shown::engines(self.host()))),
+            ("host_pages", json!(self.host().host_pages())),
             ("log_level", json!(self.host().log_level())),
         ];
         fields.extend(of_process.map(|(name, value)| (name.to_owned(), value)));
@@ -185,11 +186,12 @@ impl AdminCalls {
     }
 
     fn set_ttl(&self, leader: &Leader, body: &[u8]) -> Result<Value, Refusal> {
-        let fields = Fields::parse(body, &[&["tenant", "adapter", "iterations"]])?;
+        let fields = Fields::parse(body, &[&["tenant", "adapter", "iterations", "seconds"]])?;
         let namespace = NamespaceId::from(self.namespace(leader, &fields)?.tag());
-        let iterations = fields.whole("iterations")?;
+        let (iterations, seconds) = (fields.whole("iterations")?, fields.whole("seconds")?);
+        leader.registry.set_ttl_time(namespace, seconds.map(Duration::from_secs)).map_err(Refusal::wrong)?;
         leader.registry.set_ttl(namespace, iterations).map_err(Refusal::wrong)?;
-        Ok(json!({ "iterations": iterations }))
+        Ok(json!({ "iterations": iterations, "seconds": seconds }))
     }
 
     fn clear(&self, leader: &Leader, body: &[u8]) -> Result<Value, Refusal> {

@@ -20,6 +20,12 @@ pub trait AdminHost: Send + Sync {
         Vec::new()
     }
 
+    /// The pages that host memory has, in words; `None` where nobody asked for others than the
+    /// system gives.
+    fn host_pages(&self) -> Option<String> {
+        None
+    }
+
     /// The lowest level that the log shows (error, warn, info, debug, trace); `None` where the
     /// manager's process does not say it here.
     fn log_level(&self) -> Option<String> {

@@ -36,6 +36,7 @@ pub(super) fn status(leader: &Leader) -> Map<String, Value> {
         "draining": leader.transfers.refuses_callers(),
         "shut_down": status.shut_down,
         "lookup_blocks": leader.metrics.lookups.get(),
+        "peer_hit_blocks": leader.metrics.remote.hits(),
         "tiers": status.tiers.iter().map(|tier_status| tier(leader, tier_status)).collect::<Vec<_>>(),
         "paths": paths.collect::<Vec<_>>(),
         "disk": {
@@ -44,7 +45,7 @@ pub(super) fn status(leader: &Leader) -> Map<String, Value> {
         },
         "ranks": ranks.collect::<Vec<_>>(),
         "volumes": volumes(&status.volumes),
-        "peers": leader.peers.get().map_or_else(Vec::new, |peers| peers.status().iter().map(peer).collect()),
+        "peers": leader.peers.get().map_or_else(Vec::new, |peers| peers.status().iter().map(|it| peer(leader, it)).collect()),
         "tenants": tenants(&status.tenants),
     });
     match fields {
@@ -70,10 +71,10 @@ fn tier(leader: &Leader, status: &TierStatus) -> Value {
     })
 }
 
-fn peer(status: &PeerStatus) -> Value {
+fn peer(leader: &Leader, status: &PeerStatus) -> Value {
     json!({
         "node": status.node.0, "circuit": circuit(status.circuit), "failure": status.failure,
-        "reading": status.reading,
+        "reading": status.reading, "hit_blocks": leader.metrics.peer(status.node).hits.get(),
     })
 }
 

@@ -110,6 +110,23 @@ impl Promise {
         }
     }
 
+    /// Keeps the first blocks, no more on each tier with slots than there is room for, and gives
+    /// the rest back. With several groups all or none.
+    pub(super) fn fit(&mut self, room: [u32; 3]) -> Self {
+        let mut left = room;
+        let mut fits = |block: &&PrefixBlock| match left.get_mut(block.tier.index()) {
+            Some(left) => left.checked_sub(1).map(|less| *left = less).is_some(),
+            None => true,
+        };
+        let first = self.first;
+        if let [part] = &mut self.parts[..] {
+            let kept = part.blocks().iter().take_while(&mut fits).count();
+            return Self { parts: vec![part.split_off(part.start() + kept)], first: first + kept };
+        }
+        let fit = self.parts.iter().all(|part| part.blocks().iter().all(|block| fits(&block)));
+        Self { parts: if fit { Vec::new() } else { std::mem::take(&mut self.parts) }, first }
+    }
+
     /// Leaves out what is not on G2 or G3, and what follows it.
     pub(super) fn keep_near(&mut self) {
         let is_near = |block: &&PrefixBlock| matches!(block.tier, Tier::G2 | Tier::G3);

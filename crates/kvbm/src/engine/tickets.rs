@@ -23,12 +23,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Wake, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Most tickets; the oldest one ends when another comes.
 const MAX_TICKETS: usize = 4096;
 /// All tickets together pin at most one in so many blocks of a tier.
 const PINNED_SHARE: u32 = 4;
+/// A ticket that was asked for so lately does not end for want of room.
+const SPARED: Duration = Duration::from_secs(1);
 /// Questions to volumes that wait for the thread that asks.
 const MAX_PROBES: usize = 64;
 
@@ -109,9 +111,10 @@ impl Tickets<'_> {
 
     /// What is there for `request` of `chain` from block `first` on: the engine has the blocks
     /// before it. The same answer, with the same pins, for the same chain and position until the
-    /// ticket ends: by [`commit`](Self::commit), [`abandon`](Self::abandon), after ten seconds, or
-    /// where other tickets need the room (at most a quarter of a tier is pinned). Never waits for a
-    /// volume.
+    /// ticket ends: by [`commit`](Self::commit), [`abandon`](Self::abandon), or after ten seconds.
+    /// All tickets pin at most a quarter of a tier; one alone may pin more. Where more is asked
+    /// for, tickets end that nobody asked for in the last second. Then the answer has the blocks
+    /// that fit beside the others, and none where there is no room. Never waits for a volume.
     ///
     /// # Errors
     /// [`TicketError::Loading`].
@@ -476,13 +479,13 @@ impl TicketTable {
 
     /// Keeps what was found for `request`, and makes room among the older tickets.
     fn promise(&self, leader: &Leader, request: &str, key: Key, promise: Promise, now: Instant) -> LookUp {
-        let answer = ready(&promise);
-        if promise.is_empty() {
-            return answer;
-        }
+        let mut promise = promise;
         let mut tickets = self.tickets.lock();
-        tickets.insert(request.to_owned(), Ticket::Promised { key, promise, since: now });
-        let ended = make_room(&mut tickets, leader, request, now);
+        let ended = make_room(&mut tickets, leader, &mut promise, now);
+        let answer = ready(&promise);
+        if !promise.is_empty() {
+            tickets.insert(request.to_owned(), Ticket::Promised { key, promise, since: now });
+        }
         drop(tickets);
         // Pins end without the lock.
         drop(ended);
@@ -490,36 +493,42 @@ impl TicketTable {
     }
 }
 
-/// Ends tickets that are too old, too many, or pin too much; never the one of `newest`.
+/// Makes room for `promise`. Tickets end that are too old or too many, and those that pin too much
+/// and were not asked for lately. What does not fit beside the others is taken from the promise.
+/// All that ends is given back.
 fn make_room(
     tickets: &mut HashMap<String, Ticket>,
     leader: &Leader,
-    newest: &str,
+    promise: &mut Promise,
     now: Instant,
-) -> Vec<Ticket> {
+) -> (Vec<Ticket>, Promise) {
     let mut promised: Vec<(Instant, String)> = Vec::new();
-    let mut pinned = [0_u32; 4];
+    let mut others = [0_u32; 3];
     for (request, ticket) in tickets.iter() {
         if let Ticket::Promised { promise, since, .. } = ticket {
             promised.push((*since, request.clone()));
-            for (tier, count) in Tier::ALL.into_iter().zip(&mut pinned) {
+            for (tier, count) in Tier::SLOTTED.into_iter().zip(&mut others) {
                 *count += promise.count(tier) as u32;
             }
         }
     }
     promised.sort_unstable();
     let most = Tier::SLOTTED.map(|tier| leader.registry.capacity(tier).div_ceil(PINNED_SHARE));
-    let mut left = tickets.len();
+    let new = Tier::SLOTTED.map(|tier| promise.count(tier) as u32);
+    // The new one comes on top.
+    let mut left = tickets.len() + 1;
     let mut ended = Vec::new();
     for (since, request) in promised {
-        let pins_too_much = most.iter().zip(&pinned).any(|(most, pinned)| pinned > most);
-        let is_old = now.saturating_duration_since(since) > TIME_TO_LIVE;
-        if request == newest || !(is_old || pins_too_much || left > MAX_TICKETS) {
+        let pinned = others.iter().zip(new).map(|(others, new)| others + new);
+        let pins_too_much = most.iter().zip(pinned).any(|(most, pinned)| pinned > *most);
+        let age = now.saturating_duration_since(since);
+        let makes_room = pins_too_much && age > SPARED;
+        if !(age > TIME_TO_LIVE || makes_room || left > MAX_TICKETS) {
             continue;
         }
         if let Some(ticket) = tickets.remove(&request) {
             if let Ticket::Promised { promise, .. } = &ticket {
-                for (tier, count) in Tier::ALL.into_iter().zip(&mut pinned) {
+                for (tier, count) in Tier::SLOTTED.into_iter().zip(&mut others) {
                     *count = count.saturating_sub(promise.count(tier) as u32);
                 }
             }
@@ -527,7 +536,12 @@ fn make_room(
             ended.push(ticket);
         }
     }
-    ended
+    // One alone may pin more.
+    let is_alone = others == [0; 3];
+    let room = most.iter().zip(others).map(|(most, others)| most.saturating_sub(others));
+    let mut room = room.map(|blocks| if is_alone { u32::MAX } else { blocks });
+    let rest = promise.fit(std::array::from_fn(|_| room.next().unwrap_or(u32::MAX)));
+    (ended, rest)
 }
 
 /// Asks volumes, one question after the other, until the manager is gone.
@@ -540,16 +554,17 @@ fn answer(questions: &Receiver<Question>, tickets: &Mutex<HashMap<String, Ticket
         }
         let chain = BlockChain::of_run(namespace, origin, &hashes);
         let (prefix, _) = leader.match_prefix(chain, Probe::Wait);
-        let promise = Promise::of(&leader, prefix, key.first);
+        let mut promise = Promise::of(&leader, prefix, key.first);
         let mut tickets = tickets.lock();
-        let ended = if is_wanted(&tickets) {
+        if is_wanted(&tickets) {
             let since = kvbm_plan::clock::now();
-            tickets.insert(request.clone(), Ticket::Promised { key, promise, since });
-            make_room(&mut tickets, &leader, &request, since)
+            let ended = make_room(&mut tickets, &leader, &mut promise, since);
+            tickets.insert(request, Ticket::Promised { key, promise, since });
+            drop(tickets);
+            drop(ended);
         } else {
-            vec![Ticket::Promised { key, promise, since: kvbm_plan::clock::now() }]
-        };
-        drop(tickets);
-        drop(ended);
+            drop(tickets);
+            drop(promise);
+        }
     }
 }

@@ -4,6 +4,7 @@ use super::request::{HttpRequest, read};
 use super::response::HttpResponse;
 use super::stream::DeadlineStream;
 use kvbm_link::SocketFile;
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpListener};
@@ -15,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// How often a listener looks whether it was stopped.
 const TICK: Duration = Duration::from_millis(100);
+/// How often the log says that clients are refused.
+const TELL: Duration = Duration::from_secs(10);
 /// How long a server that stops waits for its connections, beyond the time of a client.
 const STOP_TIME: Duration = Duration::from_secs(1);
 
@@ -87,6 +90,8 @@ struct Served {
     service: Box<dyn HttpService>,
     limits: HttpLimits,
     open: Arc<AtomicUsize>,
+    /// When the log said last that clients are refused.
+    told: Mutex<Option<Instant>>,
 }
 
 impl HttpServer {
@@ -127,7 +132,7 @@ impl HttpServer {
         service: Box<dyn HttpService>,
     ) -> io::Result<Self> {
         let (stop, open) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let served = Arc::new(Served { service, limits, open: Arc::clone(&open) });
+        let served = Arc::new(Served { service, limits, open: Arc::clone(&open), told: Mutex::default() });
         let (stopped, of_connection) = (Arc::clone(&stop), name.to_owned());
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
             while !stopped.load(Ordering::Acquire) {
@@ -214,6 +219,7 @@ impl Served {
     fn admit(self: &Arc<Self>, stream: DeadlineStream, name: &str) {
         if self.open.fetch_add(1, Ordering::AcqRel) >= self.limits.connections {
             self.open.fetch_sub(1, Ordering::AcqRel);
+            self.tell_full(name);
             let text = format!("{} connections are served: try again", self.limits.connections);
             refuse(&stream, &HttpResponse::error(503, &text));
             return;
@@ -223,6 +229,15 @@ impl Served {
         let serve = move || drop(place.0.converse(stream));
         if let Err(error) = std::thread::Builder::new().name(name.to_owned()).spawn(serve) {
             tracing::error!(target: "kvbm", "no thread for a client: {error}");
+        }
+    }
+
+    fn tell_full(&self, server: &str) {
+        let (mut told, now) = (self.told.lock(), Instant::now());
+        if told.is_none_or(|told| now.duration_since(told) >= TELL) {
+            *told = Some(now);
+            let connections = self.limits.connections;
+            tracing::warn!(target: "kvbm", server, connections, "clients are refused: all connections are in use");
         }
     }
 

@@ -89,6 +89,8 @@ pub(crate) struct Leader {
     pub(crate) events: OnceLock<Weak<EventPump>>,
     inbox: Mutex<Inbox>,
     timed_pins: TimedPins,
+    /// From here on the registry's seconds count.
+    began: Instant,
     /// Names given to private blocks.
     private_names: AtomicU64,
 }
@@ -113,6 +115,7 @@ impl Leader {
             events: OnceLock::new(),
             inbox: Mutex::default(),
             timed_pins: TimedPins::default(),
+            began: kvbm_plan::clock::now(),
             private_names: AtomicU64::new(0),
             registry,
             groups,
@@ -160,11 +163,14 @@ impl Leader {
     /// Gives up on what is past its deadline.
     pub(crate) fn expire(&self, now: Instant) {
         let end_pins = || self.end_timed_pins(now);
-        let tasks: [&dyn Fn(); 4] = [
+        let second = now.saturating_duration_since(self.began).as_secs();
+        let end_lives = || self.registry.second(u32::try_from(second).unwrap_or(u32::MAX));
+        let tasks: [&dyn Fn(); 5] = [
             &|| self.volumes.tend(now),
             &|| self.watch_ranks(now),
             &|| self.transfers.expire(now),
             &end_pins,
+            &end_lives,
         ];
         for task in tasks {
             // Links and policies are foreign code. Whatever they do, deadlines are kept: others

@@ -304,6 +304,16 @@ impl<G> KvBlockManager<G> {
         self.leader.registry.set_ttl(NamespaceId::from(namespace.tag()), iterations)
     }
 
+    /// Like [`set_ttl`](Self::set_ttl), after a time without use: the engine may be idle meanwhile.
+    /// Both may be set. What is there counts as used now. Blocks leave within half a minute of
+    /// their time.
+    ///
+    /// # Errors
+    /// [`TtlError`]: less than a second, or more than a year. Nothing changed.
+    pub fn set_ttl_time(&self, namespace: &Namespace, time: Option<Duration>) -> Result<(), TtlError> {
+        self.leader.registry.set_ttl_time(NamespaceId::from(namespace.tag()), time)
+    }
+
     /// Where each block of `chain` is, up to the first that is nowhere: tiers, and the volume that
     /// is known to have it. Asks no volume, pins nothing and counts as no use. With
     /// `remote.enabled`, peers are asked for what is nowhere here, for `remote.lookup_deadline` at

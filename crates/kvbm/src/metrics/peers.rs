@@ -49,6 +49,12 @@ impl RemoteMetrics {
         Arc::clone(peers.entry(node).or_default())
     }
 
+    /// Blocks that requests found at any peer and got.
+    pub fn hits(&self) -> u64 {
+        let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        peers.values().map(|peer| peer.hits.get()).sum()
+    }
+
     /// Nothing where there never was a peer.
     pub(super) fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         type Read = fn(&PeerCounters) -> u64;

@@ -11,8 +11,9 @@ use kvbm_layout::{
 };
 use kvbm_plan::{GroupId, Rank, Tier};
 use kvbm_storage::{
-    BoundLayout, DeviceAllocator, HugePages, PinFallback, PinnedAllocator, Population, PopulationEnd,
-    RegionBinding, RegionBytes, SharedStorage, Storage, StorageAllocator, StorageKind, SystemAllocator,
+    BoundLayout, DeviceAllocator, HostRegion, HugePages, PageSize, PinFallback, PinnedAllocator, Population,
+    PopulationEnd, RegionBinding, RegionBytes, SharedStorage, Storage, StorageAllocator, StorageKind,
+    SystemAllocator,
 };
 use kvbm_transfer::{GroupMemory, HostContent, MoverRing, MoverTier, Movers, disk_layout};
 use kvbm_volume::VolumeRegistry;
@@ -262,9 +263,12 @@ impl RankMemory {
         blocks: [u32; 2],
     ) -> Result<Self, WorkerError> {
         let (g1, g2) = memory.resolve(config, rank, blocks)?;
-        let is_new = memory.kept().is_empty();
-        let population =
-            g2.first().filter(|_| config.host.populate && is_new).and_then(|g2| populate(g2, rank));
+        let population = match (&g1, g2.first()) {
+            _ if !config.host.populate => None,
+            (RankG1::Elsewhere(_, shared), _) => populate_shared(shared, rank),
+            (RankG1::Here(..), Some(g2)) => populate(host_memory_of(g2), rank, false, || ()),
+            (RankG1::Here(..), None) => None,
+        };
         Ok(Self { g1, g2, kept: memory.kept().to_vec(), _population: population })
     }
 
@@ -436,14 +440,33 @@ fn host_memory(
     Ok(bound)
 }
 
-/// Touches G2 in the background.
-fn populate(g2: &BoundLayout, rank: Rank) -> Option<Arc<Population>> {
+fn host_memory_of(g2: &BoundLayout) -> Vec<HostRegion> {
     let host = |memory: &RegionBytes| match memory {
         RegionBytes::Host(region) => Some(region.clone()),
         _ => None,
     };
+    g2.memory().iter().filter_map(host).collect()
+}
+
+/// Touches memory that other processes map, in the background. They may, too, when it is done.
+fn populate_shared(shared: &SharedHost, rank: Rank) -> Option<Arc<Population>> {
+    let memory = Arc::clone(&shared.memory);
+    let merges = matches!(memory.pages(), PageSize::Transparent { .. });
+    populate(vec![memory.region().clone()], rank, merges, move || memory.set_populated())
+}
+
+/// Touches host memory in the background. `complete` is called when all of it is there.
+fn populate(
+    regions: Vec<HostRegion>,
+    rank: Rank,
+    merges: bool,
+    complete: impl FnOnce() + Send + 'static,
+) -> Option<Arc<Population>> {
     let ended = move |end| match end {
-        PopulationEnd::Complete => tracing::debug!(target: "kvbm", %rank, "host memory is populated"),
+        PopulationEnd::Complete { merged } => {
+            tracing::debug!(target: "kvbm", %rank, huge_pages = merged, "host memory is populated");
+            complete();
+        }
         PopulationEnd::Stopped => {}
         PopulationEnd::Low { done, available } => tracing::warn!(
             target: "kvbm", %rank, populated = done, available,
@@ -455,7 +478,7 @@ fn populate(g2: &BoundLayout, rank: Rank) -> Option<Arc<Population>> {
             "the system does not populate host memory: pages are provided when they are used"
         ),
     };
-    let started = Population::start(g2.memory().iter().filter_map(host).collect(), ended);
+    let started = Population::start(regions, merges, ended);
     started
         .inspect_err(|error| {
             tracing::warn!(target: "kvbm", %rank, %error, "host memory is not populated ahead of its use");

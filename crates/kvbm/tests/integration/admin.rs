@@ -235,9 +235,15 @@ fn an_operator_steers_tiers_tenants_and_the_end() {
     socket.refused("/v1/clear", &json!({ "tier": "g4" }), 409, "not configured");
     socket.refused("/v1/clear", &json!({ "tier": "g5" }), 400, "tier = 'g5'");
 
-    assert_eq!(socket.done("/v1/ttl", &json!({ "iterations": 1 })), json!({ "iterations": 1 }));
-    socket.refused("/v1/ttl", &json!({ "iterations": 0 }), 400, "time to live of 0");
-    assert_eq!(socket.done("/v1/ttl", &json!({ "iterations": null })), json!({ "iterations": null }));
+    let none = Value::Null;
+    let set = socket.done("/v1/ttl", &json!({ "iterations": 1 }));
+    assert_eq!(set, json!({ "iterations": 1, "seconds": none }));
+    let set = socket.done("/v1/ttl", &json!({ "seconds": 3600, "iterations": 9 }));
+    assert_eq!(set, json!({ "iterations": 9, "seconds": 3600 }));
+    socket.refused("/v1/ttl", &json!({ "iterations": 0 }), 400, "time to live of 0 iterations");
+    socket.refused("/v1/ttl", &json!({ "seconds": 0 }), 400, "time to live of 0 s");
+    let lifted = socket.done("/v1/ttl", &json!({ "iterations": null }));
+    assert_eq!(lifted, json!({ "iterations": none, "seconds": none }));
     socket.refused("/v1/log", &json!({ "level": "debug" }), 501, "is not kvbm's");
     socket.refused("/v1/log", &json!({ "level": "loud" }), 400, "give one of error");
 
@@ -303,6 +309,10 @@ impl AdminHost for Host {
         vec![AdminEngine { name: "e".into(), blocks: 5, pids: vec![7], ready: true }]
     }
 
+    fn host_pages(&self) -> Option<String> {
+        Some("huge pages".into())
+    }
+
     fn log_level(&self) -> Option<String> {
         Some(self.0.lock().unwrap().clone())
     }
@@ -323,7 +333,7 @@ fn the_process_adds_what_only_it_knows() {
     let socket = Socket(path);
     assert_eq!(socket.done("/v1/log", &json!({ "level": "debug" })), json!({ "level": "debug" }));
     let status = socket.get("/v1/status");
-    assert_eq!(status["log_level"], "debug");
+    assert_eq!((&status["log_level"], &status["host_pages"]), (&"debug".into(), &"huge pages".into()));
     let engine = json!([{ "name": "e", "blocks": 5, "pids": [7], "ready": true }]);
     assert_eq!(status["engines"], engine);
 }

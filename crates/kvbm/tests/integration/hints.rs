@@ -6,6 +6,7 @@ use kvbm::metrics::EvictReason;
 use kvbm::pool::{BlockMemory, EvictionPolicy, SlotNumbers, SlotSet};
 use kvbm::{BlockMetadata, KvBlockManager, Owned, PinError, Places, Tier, TierMask};
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 #[test]
 fn a_pinned_prefix_outlives_what_came_later_until_its_iteration() {
@@ -152,4 +153,12 @@ fn a_tenant_that_is_silent_leaves_all_tiers_and_another_stays() {
         manager.step();
     }
     assert_eq!(manager.look_up(&talks), [on_both; 6]);
+    // No iteration ends any more.
+    manager.set_ttl_time(&tenant("talks"), Some(Duration::from_secs(1))).unwrap();
+    let until = soon();
+    while !manager.look_up(&talks).is_empty() {
+        assert!(Instant::now() < until, "a second is over");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(manager.look_up(&no_limit), [on_both; 6]);
 }

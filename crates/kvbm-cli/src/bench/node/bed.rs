@@ -18,8 +18,11 @@ use crate::scratch::Scratch;
 
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often an outcome is looked for.
+/// How often the end of a load is looked for, in this process.
 const LOOK: Duration = Duration::from_micros(50);
+/// How often the manager is asked whether blocks are saved: each question to a daemon takes time
+/// from the copies.
+const ASK: Duration = Duration::from_micros(250);
 /// Layers of a block; each has keys and values.
 const LAYERS: u32 = 8;
 /// Tokens of a block.
@@ -123,6 +126,7 @@ impl Drop for Daemon {
 fn wait<T>(
     begun: Instant,
     what: &str,
+    pause: Duration,
     mut is_there: impl FnMut() -> Result<Option<T>>,
 ) -> Result<(T, Duration)> {
     loop {
@@ -132,7 +136,7 @@ fn wait<T>(
         if begun.elapsed() > PATIENCE {
             bail!("{what}: nothing after {} s", PATIENCE.as_secs());
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(pause);
     }
 }
 
@@ -179,12 +183,11 @@ impl There {
         let begun = Instant::now();
         let offload = self.node.offload(&self.ids[0], tokens, 0)?;
         ensure!(offload.refused.is_empty(), "blocks were refused: {:?}", offload.refused.first());
-        let all = tokens.num_blocks();
-        let ((), time) = wait(begun, "an offload", || {
-            let found = self.found("save", tokens)?;
-            self.abandon("save")?;
-            Ok((found == all).then_some(()))
-        })?;
+        let ((), time) =
+            wait(begun, "an offload", ASK, || Ok(self.node.wait_offloads(Duration::ZERO)?.then_some(())))?;
+        let (found, all) = (self.found("save", tokens)?, tokens.num_blocks());
+        self.abandon("save")?;
+        ensure!(found == all, "{found} of {all} blocks were saved");
         Ok(time)
     }
 
@@ -194,7 +197,7 @@ impl There {
         let found = self.found("load", tokens)?;
         ensure!(found == self.ids[1].len(), "{found} blocks are there");
         self.node.commit("load", &self.ids[1])?;
-        let (load, time) = wait(begun, "a load", || Ok(self.node.finished().pop()))?;
+        let (load, time) = wait(begun, "a load", LOOK, || Ok(self.node.finished().pop()))?;
         let (arrived, wanted) = (load.arrived, load.wanted);
         ensure!(arrived == wanted, "{arrived} of {wanted} blocks arrived: {:?}", load.failures);
         Ok(time)
@@ -237,12 +240,11 @@ impl Here {
         let begun = Instant::now();
         let offload = self.manager.offload(&self.ids[0], tokens, 0, None)?;
         ensure!(offload.refused.is_empty(), "blocks were refused: {:?}", offload.refused.first());
-        let all = tokens.num_blocks();
-        let ((), time) = wait(begun, "an offload", || {
-            let found = self.found("save", tokens)?;
-            self.manager.tickets().abandon("save");
-            Ok((found == all).then_some(()))
-        })?;
+        let is_saved = || self.manager.wait_offloads(Instant::now());
+        let ((), time) = wait(begun, "an offload", ASK, || Ok(is_saved().then_some(())))?;
+        let (found, all) = (self.found("save", tokens)?, tokens.num_blocks());
+        self.manager.tickets().abandon("save");
+        ensure!(found == all, "{found} of {all} blocks were saved");
         Ok(time)
     }
 
@@ -251,7 +253,7 @@ impl Here {
         let found = self.found("load", tokens)?;
         ensure!(found == self.ids[1].len(), "{found} blocks are there");
         self.manager.tickets().commit("load", &self.ids[1], None)?;
-        let (load, time) = wait(begun, "a load", || Ok(self.manager.tickets().finished().pop()))?;
+        let (load, time) = wait(begun, "a load", LOOK, || Ok(self.manager.tickets().finished().pop()))?;
         ensure!(load.arrived == load.wanted, "{} of {} blocks arrived", load.arrived, load.wanted);
         Ok(time)
     }

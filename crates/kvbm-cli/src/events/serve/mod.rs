@@ -46,6 +46,10 @@ pub struct ServeIndexArgs {
     /// worker, and for those of engines (format=vllm) up to 100 more.
     #[arg(long, value_name = "N", default_value_t = KvIndex::DEFAULT_MAX_BLOCKS, allow_negative_numbers = true, value_parser = whole::<usize>(1..=usize::MAX as u64))]
     pub max_blocks: usize,
+
+    /// Connections that are served at a time, each by a thread; others are answered with 503.
+    #[arg(long, value_name = "N", default_value_t = LIMITS.connections, allow_negative_numbers = true, value_parser = whole::<usize>(1..=4096))]
+    pub connections: usize,
 }
 
 /// Hashes in a query make a long head, those in a body a long body.
@@ -53,7 +57,7 @@ const LIMITS: HttpLimits = HttpLimits {
     client_time: Duration::from_secs(5),
     head_bytes: 64 << 10,
     body_bytes: 4 << 20,
-    connections: 16,
+    connections: 32,
 };
 
 /// Seconds without a sign of life after which a source is forgotten.
@@ -90,7 +94,8 @@ pub(super) fn run(args: &ServeIndexArgs) -> Result<()> {
         let api::Response { status, body } = api::answer(served.as_ref(), request);
         HttpResponse::json(status, &body)
     };
-    let server = HttpServer::tcp(args.listen, "index", LIMITS, answer).with_context(|| {
+    let limits = HttpLimits { connections: args.connections, ..LIMITS };
+    let server = HttpServer::tcp(args.listen, "index", limits, answer).with_context(|| {
         format!("cannot listen on {}: choose a free port, or port 0 for any", args.listen)
     })?;
     note(&format!("index of {url}: http://{}", server.addr().unwrap_or(args.listen)));
