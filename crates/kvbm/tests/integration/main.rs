@@ -39,7 +39,6 @@ mod random;
 mod rank_chaos;
 mod recordings;
 mod shared_places;
-mod signed;
 mod slow_tiers;
 mod speculation;
 #[path = "../support/mod.rs"]
