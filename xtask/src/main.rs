@@ -15,16 +15,19 @@ mod event_faults;
 mod fetch;
 mod fuzz;
 mod gpu;
+mod hostile;
 mod kernels;
 mod miri;
 mod models;
 mod nixl;
+mod node_programs;
 mod node_test;
 mod outside;
 mod python;
 mod servers;
 mod sim;
 mod smoke;
+mod soak;
 mod space;
 mod steps;
 mod test;
@@ -55,6 +58,12 @@ usage: cargo xtask COMMAND
   node-test [--rounds N] [--take-overs N] [--seed N] [--json FILE]
                                    a node daemon and two engines of two ranks, killed, stopped and started again at random;
                                    every byte is verified; N defaults to 200 rounds
+  soak [--hours N] [--seed N] [--json FILE] [--html FILE]
+                                   a node daemon with disk and volume and two engines at work for N hours (2), with
+                                   accidents: memory, descriptors, threads, slots and bytes on disk must stay flat
+  hostile [--seconds N] [--rate N] [--seed N] [--json FILE]
+                                   strangers send N random streams a second (1,000) to every socket that listens, for N
+                                   seconds (600): memory and descriptors stay bounded, honest clients are served
   verify-kernels                   that the prebuilt CUDA kernels belong to their source
   regen-kernels [--check]          builds them again, with tools fetched into the target folder; --check only compares
   event-faults [--rounds N] [--seed N] [--json FILE]
@@ -138,6 +147,14 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
         },
         "engine-test" => match engine_test::Options::parse(rest) {
             Ok(options) => engine_test::run(&options),
+            Err(text) => usage(text),
+        },
+        "hostile" => match hostile::Options::parse(rest) {
+            Ok(options) => hostile::run(&options),
+            Err(text) => usage(text),
+        },
+        "soak" => match soak::Options::parse(rest) {
+            Ok(options) => soak::run(&options),
             Err(text) => usage(text),
         },
         "sim" => match sim::Options::parse(rest) {

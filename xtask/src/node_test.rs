@@ -3,12 +3,12 @@
 //! The work is done by `crates/kvbm-node/examples/node`; this builds it, gives it a folder and says
 //! what came of it.
 
+use crate::node_programs::NodePrograms;
 use crate::steps::Outcome;
-use crate::workspace::{Workspace, cargo, succeed};
+use crate::workspace::Workspace;
 use anyhow::Context;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 /// Rounds of the step of `cargo xtask test`.
 const FEW: u64 = 12;
@@ -75,26 +75,10 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
 }
 
 fn node_test(workspace: &Workspace, options: &Options) -> anyhow::Result<(bool, Value)> {
-    let mut build = cargo(&workspace.root);
-    succeed(build.args(["build", "--quiet", "-p", "kvbm-node", "--example", "node"]))?;
-    let program = workspace.target.join("debug").join("examples").join("node");
-    let dir = workspace.target.join("node-test");
-    if dir.exists() {
-        std::fs::remove_dir_all(&dir).with_context(|| format!("cannot empty {}", dir.display()))?;
-    }
-    let Options { rounds, take_overs, seed, .. } = options;
+    let programs = NodePrograms::build(workspace, "node-test")?;
+    let Options { rounds, take_overs, seed, .. } = *options;
     println!("node test, {rounds} rounds, {take_overs} take-overs");
-    let mut command = Command::new(&program);
-    command.arg("test").arg("--dir").arg(&dir);
-    command.args(["--rounds", &rounds.to_string(), "--seed", &seed.to_string()]);
-    command.args(["--take-overs", &take_overs.to_string()]);
-    let output = command.stderr(Stdio::inherit()).output();
-    let output = output.with_context(|| format!("cannot run {}", program.display()))?;
-    std::fs::remove_dir_all(&dir).with_context(|| format!("cannot remove {}", dir.display()))?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    let last = said.lines().last().unwrap_or("null");
-    let report = serde_json::from_str(last).unwrap_or_else(|_| json!({ "ended": output.status.to_string() }));
-    Ok((output.status.success(), report))
+    programs.run("test", &[("--rounds", rounds), ("--take-overs", take_overs), ("--seed", seed)])
 }
 
 #[cfg(test)]

@@ -44,14 +44,17 @@ impl Options {
     }
 }
 
-/// Builds the program.
+/// Builds the program: optimised, because a run is millions of steps, with the checks of a debug
+/// build.
 fn build(workspace: &Workspace) -> anyhow::Result<PathBuf> {
     let target = workspace.target.join("sim");
     let mut command = cargo(&workspace.root);
-    command.args(["build", "-p", "kvbm-sim", "--example", "sim"]);
+    command.args(["build", "--release", "-p", "kvbm-sim", "--example", "sim"]);
+    command.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
+    command.env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true");
     command.env("RUSTFLAGS", "--cfg kvbm_sim").env("CARGO_TARGET_DIR", &target);
     succeed(&mut command)?;
-    Ok(target.join("debug/examples/sim"))
+    Ok(target.join("release/examples/sim"))
 }
 
 /// Runs it; whether nothing was violated.

@@ -5,8 +5,8 @@ use crate::space::Space;
 use crate::steps::{Outcome, Report};
 use crate::workspace::{FEATURES, Workspace, cargo, line_of, succeed};
 use crate::{
-    contract_test, crash_test, dependencies, engine_test, fuzz, gpu, kernels, miri, models, nixl, node_test,
-    outside, sim, smoke, tidy, wheel,
+    contract_test, crash_test, dependencies, engine_test, fuzz, gpu, hostile, kernels, miri, models, nixl,
+    node_test, outside, sim, smoke, tidy, wheel,
 };
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -58,6 +58,7 @@ const STEPS: &[Step] = &[
     step("nixl", When::All, "remote memory over the real NIXL, in several processes", nixl::check),
     step("crash", When::All, "durable blocks survive kill -9 and power loss", crash_test::check),
     step("node", When::All, "a cache outlives its engines and its daemon", node_test::check),
+    step("hostile", When::All, "random bytes at every socket keep no honest client away", hostile::check),
     step("fuzz", When::All, "a few seconds of coverage-guided fuzzing of every format", fuzz::check),
     step(
         "models",
@@ -147,7 +148,6 @@ const OF_ONE_STEP: &[(&str, &str)] = &[
     ("doc", "doc"),
     ("outside", "outside"),
     ("crash", "crash-test"),
-    ("node", "node-test"),
     ("fuzz", "fuzz"),
     ("models", "models"),
     ("sim", "sim"),

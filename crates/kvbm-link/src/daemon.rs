@@ -8,6 +8,7 @@ use crate::peer::{Peer, ProcessState};
 use crate::queue::{Lane, PushError};
 use crate::socket_file::SocketFile;
 use crate::worker::BindError;
+use kvbm_plan::{LogLimit, clock};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
@@ -140,6 +141,8 @@ struct Open {
     times: LineTimes,
     sessions: AtomicUsize,
     lines: Mutex<Vec<AttachedSender>>,
+    /// Whoever connects again and again must not fill the log.
+    log_limit: LogLimit<&'static str>,
 }
 
 impl AttachListener {
@@ -173,6 +176,7 @@ impl AttachListener {
             times: self.times,
             sessions: AtomicUsize::new(0),
             lines: Mutex::default(),
+            log_limit: LogLimit::default(),
         });
         while !self.stop.load(Ordering::Acquire) {
             self.wait();
@@ -215,14 +219,17 @@ impl Open {
     fn accept(self: &Arc<Self>, stream: UnixStream) {
         if self.sessions.fetch_add(1, Ordering::AcqRel) >= MAX_SESSIONS {
             self.sessions.fetch_sub(1, Ordering::AcqRel);
-            tracing::warn!("a process is not served: {MAX_SESSIONS} are");
+            if let Some(suppressed) = self.log_limit.allow("full", clock::now()) {
+                tracing::warn!(suppressed, "a process is not served: {MAX_SESSIONS} are");
+            }
             return;
         }
         let place = Place(Arc::clone(self));
         let thread = std::thread::Builder::new().name("kvbm-attached".into());
         let serve = move || {
-            if let Err(error) = place.0.meet(stream) {
-                tracing::warn!("a process was not attached: {error}");
+            let Err(error) = place.0.meet(stream) else { return };
+            if let Some(suppressed) = place.0.log_limit.allow("meet", clock::now()) {
+                tracing::warn!(suppressed, "a process was not attached: {error}");
             }
         };
         if let Err(error) = thread.spawn(serve) {
@@ -246,7 +253,9 @@ impl Open {
         let Attachment { welcome, files, session } = match self.service.attach(&terms, sender.clone()) {
             Ok(attachment) => attachment,
             Err(reason) => {
-                tracing::warn!(pid = connection.peer.pid, "refused a process: {reason}");
+                if let Some(suppressed) = self.log_limit.allow("refuse", clock::now()) {
+                    tracing::warn!(pid = connection.peer.pid, suppressed, "refused a process: {reason}");
+                }
                 return attach::refuse(&mut line, &reason);
             }
         };

@@ -5,7 +5,7 @@ use crate::frame::{FrameKind, MAX_BODY, frame};
 use crate::handshake::{self, HandshakeError, LeaderTerms, Refusal, Timed, WorkerTerms};
 use crate::peer::Peer;
 use crate::socket_file::SocketFile;
-use kvbm_plan::Epoch;
+use kvbm_plan::{Epoch, LogLimit, clock};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
@@ -117,13 +117,18 @@ impl WorkerListener {
     /// Serves leaders, one at a time, until it is stopped. The session of the last one has ended
     /// when it returns.
     pub fn serve(&self, service: &Arc<dyn Service>) {
-        let serving = Mutex::new(Serving::default());
+        let (serving, limit) = (Mutex::new(Serving::default()), LogLimit::default());
         while !self.stop.load(Ordering::Acquire) {
             self.wait();
             match self.socket.listener.accept() {
                 Ok((stream, _)) => match self.meet(stream, &serving, service) {
                     Ok(()) => {}
-                    Err(error) => tracing::warn!(path = %self.path().display(), "{error}"),
+                    Err(error) => {
+                        // Whoever connects again and again must not fill the log.
+                        if let Some(suppressed) = limit.allow("meet", clock::now()) {
+                            tracing::warn!(path = %self.path().display(), suppressed, "{error}");
+                        }
+                    }
                 },
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {

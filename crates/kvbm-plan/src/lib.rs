@@ -30,6 +30,7 @@
 //! | `ids` | ids of blocks, plans, ranks and nodes | - |
 //! | `clock` | the clock of leaders | `simulation`, `deadline` |
 //! | `simulation` | hooks of the simulator | - |
+//! | `log_limit` | rate limit of repeated warnings in the log | - |
 //! | `deadline` | deadlines from durations, without overflow | - |
 //! | `access` | owner and mode of files that hold KV | - |
 
@@ -45,6 +46,7 @@ pub mod fuzz;
 mod identity;
 mod ids;
 mod location;
+mod log_limit;
 mod message;
 mod path;
 mod plan;
@@ -62,6 +64,7 @@ pub use deadline::deadline_after;
 pub use identity::{BlockIdentity, GroupKind};
 pub use ids::{BlockId, BlockSetId, Epoch, GroupId, LeaseId, NamespaceId, NodeId, PlanId, Rank, VolumeId};
 pub use location::{Endpoint, Location};
+pub use log_limit::LogLimit;
 pub use message::{Command, FlushOutcome, Message, RecoveredBlock, StoredBlock, VolumeAnswer, VolumeRequest};
 pub use path::Path;
 pub use plan::{BlockTransfer, ChecksumMode, Gate, LayerRange, PlanError, Priority, TransferPlan};

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ModelPart;
 
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 
 /// Most blocks that one request asks for.
 pub(crate) const MAX_BLOCKS: usize = 1024;

@@ -2,9 +2,9 @@
 
 use crate::support::{blocks, sequence};
 use crate::{BLOCKS, Options, RANKS, Random, SEQUENCES, support};
+use kvbm::Rank;
 use kvbm::device::Event;
 use kvbm::storage::{BoundLayout, SystemAllocator};
-use kvbm::{LookUp, Rank};
 use kvbm_node::{EngineTerms, MoverMemory, NodeEngine};
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -52,6 +52,7 @@ pub(crate) fn run(options: &Options) {
         engine.node.signal(point, &Event::complete());
         engine.node.step();
         say(&format!("done {arrived} {wrong}"));
+        std::thread::sleep(options.pause);
     }
 }
 
@@ -62,9 +63,7 @@ fn load(
     tokens: &kvbm::TokenSequence,
     ids: &[u32],
 ) -> Result<usize, String> {
-    let Ok(LookUp::Ready { blocks: found @ 1.., .. }) = engine.node.look_up(request, tokens, 0) else {
-        return Ok(0);
-    };
+    let Ok(found @ 1..) = engine.look_up(request, tokens) else { return Ok(0) };
     if engine.node.commit(request, &blocks(&ids[..found])).is_err() {
         return Ok(0);
     }

@@ -1,15 +1,24 @@
 //! A daemon and engines that are killed, stopped and started again at random, for `cargo xtask
-//! node-test`.
+//! node-test` and `cargo xtask soak`.
 //!
 //! `node test --rounds N --take-overs M --seed S --dir DIR` starts a daemon and two engines of two
 //! ranks, each a process of its own. After the rounds, M daemons take over from each other under
 //! load. It prints one line of JSON: `rounds, verified, wrong_bytes, hangs, leaked_slots,
 //! found_again, take_overs, lost_blocks`. Its exit status is 0 where nothing is wrong.
+//!
+//! `node soak --seconds N --seed S --dir DIR --program KVBM` does the same to the engines of a
+//! `kvbm serve` with disk and volume, for a long time, and prints what its processes use
+//! ([`soak`]). `node hostile --seconds N --rate N --seed S --dir DIR --program KVBM` sends random
+//! bytes to every socket that listens ([`hostile`]).
 #![allow(clippy::unwrap_used)] // A step that fails fails the test.
 
 mod daemon;
 mod engine;
+mod hostile;
 mod process;
+mod sampling;
+mod served;
+mod soak;
 mod test;
 
 #[path = "../../tests/support/mod.rs"]
@@ -18,6 +27,7 @@ mod support;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Blocks of host memory.
 const HOST_BLOCKS: u32 = 512;
@@ -37,12 +47,29 @@ struct Options {
     take_overs: u64,
     seed: u64,
     name: String,
+    /// Time between two requests of an engine.
+    pause: Duration,
+    /// Length of a soak.
+    seconds: u64,
+    /// The program `kvbm`.
+    program: PathBuf,
+    /// Connections of strangers to each socket in a second.
+    rate: u64,
 }
 
 impl Options {
     fn parse(args: impl Iterator<Item = String>) -> Self {
-        let mut options =
-            Self { dir: PathBuf::new(), rounds: 1, take_overs: 0, seed: 1, name: String::new() };
+        let mut options = Self {
+            dir: PathBuf::new(),
+            rounds: 1,
+            take_overs: 0,
+            seed: 1,
+            name: String::new(),
+            pause: Duration::ZERO,
+            seconds: 60,
+            program: PathBuf::new(),
+            rate: 1000,
+        };
         let mut args = args;
         while let Some(name) = args.next() {
             let value = args.next().unwrap_or_else(|| panic!("{name} needs a value"));
@@ -52,6 +79,10 @@ impl Options {
                 "--take-overs" => options.take_overs = value.parse().expect("a number"),
                 "--seed" => options.seed = value.parse().expect("a number"),
                 "--name" => options.name = value,
+                "--pause-ms" => options.pause = Duration::from_millis(value.parse().expect("a number")),
+                "--seconds" => options.seconds = value.parse().expect("a number"),
+                "--rate" => options.rate = value.parse().expect("a number"),
+                "--program" => options.program = value.into(),
                 other => panic!("unknown option {other}"),
             }
         }
@@ -76,7 +107,9 @@ fn main() -> ExitCode {
         "daemon" => daemon::run(&options),
         "engine" => engine::run(&options),
         "test" => return test::run(&options),
-        other => panic!("unknown role {other:?}: test, daemon or engine"),
+        "soak" => return soak::run(&options),
+        "hostile" => return hostile::run(&options),
+        other => panic!("unknown role {other:?}: test, soak, hostile, daemon or engine"),
     }
     ExitCode::SUCCESS
 }

@@ -29,7 +29,8 @@ impl TestProcess {
     pub(crate) fn start(role: &str, options: &Options, name: &str, seed: u64) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.arg(role).arg("--dir").arg(&options.dir).args(["--name", name]);
-        command.args(["--seed", &seed.to_string()]).stdout(Stdio::piped());
+        command.args(["--seed", &seed.to_string()]);
+        command.args(["--pause-ms", &options.pause.as_millis().to_string()]).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let heard = Heard {
             verified: 0,
@@ -47,6 +48,10 @@ impl TestProcess {
             }
         });
         Self { child, heard }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     pub(crate) fn signal(&self, signal: Signal) {

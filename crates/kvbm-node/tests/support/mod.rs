@@ -4,7 +4,7 @@ use kvbm::config::Config;
 use kvbm::layout::{AxisOrder, BlockLayout, DType, LayerSeparate, LayoutConfig, OuterPlacement};
 use kvbm::storage::{BoundLayout, SystemAllocator};
 use kvbm::{BlockId, LookUp, Namespace, Rank, TokenSequence};
-use kvbm_node::{EngineTerms, LineTimes, MoverMemory, NodeEngine, NodeLoad, NodeServer};
+use kvbm_node::{EngineTerms, LineTimes, MoverMemory, NodeEngine, NodeError, NodeLoad, NodeServer};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,11 +20,15 @@ pub(crate) fn times() -> LineTimes {
 
 /// What daemon and engines agree on; `more` are settings of the daemon alone.
 pub(crate) fn config(ranks: u32, more: &str) -> Config {
-    let text = format!(
+    Config::from_toml(&config_text(ranks, more), "test").expect("a configuration")
+}
+
+/// The same as a file has it.
+pub(crate) fn config_text(ranks: u32, more: &str) -> String {
+    format!(
         "[model]\nnum_layers = 3\nnum_kv_heads = 2\nhead_dim = 8\npage_size = {PAGE}\ndtype = \"f16\"\n\
          [namespace]\nmodel = \"tiny\"\n[parallelism]\ntensor_parallel = {ranks}\n{more}"
-    );
-    Config::from_toml(&text, "test").expect("a configuration")
+    )
 }
 
 /// A daemon on a thread of its own.
@@ -142,11 +146,21 @@ impl TestEngine {
 
     /// Blocks of a sequence that the daemon has.
     pub(crate) fn found(&self, request: &str, tokens: &TokenSequence) -> usize {
-        let LookUp::Ready { blocks, .. } = self.node.look_up(request, tokens, 0).expect("an answer") else {
-            panic!("there are no volumes")
-        };
+        let blocks = self.look_up(request, tokens).expect("an answer");
         self.node.abandon(request).expect("an answer");
         blocks
+    }
+
+    /// Blocks of a sequence that the daemon promises, once its volumes have answered.
+    pub(crate) fn look_up(&self, request: &str, tokens: &TokenSequence) -> Result<usize, NodeError> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match self.node.look_up(request, tokens, 0)? {
+                LookUp::Ready { blocks, .. } => return Ok(blocks),
+                LookUp::Pending => assert!(Instant::now() < until, "the volumes do not answer"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Loads the whole sequence into `ids`.

@@ -38,7 +38,6 @@
 //! | `joins` | blocks on their way to G1, for later requests | `transfer` |
 //! | `layers` | transfers that go layer by layer | - |
 //! | `late` | transfers past their deadline | `transfer` |
-//! | `log_limit` | rate limit of failures in the log | - |
 //! | `send` | starting a transfer | `plans`, `layers`, `transfer` |
 //! | `plans` | splitting a transfer into plans | `layers` |
 //! | `prefill` | measured speed of the engine | - |
@@ -53,7 +52,6 @@ mod inflight;
 mod joins;
 mod late;
 mod layers;
-mod log_limit;
 pub(crate) mod plans;
 mod prefill;
 mod send;
@@ -72,13 +70,12 @@ use inflight::{Answer, Finished, Inflight};
 pub(crate) use joins::Arriving;
 use joins::Joins;
 use kvbm_plan::{
-    BlockId, BlockIdentity, Command, Comparison, Epoch, Failure, FailureKind, Path, PlanId, Rank, Tier,
-    TransferReport, VolumeId,
+    BlockId, BlockIdentity, Command, Comparison, Epoch, Failure, FailureKind, LogLimit, Path, PlanId, Rank,
+    Tier, TransferReport, VolumeId,
 };
 use kvbm_pool::{AnyArrivals, Losses, Lost, Pinned, Registry};
 use late::Alarms;
 pub(crate) use layers::LayerSteps;
-use log_limit::LogLimit;
 use prefill::PrefillSpeed;
 use speeds::Speeds;
 pub(crate) use speeds::{BlockCosts, Pace, times};
@@ -279,7 +276,7 @@ pub(crate) struct Transfers {
     speeds: Speeds,
     prefill: PrefillSpeed,
     /// Of failures in the log.
-    log_limit: LogLimit,
+    log_limit: LogLimit<(Path, Option<VolumeId>, FailureKind)>,
     alarms: Alarms,
     history: CopyHistory,
     /// Number of the last device event that the engine handed over; 0 for none.

@@ -1,32 +1,38 @@
 //! Rate limit of the log: a failure is logged at intervals, not once a block. A full disk fails
 //! thousands of blocks.
 
-use kvbm_plan::{FailureKind, Path, VolumeId};
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::hash::Hash;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Shortest time between two warnings of one topic.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// What one warning is about: a path, its volume where it has one, and a kind of failure.
-type Topic = (Path, Option<VolumeId>, FailureKind);
+/// When the last warning of each topic was logged. Topics are few: a kind of failure of a path, not
+/// a block.
+#[derive(Debug)]
+pub struct LogLimit<T>(Mutex<HashMap<T, Last>>);
 
-/// When the last warning of each topic was logged.
-#[derive(Default)]
-pub(super) struct LogLimit(Mutex<HashMap<Topic, Last>>);
+impl<T> Default for LogLimit<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
 
 /// The last warning of a topic, and how many were suppressed since.
+#[derive(Debug)]
 struct Last {
     at: Instant,
     suppressed: u64,
 }
 
-impl LogLimit {
+impl<T: Eq + Hash> LogLimit<T> {
     /// One more failure. Where it is to be logged: how many were suppressed since the last warning.
-    pub(super) fn allow(&self, topic: Topic, now: Instant) -> Option<u64> {
-        match self.0.lock().entry(topic) {
+    pub fn allow(&self, topic: T, now: Instant) -> Option<u64> {
+        // A thread that panicked left whole entries.
+        match self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(topic) {
             Entry::Vacant(place) => {
                 place.insert(Last { at: now, suppressed: 0 });
                 Some(0)
@@ -47,6 +53,7 @@ impl LogLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{FailureKind, Path, VolumeId};
 
     #[test]
     fn a_repeated_failure_is_logged_once_an_interval_with_the_number_of_suppressed_ones() {
