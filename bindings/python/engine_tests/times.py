@@ -32,7 +32,7 @@ def judge_latency(suite: Any) -> None:
         "max_model_len": 4096,
     }
     disk = {
-        "host": str(_HOST),
+        "host": f"{_HOST >> 20}MiB",
         "disk": suite.fresh("disk-latency"),
         "disk_capacity": "1GiB",
         "offload.g2_g3.write_through": True,
