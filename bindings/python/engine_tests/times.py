@@ -32,7 +32,7 @@ def judge_latency(suite: Any) -> None:
         "max_model_len": 4096,
     }
     disk = {
-        "host": _HOST,
+        "host": str(_HOST),
         "disk": suite.fresh("disk-latency"),
         "disk_capacity": "1GiB",
         "offload.g2_g3.write_through": True,
