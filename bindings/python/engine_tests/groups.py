@@ -120,31 +120,42 @@ def judge(suite: Any) -> None:
 def _equality(suite: Any, kind: str, model: str, size: dict[str, Any]) -> None:
     """The same tokens as without a connector; and not so where a loaded block is wrong."""
     right = str(suite.work / f"groups-{kind}.json")
+    again = str(suite.work / f"groups-{kind}-restart.json")
     size |= {"count": size["count"] // 2, "batch": 1} if kind == "state" else {}
+    wanted = {right: {"twice": True, **size}}
+    if kind == "window":
+        wanted[again] = {"twice": False, **_restart_size(suite)}
     suite.run(
-        f"groups {kind} reference",
-        "reference",
+        f"groups {kind} references",
+        "references",
+        program="equality.py",
         model=model,
-        out=right,
+        wanted=wanted,
         own_prefixes=kind == "state",
-        **size,
+        max_model_len=4608,
     )
     size |= {"forget": True}
     tight = {"num_gpu_blocks_override": 4 * size["max_model_len"] // 32}
-    kinds: list[tuple[str, dict[str, Any], dict[str, Any]]] = [("async", {}, {})]
+    chunked = ({"hashes": "own"}, {"max_num_batched_tokens": 256})
+    kinds: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {"async": ({}, {})}
     if kind == "window":
-        kinds.append(("chunked", {"hashes": "own"}, {"max_num_batched_tokens": 256}))
-    for label, options, changes in kinds:
+        # The quick form has one engine less.
+        kinds = {"chunked": chunked} if suite.quick else kinds | {"chunked": chunked}
+    control: dict[str, Any] = {}
+    for label, (options, changes) in kinds.items():
         found = suite.run(
             f"groups {kind} {label}",
             "equality",
+            program="equality.py",
             model=model,
             reference=right,
             options={"host": "1GiB", **options},
+            control=not control,
             **size,
             **tight,
             **changes,
         )
+        control = found.get("control", control)
         for what, holds in {
             "tokens are those without a connector": found.get("unequal") == 0,
             "blocks were loaded": found.get("loaded_blocks", 0) > 0,
@@ -155,59 +166,43 @@ def _equality(suite: Any, kind: str, model: str, size: dict[str, Any]) -> None:
             "nothing is left behind": not any(found.get("left", {"": 1}).values()),
         }.items():
             suite.check(f"groups, {kind}, {label}: {what}", holds, found)
-    control = suite.run(
-        f"groups {kind} flipped bit",
-        "equality",
-        model=model,
-        reference=right,
-        options={"host": "1GiB"},
-        flip=True,
-        **size,
-        **tight,
-    )
     suite.check(
         f"groups, {kind}: a flipped bit changes tokens", control.get("unequal", 0) > 0, control
     )
     suite.row(f"groups_control_differs {kind}", control.get("unequal", 0))
 
 
+def _restart_size(suite: Any) -> dict[str, Any]:
+    count, longest = (12, 800) if suite.quick else (40, 3000)
+    return {"count": count, "longest": longest, "max_model_len": 4608}
+
+
 def _restart(suite: Any, kind: str, model: str) -> None:
     """What was flushed is found after a kill, and right."""
-    count, longest = (12, 800) if suite.quick else (40, 3000)
-    size = {"count": count, "longest": longest, "max_model_len": 4608}
-    right, disk = (
-        str(suite.work / f"groups-{kind}-restart.json"),
-        suite.fresh(f"disk-groups-{kind}"),
-    )
-    options = {
-        "host": "512MiB",
-        "disk_capacity": "2GiB",
-        "offload.g2_g3.write_through": True,
-        "disk.drive_writes_per_day": 0,
+    right = str(suite.work / f"groups-{kind}-restart.json") if kind == "window" else None
+    where = {
+        "program": "restarts.py",
+        "model": model,
+        "disk": suite.fresh(f"disk-groups-{kind}"),
+        "options": {
+            "host": "512MiB",
+            "disk_capacity": "2GiB",
+            "offload.g2_g3.write_through": True,
+            "disk.drive_writes_per_day": 0,
+        },
+        **_restart_size(suite),
     }
-    suite.run(
-        f"groups {kind} restart reference", "restart_reference", model=model, out=right, **size
-    )
-    suite.fill_and_kill(f"groups {kind}", disk, size, options, {}, model)
-    found = suite.run(
-        f"groups {kind} restart",
-        "after_restart",
-        model=model,
-        disk=disk,
-        reference=right,
-        options=options,
-        **size,
-    )
+    with suite.running(f"groups {kind} fill", "fill_and_wait", **where):
+        pass
+    found = suite.run(f"groups {kind} restart", "after_restart", reference=right, **where)
     share = found.get("found", 0) / max(1, found.get("wanted", 1))
     suite.row(f"groups_restart_hits {kind}", share)
-    suite.check(f"groups, {kind}, restart: 95 % of what was flushed is found", share >= 0.95, found)
-    if kind == "window":
-        suite.check(f"groups, {kind}, restart: tokens are right", found.get("unequal") == 0, found)
-    suite.check(
-        f"groups, {kind}, restart: no hit with another salt",
-        found.get("found_with_salt") == 0,
-        found,
-    )
+    for what, holds in {
+        "95 % of what was flushed is found": share >= 0.95,
+        "tokens are right": found.get("unequal") == (0 if right else -1),
+        "no hit with another salt": found.get("found_with_salt") == 0,
+    }.items():
+        suite.check(f"groups, {kind}, restart: {what}", holds, found)
 
 
 if __name__ == "__main__":

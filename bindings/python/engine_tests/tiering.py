@@ -1,4 +1,7 @@
-"""vLLM's own offloading with a tier below its CPU tier: kvbm's, or vLLM's files."""
+"""The part `tier`: vLLM's own offloading with a tier below its CPU tier, kvbm's or vLLM's files.
+
+python tiering.py NAME '{"model": FOLDER, ...}'
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,45 @@ from pathlib import Path
 from typing import Any
 
 from engine import Engine
+from scenarios import main, scenario
 from workload import conversations
 
-__all__ = ["files_tier", "native", "tiering"]
+__all__ = ["files_tier", "judge", "native"]
 
 #: Of vLLM's CPU tier below which a tier is tested: less than the prompts need.
 _CPU_BYTES = 24 << 20
+
+
+def judge(suite: Any) -> None:
+    """kvbm's disk, and vLLM's files, behind vLLM's own CPU offloading, with a restart."""
+    size, right = suite.sizes["restart"], suite.right["restart"]
+    seconds: dict[str, float] = {}
+    for kind in ("kvbm",) if suite.quick else ("kvbm", "files"):
+        base = {
+            "program": "tiering.py",
+            "model": suite.tiny,
+            "kind": kind,
+            "folder": suite.fresh(f"tier-{kind}"),
+            "reference": right,
+        }
+        first = suite.run(f"tier {kind} fill", "tiering", **base, **size)
+        suite.drop_page_cache()
+        again = suite.run(f"tier {kind} restart", "tiering", **base, **size)
+        for label, found in (("fill", first), ("restart", again)):
+            suite.check(
+                f"tier {kind}, {label}: tokens are right",
+                found.get("unequal") == 0,
+                found,
+            )
+        share = again.get("found", 0) / max(1, again.get("wanted", 1))
+        suite.row(f"tier_restart_hits {kind}", share)
+        seconds[kind] = again.get("median_s", 0.0)
+        if kind == "kvbm":
+            suite.check("tier kvbm: 95 % is found after a restart", share >= 0.95, again)
+            failures = first.get("failures"), again.get("failures")
+            suite.check("tier kvbm: nothing failed", failures == ({}, {}), failures)
+    if len(seconds) == 2 and all(seconds.values()):
+        suite.row("tier_ttft_over_files", seconds["kvbm"] / seconds["files"])
 
 
 def native(host_bytes: int, tier: dict[str, Any] | None) -> dict[str, Any]:
@@ -61,6 +97,7 @@ def settle(engine: Engine) -> None:
         engine.tokens([[5] * 8], 1)
 
 
+@scenario
 def tiering(
     model: str, kind: str, folder: str, count: int, longest: int, reference: str, **settings: Any
 ) -> dict[str, Any]:
@@ -91,3 +128,7 @@ def tiering(
     }
     engine.close()
     return result
+
+
+if __name__ == "__main__":
+    main()

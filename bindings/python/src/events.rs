@@ -5,6 +5,7 @@
 use crate::errors::{Error, Result};
 use crate::guard::{Process, detached};
 use crate::sequence::AnySequence;
+use kvbm::KvBlockManager;
 use kvbm::events_plane::{self as plane, Delivery, EventKind, KvEvent, SourceId, StreamId, Subscriber};
 use kvbm::plan::{Epoch, GroupId};
 use parking_lot::Mutex;
@@ -18,6 +19,14 @@ use std::time::Duration;
 pub(crate) struct Event {
     stream: StreamId,
     event: KvEvent,
+}
+
+/// What a manager holds on the tiers of this machine.
+pub(crate) fn held<G>(manager: &KvBlockManager<G>) -> Vec<Event> {
+    let snapshot = manager.events().snapshot();
+    let stream = StreamId { source: manager.events().source(), epoch: manager.epoch(), shard: 0 };
+    let event = |block| KvEvent::new(snapshot.next_sequence, EventKind::Store(block));
+    snapshot.blocks.into_iter().map(|block| Event { stream, event: event(block) }).collect()
 }
 
 #[pymethods]

@@ -5,7 +5,7 @@
 use crate::config::Config;
 use crate::cuda::EngineEvents;
 use crate::errors::{Error, Kind, Result};
-use crate::events::Events;
+use crate::events::{Event, Events, held};
 use crate::fence::Fence;
 use crate::guard::{Process, caught, detached, drop_detached};
 use crate::integers::{block_ids, seconds};
@@ -435,6 +435,13 @@ impl KvBlockManager {
     /// A subscriber that sees every event from now on.
     fn events(&self, py: Python<'_>) -> PyResult<Events> {
         self.call(py, |open| Ok(Events::new(open.manager.events().subscribe()?)))
+    }
+
+    /// The blocks that the tiers of this machine hold now, parents first: `"store"` events with the
+    /// number of the next event. It repairs what is known after a `Gap`. Blocks of volumes are not
+    /// among them.
+    fn held_blocks(&self, py: Python<'_>) -> PyResult<Vec<Event>> {
+        self.call(py, |open| Ok(held(&open.manager)))
     }
 
     /// Publishes what happened so far rather than at the next tick. Whether that worked within a

@@ -97,6 +97,28 @@ def test_each_call_has_a_line_without_tokens_and_names(engine: FakeEngine, tmp_p
     assert SECRET not in text and not any(str(token) in text for token in PROMPT)
 
 
+def test_audits_and_hints_have_lines(engine: FakeEngine, tmp_path: Path) -> None:
+    path = tmp_path / "run.kvbmrec"
+    with recorded(engine, path) as manager:
+        sequence = TokenSequence(manager.namespace, PROMPT)
+        assert manager.offload([1, 2, 3, 4], sequence).started == 4
+        assert manager.wait_offloads(10)
+        assert manager.prefetch(sequence) == manager.session_resumes(sequence) == 0
+        assert manager.prefilled(640, 0.5) and not manager.prefilled(1, 0.5)
+        assert manager.look_up(SECRET, sequence) is not None
+        manager.audit(SECRET, [1, 2, 3, 4])
+        until = time.monotonic() + 10
+        while manager.finished() == [] and time.monotonic() < until:
+            time.sleep(0.001)
+    calls = {call["call"]: call for call in lines(path)[1:]}
+    assert calls["prefetch"]["chain"] == calls["session_resumes"]["chain"] == [[0, 4]]
+    assert calls["prefetch"]["blocks"] == 0
+    assert (calls["prefilled"]["tokens"], calls["prefilled"]["elapsed_us"]) == (1, 500_000)
+    assert (calls["audit"]["request"], calls["audit"]["ids"]) == (0, [1, 2, 3, 4])
+    assert (calls["finished"]["request"], calls["finished"]["arrived"]) == (0, 4)
+    assert SECRET not in path.read_text()
+
+
 def test_only_the_owner_may_read_it_and_a_restart_takes_the_next_name(
     engine: FakeEngine, tmp_path: Path
 ) -> None:

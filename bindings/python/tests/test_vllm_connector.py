@@ -421,6 +421,8 @@ def test_a_load_that_cannot_begin_is_reported_and_ends(engine: Engine) -> None:
     engine.allocated(again, [11, 12, 13, 14, 15], 16)
     assert engine.until_received("b") == {11, 12, 13, 14}
     assert engine.totals["failed_blocks"] == 4
+    # vLLM asks again, and may have no room for another load of it.
+    assert engine.match(again) == (0, False)
 
 
 def test_an_aborted_request_is_received_once(engine: Engine) -> None:

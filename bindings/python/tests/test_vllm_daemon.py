@@ -114,6 +114,7 @@ def test_the_daemon_comes_and_goes(vllm: Any, tmp_path: Path, executor: str) -> 
                 received, more = engine.step()
                 bad |= more
             assert received == {"d"} and bad == {21, 22, 23, 24}
+            engine.scheduler.request_finished_all_groups(lost, ([21, 22, 23, 24, 25],))
             request = Request("a", PROMPT)
         assert engine.totals["loaded_blocks"] == 12
     finally:

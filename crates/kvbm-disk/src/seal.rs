@@ -14,7 +14,7 @@
 //! compared against accidents only.
 
 use crate::checksum::{BlockChecksum, ContentCrc, crc64};
-use kvbm_keys::{DeploymentKey, KeyId, Mac, MacKey};
+use kvbm_keys::{BulkKey, BulkMac, DeploymentKey, KeyId, MacKey};
 use kvbm_plan::BlockIdentity;
 
 /// One deployment's way to sum blocks and journals.
@@ -29,7 +29,7 @@ struct Keys {
     id: KeyId,
     journal: MacKey,
     identity: MacKey,
-    content: MacKey,
+    content: BulkKey,
 }
 
 impl Seal {
@@ -39,7 +39,7 @@ impl Seal {
             id: key.id(),
             journal: key.derive("kvbm 2026-11-25 disk: headers and records of journals"),
             identity: key.derive("kvbm 2026-11-25 disk: blocks"),
-            content: key.derive("kvbm 2026-11-25 disk: bytes of blocks"),
+            content: key.derive_bulk("kvbm 2026-11-25 disk: bytes of blocks"),
         });
         Self { checksums: BlockChecksum::new(namespace), keys }
     }
@@ -85,7 +85,7 @@ impl Seal {
 #[derive(Debug)]
 pub(crate) struct BlockSums {
     crc: Option<ContentCrc>,
-    mac: Option<Mac>,
+    mac: Option<BulkMac>,
 }
 
 impl BlockSums {

@@ -83,7 +83,8 @@ fn seal_of(object: &[u8]) -> ObjectSeal {
 fn sum(object: &[u8], what: &str, parts: &[&[u8]]) -> [u8; 8] {
     let sum = match key_of(object) {
         None => checksum(CrcAlgorithm::Crc64Nvme, &parts.concat()),
-        Some(key) => key.derive(&format!("kvbm 2026-11-25 volumes: {what} of objects")).of(parts),
+        Some(key) if what == "headers" => key.derive("kvbm 2026-11-25 volumes: headers of objects").of(parts),
+        Some(key) => key.derive_bulk("kvbm 2026-11-25 volumes: pieces of objects").of(parts),
     };
     sum.to_le_bytes()
 }

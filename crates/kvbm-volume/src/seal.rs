@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crc_fast::{CrcAlgorithm, Digest};
-use kvbm_keys::{DeploymentKey, Mac, MacKey};
+use kvbm_keys::{BulkKey, BulkMac, DeploymentKey, MacKey};
 
 const ALGORITHM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
 
@@ -19,7 +19,7 @@ pub struct ObjectSeal(Option<Arc<Keys>>);
 struct Keys {
     id: u32,
     header: MacKey,
-    piece: MacKey,
+    piece: BulkKey,
 }
 
 impl ObjectSeal {
@@ -29,7 +29,7 @@ impl ObjectSeal {
         Self(Some(Arc::new(Keys {
             id: u32::from_le_bytes([a, b, c, d]),
             header: key.derive("kvbm 2026-11-25 volumes: headers of objects"),
-            piece: key.derive("kvbm 2026-11-25 volumes: pieces of objects"),
+            piece: key.derive_bulk("kvbm 2026-11-25 volumes: pieces of objects"),
         })))
     }
 
@@ -40,13 +40,13 @@ impl ObjectSeal {
 
     /// Of a header.
     pub(crate) fn header(&self, identity: &[u8], table: &[u8]) -> u64 {
-        let mut sum = match &self.0 {
-            None => Sum::Crc(Box::new(Digest::new(ALGORITHM))),
-            Some(keys) => Sum::Mac(keys.header.begin()),
-        };
-        sum.update(identity);
-        sum.update(table);
-        sum.finish()
+        if let Some(keys) = &self.0 {
+            return keys.header.of(&[identity, table]);
+        }
+        let mut digest = Digest::new(ALGORITHM);
+        digest.update(identity);
+        digest.update(table);
+        digest.finalize()
     }
 
     /// Of a piece.
@@ -61,7 +61,7 @@ impl ObjectSeal {
 /// A sum of bytes that come one after the other.
 pub(crate) enum Sum {
     Crc(Box<Digest>),
-    Mac(Mac),
+    Mac(BulkMac),
 }
 
 impl Sum {

@@ -44,7 +44,7 @@
 //! | computes the rest | [`allocate`](KvBlockManager::allocate), [`commit`](KvBlockManager::commit), [`register`](KvBlockManager::register) | `fence`, `offload`, or `offload_by_layer` and `layer_done` |
 //! | knows what comes | [`prefetch`](KvBlockManager::prefetch), [`session_resumes`](KvBlockManager::session_resumes), [`branch_ends`](KvBlockManager::branch_ends) | the same |
 //! | knows its own speed | [`prefilled`](KvBlockManager::prefilled) | the same |
-//! | preempts a request | [`park`](KvBlockManager::park), [`resume`](KvBlockManager::resume) | `offload` |
+//! | preempts a request | [`park`](KvBlockManager::park), [`resume`](KvBlockManager::resume) | `park`, `resume` of blocks that it names; `offload` |
 //! | frees, reuses a block | drops the handle | [`released`](KvBlockManager::released), [`before_reuse`](KvBlockManager::before_reuse) |
 //! | ends an iteration | [`step`](KvBlockManager::step) | the same |
 //! | removes a model or tenant | [`forget`](KvBlockManager::forget) | the same |
@@ -71,7 +71,7 @@
 //! |---|---|---|
 //! | `builder` | building a manager: what is required cannot be forgotten | `admin`, `engine`, `manager`, `leader`, `remote`, `events`, `offload`, `admission`, `tenants`, `volume`, `workers`, `socket_link`, `config`, `transfers`, `slots`, `ranks`, `metrics`, `worker` |
 //! | `describe` | what an engine knows of its blocks | `manager` |
-//! | `engine` | G1 in the engine's hands | `manager`, `prefetch`, `onboard`, `leader`, `remote`, `volume`, `config`, `transfers`, `error`, `signal` |
+//! | `engine` | G1 in the engine's hands | `park`, `manager`, `prefetch`, `onboard`, `leader`, `remote`, `volume`, `config`, `transfers`, `error`, `signal` |
 //! | `simulation` | what the simulator does in place of threads | `manager` |
 //! | `park` | private blocks of preempted sequences | `manager`, `leader`, `config`, `transfers`, `error` |
 //! | `groups` | models with several cache groups: prefixes and onboards over all of them | `manager`, `onboard`, `leader`, `places`, `error` |
@@ -149,7 +149,7 @@ pub use circuit_breaker::CircuitState;
 pub use describe::DescribeError;
 pub use engine::{
     Engine, EngineError, EngineOnboardError, EngineOnboarding, Fence, FinishedLoad, LoadOptions, LookUp,
-    NoSuchBlock, OffloadStarted, RefusedBlock, StillBusy, TicketError, Tickets,
+    NoSuchBlock, OffloadOptions, OffloadStarted, RefusedBlock, StillBusy, TicketError, Tickets,
 };
 pub use error::BlockFailure;
 pub use events::{EventPump, EventsError, EventsStatus};
@@ -200,8 +200,8 @@ pub use kvbm_plan::{
     VolumeDescriptor, VolumeId,
 };
 pub use kvbm_pool::{
-    AllocError, BlockBatch, BlockMetadata, Cached, Complete, Duplicates, G1, G2, G3, Lost, Partial, PinError,
-    Prefix, Reset, Share, TierMask, TtlError,
+    AllocError, BatchPosition, BlockBatch, BlockMetadata, Cached, Complete, Duplicates, G1, G2, G3, Lost,
+    Partial, PinError, Prefix, Reset, Share, TierMask, TtlError,
 };
 pub use kvbm_tokens::{
     BlockChain, ChainOrigin, ExternalSequence, Namespace, SequenceHash, Token, TokenSequence,

@@ -8,7 +8,7 @@
 use crate::error::{BlockFailure, FirstOf};
 use crate::leader::Leader;
 use crate::manager::{KvBlockManager, Owned};
-use crate::transfers::{Destination, Move, Purpose, Request};
+use crate::transfers::{Check, Destination, Fence, Move, Purpose, Request};
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{AllocError, BatchPosition, BlockBatch, G1, G2, Losses, Lost, Partial, Reset, SequenceError};
 use std::any::Any;
@@ -50,13 +50,23 @@ pub enum ParkError {
 /// A park that failed; the blocks are where they were.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
-pub struct ParkRejected<B> {
+pub struct ParkRejected<B, E: std::error::Error + 'static = ParkError> {
     /// What was to be moved; `None` where a worker may still touch it, so that it comes back only
     /// when that is over.
     pub blocks: Option<B>,
     /// Why.
     #[source]
-    pub error: ParkError,
+    pub error: E,
+}
+
+/// The end of a move of private blocks that is on G1, whosever G1 is.
+pub(crate) struct OnG1<'a> {
+    pub(crate) ids: &'a [BlockId],
+    /// See [`Request::fence`] and [`Request::check`].
+    pub(crate) fence: Option<Fence>,
+    pub(crate) check: Option<Check>,
+    /// Held until no worker touches the blocks.
+    pub(crate) hold: Box<dyn Any + Send>,
 }
 
 impl Parked {
@@ -74,6 +84,38 @@ impl Parked {
     pub fn origin(&self) -> BatchPosition {
         self.origin
     }
+
+    /// Copies private blocks of G1 to G2, and waits. `losses`: read before the blocks were
+    /// computed.
+    pub(crate) fn save(
+        leader: &Leader,
+        origin: BatchPosition,
+        losses: Losses,
+        from: OnG1<'_>,
+    ) -> Result<Self, ParkError> {
+        let count = from.ids.len();
+        let host = leader.registry.pool::<G2>().get_mutable_blocks_for(origin.namespace, count);
+        let host = host.inspect_err(|error| leader.tenants.count_refusal(origin.namespace, error))?;
+        let names = private_names(origin.group, leader.next_private(count), count);
+        let parked = Self { blocks: Arc::new(host), names, origin };
+        let moves = moves(&parked.names, Tier::G1, from.ids, parked.blocks.block_ids());
+        move_private(leader, Tier::G2, moves, losses, &parked.blocks, from)?;
+        Ok(parked)
+    }
+
+    /// Copies them back to G1, and waits. They stay parked, too.
+    pub(crate) fn load(&self, leader: &Leader, to: OnG1<'_>) -> Result<(), ParkError> {
+        let moves = moves(&self.names, Tier::G2, self.blocks.block_ids(), to.ids);
+        move_private(leader, Tier::G1, moves, self.blocks.losses(), &self.blocks, to)
+    }
+
+    /// Whether they can be brought back by this leader.
+    pub(crate) fn check(&self, leader: &Leader) -> Result<(), ParkError> {
+        if !leader.registry.owns_blocks(&self.blocks) {
+            return Err(ParkError::Foreign);
+        }
+        Ok(leader.transfers.check_lost(Tier::G2, self.blocks.losses())?)
+    }
 }
 
 impl KvBlockManager<Owned> {
@@ -90,29 +132,15 @@ impl KvBlockManager<Owned> {
         if !self.leader.registry.owns_blocks(&blocks) {
             return Err(ParkRejected { blocks: Some(blocks), error: ParkError::Foreign });
         }
-        if let Err(lost) = self.leader.transfers.check_lost(Tier::G1, blocks.losses()) {
+        let (origin, losses) = (blocks.origin(), blocks.losses());
+        if let Err(lost) = self.leader.transfers.check_lost(Tier::G1, losses) {
             return Err(ParkRejected { blocks: Some(blocks), error: lost.into() });
         }
-        let origin = blocks.origin();
-        let host =
-            match self.leader.registry.pool::<G2>().get_mutable_blocks_for(origin.namespace, blocks.len()) {
-                Ok(host) => Arc::new(host),
-                Err(error) => {
-                    self.leader.tenants.count_refusal(origin.namespace, &error);
-                    return Err(ParkRejected { blocks: Some(blocks), error: error.into() });
-                }
-            };
-        let first = self.leader.next_private(blocks.len());
-        let names = private_names(origin.group, first, blocks.len());
-        let losses = blocks.losses();
         let source = Arc::new(blocks);
-        let moves = moves(&names, Tier::G1, source.block_ids(), host.block_ids());
-        let ends = (Arc::clone(&source), Arc::clone(&host));
-        let moved = move_private(&self.leader, Tier::G2, moves, losses, ends);
-        match moved {
-            Ok(()) => Ok(Parked { blocks: host, names, origin }),
-            Err(error) => Err(ParkRejected { blocks: Arc::into_inner(source), error }),
-        }
+        let hold = Box::new(Arc::clone(&source));
+        let from = OnG1 { ids: source.block_ids(), fence: None, check: None, hold };
+        Parked::save(&self.leader, origin, losses, from)
+            .map_err(|error| ParkRejected { blocks: Arc::into_inner(source), error })
     }
 
     /// Brings parked blocks back to G1, where their sequence goes on. Waits at most the transfer
@@ -122,24 +150,16 @@ impl KvBlockManager<Owned> {
     /// The blocks stay parked, and come back with the reason: [`ParkError::Lost`] where G2 lost
     /// what it held since they were parked.
     pub fn resume(&self, parked: Parked) -> Result<BlockBatch<G1, Partial>, ParkRejected<Parked>> {
-        if !self.leader.registry.owns_blocks(&parked.blocks) {
-            return Err(ParkRejected { blocks: Some(parked), error: ParkError::Foreign });
+        if let Err(error) = parked.check(&self.leader) {
+            return Err(ParkRejected { blocks: Some(parked), error });
         }
-        let losses = parked.blocks.losses();
-        if let Err(lost) = self.leader.transfers.check_lost(Tier::G2, losses) {
-            return Err(ParkRejected { blocks: Some(parked), error: lost.into() });
-        }
-        let pool = self.leader.registry.pool::<G1>();
-        let device = match pool.get_mutable_blocks_for(parked.origin.namespace, parked.len()) {
+        let device = match self.allocate_for(parked.origin.namespace, parked.len()) {
             Ok(device) => Arc::new(device),
-            Err(error) => {
-                self.leader.tenants.count_refusal(parked.origin.namespace, &error);
-                return Err(ParkRejected { blocks: Some(parked), error: error.into() });
-            }
+            Err(error) => return Err(ParkRejected { blocks: Some(parked), error: error.into() }),
         };
-        let moves = moves(&parked.names, Tier::G2, parked.blocks.block_ids(), device.block_ids());
-        let ends = (Arc::clone(&parked.blocks), Arc::clone(&device));
-        if let Err(error) = move_private(&self.leader, Tier::G1, moves, losses, ends) {
+        let hold = Box::new(Arc::clone(&device));
+        let to = OnG1 { ids: device.block_ids(), fence: None, check: None, hold };
+        if let Err(error) = parked.load(&self.leader, to) {
             return Err(ParkRejected { blocks: Some(parked), error });
         }
         let BatchPosition { namespace, group, position } = parked.origin;
@@ -151,20 +171,23 @@ impl KvBlockManager<Owned> {
     }
 }
 
-/// Moves blocks that stay private, and waits. `ends` is held until no worker touches the blocks.
+/// Moves blocks that stay private, and waits. Both ends are held until no worker touches them.
 fn move_private(
     leader: &Leader,
     to: Tier,
     moves: Vec<Move>,
     losses: Losses,
-    ends: impl Any + Send,
+    host: &Arc<BlockBatch<G2, Reset>>,
+    on_g1: OnG1<'_>,
 ) -> Result<(), ParkError> {
     let transfers = &leader.transfers;
     if transfers.refuses_callers() {
         return Err(ParkError::ShuttingDown);
     }
     let Some(from) = moves.first().map(|block| block.from) else { return Ok(()) };
-    let request = Request::new(Purpose::Private, to, moves, Destination::Unregistered, losses).hold(ends);
+    let mut request = Request::new(Purpose::Private, to, moves, Destination::Unregistered, losses);
+    (request.fence, request.check) = (on_g1.fence, on_g1.check);
+    request.holds.extend([Box::new(Arc::clone(host)) as Box<dyn Any + Send>, on_g1.hold]);
     let handle = transfers.start(request);
     handle.wait("private blocks").map_err(|late| ParkError::Failed(handle.failures(&late)))?;
     // Before any other failure: nothing could bring the blocks back.

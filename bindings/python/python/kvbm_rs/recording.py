@@ -311,6 +311,24 @@ class RecordedManager(KvBlockManager):
             ids=_numbers(ids),
         )
 
+    def audit(
+        self,
+        request: str,
+        ids: Any,
+        after: Fence | None = None,
+        *,
+        elements: str = "bytes",
+        tolerance: float = 0.0,
+    ) -> None:
+        run = super().audit
+        self._note(
+            "audit",
+            lambda: run(request, ids, after, elements=elements, tolerance=tolerance),
+            _nothing,
+            request=request,
+            ids=_numbers(ids),
+        )
+
     def abandon(self, request: str) -> bool:
         run = super().abandon
         had: bool = self._note(
@@ -380,6 +398,29 @@ class RecordedManager(KvBlockManager):
     def branch_ends(self, sequence: _Sequence) -> None:
         run = super().branch_ends
         self._note("branch_ends", lambda: run(sequence), _nothing, sequence=sequence)
+
+    def prefilled(self, tokens: int, elapsed: float) -> bool:
+        run = super().prefilled
+        counts: bool = self._note(
+            "prefilled",
+            lambda: run(tokens, elapsed),
+            lambda counts: {"counts": counts},
+            tokens=tokens,
+            elapsed_us=int(elapsed * 1e6),
+        )
+        return counts
+
+    def prefetch(self, sequence: _Sequence) -> int:
+        run = super().prefetch
+        return self._ahead("prefetch", sequence, lambda: run(sequence))
+
+    def session_resumes(self, sequence: _Sequence) -> int:
+        run = super().session_resumes
+        return self._ahead("session_resumes", sequence, lambda: run(sequence))
+
+    def _ahead(self, call: str, sequence: _Sequence, run: Any) -> int:
+        started: int = self._note(call, run, lambda blocks: {"blocks": blocks}, sequence=sequence)
+        return started
 
     def wait_offloads(self, timeout: float) -> bool:
         run = super().wait_offloads

@@ -33,6 +33,12 @@ for name in sys.argv[1:]:\n\
 \x20   try: print(m.version(name))\n\
 \x20   except m.PackageNotFoundError: print('')\n";
 
+/// What the connector refuses at the engine's start, each with the way out
+/// (`kvbm_rs/vllm/checks.py`).
+const REFUSED: &str = "a kv_load_failure_policy other than recompute, a kv_role other than kv_both, \
+the option load=sync with asynchronous scheduling or several processes, executors other than uni and mp, \
+several nodes, pipeline and context parallelism, cache groups without full attention";
+
 /// What `python` has for `engine`.
 pub(super) fn examine(engine: EngineName, python: &Path) -> Vec<Finding> {
     let EngineName::Vllm = engine;
@@ -46,7 +52,8 @@ pub(super) fn examine(engine: EngineName, python: &Path) -> Vec<Finding> {
         Ok(found) => {
             let version = |index: usize| found.get(index).map(String::as_str).unwrap_or_default();
             let vllm = if version(0).is_empty() { version(1) } else { version(0) };
-            vec![Finding::ok(name, "answers"), vllm_finding(vllm), binding(version(2)), hash_seed()]
+            let refused = Finding::ok("refused by the connector", REFUSED);
+            vec![Finding::ok(name, "answers"), vllm_finding(vllm), binding(version(2)), hash_seed(), refused]
         }
     }
 }

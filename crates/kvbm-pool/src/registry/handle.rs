@@ -363,7 +363,20 @@ impl Registry {
         tier: Tier,
         identities: &[BlockIdentity],
     ) -> Result<AnyArrivals, AllocError> {
-        AnyArrivals::begin(&self.shared, tier, identities, BlockMetadata::default())
+        self.begin_arrivals_with(tier, identities, BlockMetadata::default())
+    }
+
+    /// The same, with metadata for those of the blocks that are on no tier.
+    ///
+    /// # Errors
+    /// As [`begin_arrivals`](Self::begin_arrivals).
+    pub fn begin_arrivals_with(
+        &self,
+        tier: Tier,
+        identities: &[BlockIdentity],
+        metadata: BlockMetadata,
+    ) -> Result<AnyArrivals, AllocError> {
+        AnyArrivals::begin(&self.shared, tier, identities, metadata)
     }
 
     /// Where the slots of `tier` are.

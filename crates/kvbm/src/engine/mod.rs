@@ -13,6 +13,7 @@
 //! | `promises` | pinned blocks of each cache group, and their loads | `onboard` |
 //! | `answers` | what callers of tickets are told | - |
 //! | `onboard` | an onboard into engine blocks | `generations`, `offload` |
+//! | `park` | private blocks of preempted requests | `generations`, `offload` |
 //! | `offload` | an offload of engine blocks | `generations` |
 //! | `generations` | generations and holds of engine blocks | - |
 
@@ -20,10 +21,12 @@ mod answers;
 mod generations;
 mod offload;
 mod onboard;
+mod park;
 mod promises;
 mod tickets;
 
 use crate::manager::{FenceError, KvBlockManager};
+use crate::park::ParkError;
 use crate::signal::Signal;
 use crate::transfers::Check;
 pub use answers::{FinishedLoad, LookUp, TicketError};
@@ -31,7 +34,7 @@ pub use generations::NoSuchBlock;
 use generations::{Generations, Hold};
 use kvbm_plan::{BlockId, Comparison, Failure, FailureKind, Tier};
 use kvbm_pool::{AllocError, Lost, Prefix};
-pub use offload::{OffloadStarted, RefusedBlock};
+pub use offload::{OffloadOptions, OffloadStarted, RefusedBlock};
 pub use onboard::{EngineOnboardError, EngineOnboarding, LoadOptions};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -87,6 +90,9 @@ pub enum EngineError {
     /// G2 has no room.
     #[error(transparent)]
     Alloc(#[from] AllocError),
+    /// Private blocks that could not be parked or resumed.
+    #[error(transparent)]
+    Private(#[from] ParkError),
     /// The manager is shutting down.
     #[error("the manager is shutting down: no transfer starts")]
     ShuttingDown,

@@ -4,10 +4,10 @@ use super::generations::{Generations, Hold};
 use super::{Busy, Engine, EngineError, Fence, still_the_same};
 use crate::config::FIRST_GROUP;
 use crate::leader::Leader;
-use crate::manager::KvBlockManager;
+use crate::manager::{KvBlockManager, OffloadError};
 use crate::transfers::{Destination, Move, Purpose, Request};
 use kvbm_plan::{BlockId, BlockIdentity, Command, GroupId, NamespaceId, Path, Tier};
-use kvbm_pool::{Arrival, Lost, Refusal};
+use kvbm_pool::{Arrival, BlockMetadata, Losses, Lost, Pinned, Refusal};
 use kvbm_tokens::BlockChain;
 use std::sync::Arc;
 
@@ -30,6 +30,36 @@ pub struct RefusedBlock {
     pub block: BlockId,
     /// Why.
     pub reason: Refusal,
+}
+
+/// How engine blocks are copied to G2.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OffloadOptions {
+    group: GroupId,
+    after: Option<Fence>,
+    metadata: BlockMetadata,
+}
+
+impl OffloadOptions {
+    /// The blocks hold their final bytes when this device event is complete; now, where none is
+    /// given.
+    #[must_use]
+    pub const fn after(self, fence: Fence) -> Self {
+        Self { after: Some(fence), ..self }
+    }
+
+    /// The blocks' cache group; the first, where none is given.
+    #[must_use]
+    pub const fn group(self, group: GroupId) -> Self {
+        Self { group, ..self }
+    }
+
+    /// For those of the blocks that are on no tier yet: the larger their priority, the longer they
+    /// stay, on every tier.
+    #[must_use]
+    pub const fn metadata(self, metadata: BlockMetadata) -> Self {
+        Self { metadata, ..self }
+    }
 }
 
 impl KvBlockManager<Engine> {
@@ -61,6 +91,32 @@ impl KvBlockManager<Engine> {
         self.offload_group(FIRST_GROUP, ids, chain, first, after)
     }
 
+    /// As [`offload`](Self::offload), with what [`OffloadOptions`] say.
+    ///
+    /// # Errors
+    /// See [`EngineError`]; nothing was started. Blocks of a group that there is not are refused.
+    pub fn offload_with<'a>(
+        &self,
+        ids: &[BlockId],
+        chain: impl Into<BlockChain<'a>>,
+        first: usize,
+        options: OffloadOptions,
+    ) -> Result<OffloadStarted, EngineError> {
+        let when = options.after.map_or(When::Now, When::After);
+        self.start_offload(ids, chain.into(), first, when, options)
+    }
+
+    /// Copies registered blocks down in the background, now rather than when a trigger says so:
+    /// blocks of G2 to G3 or to a volume (G4). Blocks before them that are missing there go first.
+    /// The parts of a [`Prefix`](kvbm_pool::Prefix) are pinned blocks of a tier
+    /// ([`into_parts`](kvbm_pool::Prefix::into_parts)).
+    ///
+    /// # Errors
+    /// [`OffloadError`]; nothing was started.
+    pub fn offload_down(&self, blocks: &Pinned, to: Tier) -> Result<(), OffloadError> {
+        self.offload_pinned(blocks, to)
+    }
+
     /// As [`offload`](Self::offload), of blocks of a cache group. Blocks of a group with a window
     /// or state may begin anywhere in the sequence: see [`kept_blocks`](Self::kept_blocks).
     ///
@@ -74,7 +130,7 @@ impl KvBlockManager<Engine> {
         first: usize,
         after: Option<Fence>,
     ) -> Result<OffloadStarted, EngineError> {
-        self.start_offload(group, ids, chain.into(), first, after.map_or(When::Now, When::After))
+        self.offload_with(ids, chain, first, OffloadOptions { group, after, ..OffloadOptions::default() })
     }
 
     /// Like [`offload`](Self::offload), for blocks that the running iteration computes: each layer
@@ -94,7 +150,8 @@ impl KvBlockManager<Engine> {
         chain: impl Into<BlockChain<'a>>,
         first: usize,
     ) -> Result<OffloadStarted, EngineError> {
-        self.start_offload(FIRST_GROUP, ids, chain.into(), first, When::Computed(self.running_iteration()))
+        let when = When::Computed(self.running_iteration());
+        self.start_offload(ids, chain.into(), first, when, OffloadOptions::default())
     }
 
     /// The running iteration has written `layer` of all its blocks on every rank's device: not
@@ -113,11 +170,11 @@ impl KvBlockManager<Engine> {
 
     fn start_offload(
         &self,
-        group: GroupId,
         ids: &[BlockId],
         chain: BlockChain<'_>,
         first: usize,
         when: When,
+        options: OffloadOptions,
     ) -> Result<OffloadStarted, EngineError> {
         self.check(ids)?;
         let part = chain.slice(first..first.saturating_add(ids.len()));
@@ -132,7 +189,7 @@ impl KvBlockManager<Engine> {
             .iter()
             .map(|link| BlockIdentity {
                 namespace,
-                group,
+                group: options.group,
                 hash: link.hash,
                 parent: link.parent,
                 position: link.position,
@@ -140,7 +197,8 @@ impl KvBlockManager<Engine> {
             .collect();
         // What events will say of them, should they arrive.
         self.events.note(&chain, first, ids.len());
-        start(&self.leader, &self.g1.blocks, ids, &identities, Content::Now, when)
+        let what = What { identities: &identities, content: Content::Now, metadata: options.metadata };
+        start(&self.leader, &self.g1.blocks, ids, what, when)
     }
 }
 
@@ -176,28 +234,47 @@ pub(super) enum When {
     Computed(u64),
 }
 
-/// Copies engine block `ids[i]`, which holds `identities[i]`, to G2.
+/// What is in the blocks of an offload.
+#[derive(Clone, Copy)]
+pub(super) struct What<'a> {
+    /// One for each block.
+    pub(super) identities: &'a [BlockIdentity],
+    pub(super) content: Content<'a>,
+    pub(super) metadata: BlockMetadata,
+}
+
+/// Refuses blocks whose content went with G1. What was lost so far, read before.
+pub(super) fn check_lost(
+    leader: &Leader,
+    blocks: &Generations,
+    ids: &[BlockId],
+) -> Result<Losses, EngineError> {
+    let losses = leader.registry.losses();
+    let lost = blocks.lost(ids, |since| leader.registry.is_lost(Tier::G1, since));
+    if lost.is_empty() {
+        return Ok(losses);
+    }
+    leader.transfers.count_lost(Lost { tier: Tier::G1 });
+    Err(EngineError::Lost(lost))
+}
+
+/// Copies engine blocks `ids` to G2.
 pub(super) fn start(
     leader: &Arc<Leader>,
     blocks: &Arc<Generations>,
     ids: &[BlockId],
-    identities: &[BlockIdentity],
-    content: Content<'_>,
+    what: What<'_>,
     when: When,
 ) -> Result<OffloadStarted, EngineError> {
-    let losses = leader.registry.losses();
-    let lost = blocks.lost(ids, |since| leader.registry.is_lost(Tier::G1, since));
-    if !lost.is_empty() {
-        leader.transfers.count_lost(Lost { tier: Tier::G1 });
-        return Err(EngineError::Lost(lost));
-    }
+    let What { identities, content, metadata } = what;
+    let losses = check_lost(leader, blocks, ids)?;
     let holds = blocks.begin_read(ids).map_err(EngineError::Busy)?;
     // Ends the reads wherever this ends, at the latest with the transfer.
     let busy = Busy { blocks: Arc::clone(blocks), holds, over: None };
     if !content.is_there(&busy.holds) {
         return Ok(OffloadStarted::default());
     }
-    let arrivals = leader.registry.begin_arrivals(Tier::G2, identities)?;
+    let arrivals = leader.registry.begin_arrivals_with(Tier::G2, identities, metadata)?;
     let mut started = OffloadStarted::default();
     let (mut moves, mut places, mut read) = (Vec::new(), Vec::new(), Vec::new());
     for (index, arrival) in arrivals.arrivals().iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Bringing a prefix into blocks that the engine names.
 
 use super::generations::{Generations, Hold};
-use super::offload::{Content, When};
+use super::offload::{Content, What, When};
 use super::{Busy, EngineError, Fence, offload, still_the_same};
 use crate::error::{BlockFailure, FirstOf};
 use crate::leader::Leader;
@@ -10,7 +10,7 @@ use crate::remote::Fetching;
 use crate::signal::Signal;
 use crate::transfers::{Destination, Handle, Purpose};
 use kvbm_plan::{BlockId, Comparison, Failure, FailureKind, Path, Tier, deadline_after};
-use kvbm_pool::{Losses, Prefix};
+use kvbm_pool::{BlockMetadata, Losses, Prefix};
 use std::collections::HashSet;
 use std::fmt;
 use std::future::Future;
@@ -342,8 +342,10 @@ impl EngineOnboarding {
         if ids.is_empty() || !keeps {
             return;
         }
-        let (content, when) = (Content::Written(&holds), When::Now);
-        match offload::start(leader, &self.blocks, &ids, &identities, content, when) {
+        // Known on a tier: what they are worth is known, too.
+        let metadata = BlockMetadata::default();
+        let what = What { identities: &identities, content: Content::Written(&holds), metadata };
+        match offload::start(leader, &self.blocks, &ids, what, When::Now) {
             Ok(started) => tracing::trace!(target: "kvbm", ?started, "onboarded blocks are copied to G2"),
             Err(error) => tracing::debug!(target: "kvbm", %error, "onboarded blocks are not copied to G2"),
         }

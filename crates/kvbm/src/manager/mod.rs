@@ -500,6 +500,26 @@ impl<G> KvBlockManager<G> {
         self.leader.volumes.unregister(id, self)
     }
 
+    /// Queues copies of registered blocks to the next tier, whosever G1 is.
+    pub(crate) fn offload_pinned(&self, blocks: &Pinned, to: Tier) -> Result<(), OffloadError> {
+        let from = blocks.tier();
+        if !self.leader.registry.owns_pinned(blocks) {
+            return Err(OffloadError::Foreign);
+        }
+        if from.below() != Some(to) && (from, to) != (Tier::G2, Tier::G4) {
+            return Err(OffloadError::NoPath { from, to });
+        }
+        if self.leader.transfers.refuses_callers() {
+            return Err(OffloadError::ShuttingDown);
+        }
+        self.leader.transfers.check_lost(from, blocks.losses())?;
+        if self.leader.offload.offload_now(blocks.clone(), to) {
+            Ok(())
+        } else {
+            Err(OffloadError::NoPath { from, to })
+        }
+    }
+
     /// What every tier and path is doing.
     pub fn status(&self) -> Status {
         #[cfg_attr(not(feature = "worker"), expect(unused_mut, reason = "disks belong to workers"))]
@@ -662,22 +682,7 @@ impl KvBlockManager<Owned> {
     /// # Errors
     /// [`OffloadError`]; nothing was started.
     pub fn offload(&self, blocks: &Pinned, to: Tier) -> Result<(), OffloadError> {
-        let from = blocks.tier();
-        if !self.leader.registry.owns_pinned(blocks) {
-            return Err(OffloadError::Foreign);
-        }
-        if from.below() != Some(to) && (from, to) != (Tier::G2, Tier::G4) {
-            return Err(OffloadError::NoPath { from, to });
-        }
-        if self.leader.transfers.refuses_callers() {
-            return Err(OffloadError::ShuttingDown);
-        }
-        self.leader.transfers.check_lost(from, blocks.losses())?;
-        if self.leader.offload.offload_now(blocks.clone(), to) {
-            Ok(())
-        } else {
-            Err(OffloadError::NoPath { from, to })
-        }
+        self.offload_pinned(blocks, to)
     }
 }
 

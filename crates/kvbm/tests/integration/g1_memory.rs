@@ -3,7 +3,7 @@
 #![cfg(feature = "worker")]
 
 use crate::support::{compute, holds, host, model, namespace, slot_file, soon, unlimited};
-use kvbm::config::Blocks;
+use kvbm::config::{Blocks, Config};
 use kvbm::device::{Device, EmulatedConfig, EmulatedDevice, Event, HostBuffer};
 use kvbm::layout::{AxisOrder, BlockLayout, LayerSeparate, LayoutConfig, OuterPlacement};
 use kvbm::storage::{BoundLayout, DeviceStorage, HostStorage, Owner, RegionBinding, Storage};
@@ -42,6 +42,8 @@ macro_rules! on_either {
     };
 }
 
+mod calls;
+
 fn engine_layout() -> Arc<dyn BlockLayout> {
     let model = model();
     let shape = LayoutConfig::builder()
@@ -79,11 +81,21 @@ fn device_tensors() -> (Arc<dyn Device>, BoundLayout) {
 
 impl Manager {
     fn new(kind: Kind, disk: &FilePath, volume: Option<&FilePath>) -> Self {
+        Self::with(kind, disk, volume, |_| ())
+    }
+
+    fn with(
+        kind: Kind,
+        disk: &FilePath,
+        volume: Option<&FilePath>,
+        configure: impl FnOnce(&mut Config),
+    ) -> Self {
         let mut builder = KvBlockManager::<Owned>::builder().model(model()).namespace(namespace());
         builder = builder.host(Blocks(64)).disk(disk, Blocks(64)).configure(|config| {
             unlimited(config);
             config.offload.g2_g3.write_through = true;
             config.volumes.queue_share = 1.0;
+            configure(config);
         });
         if let Some(volume) = volume {
             builder = builder.volume(format!("dir://{}", volume.display()));

@@ -63,12 +63,7 @@ class KvbmTier(SecondaryTierManager):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        lacks = compat.missing(compat.TIER)
-        if lacks:
-            raise KvbmError(
-                f"vLLM {compat.vllm_version()} lacks what KvbmTier uses: {', '.join(lacks)}; "
-                f"versions that were tested: {', '.join(compat.CHECKED_VERSIONS)}"
-            )
+        compat.require("KvbmTier", compat.TIER)
         self.locality = None if locality is None else Locality(locality)
         self.failures = Failures(logger)
         view = compat.TierView(offloading_spec)

@@ -43,6 +43,12 @@ pub(super) enum Kind {
         ids: Vec<u32>,
         failed: bool,
     },
+    /// Engine blocks hold what was promised, and are compared with it.
+    Audit {
+        request: u64,
+        ids: Vec<u32>,
+        failed: bool,
+    },
     Abandon {
         request: u64,
     },
@@ -64,6 +70,15 @@ pub(super) enum Kind {
     Step,
     BranchEnds {
         chain: Vec<Key>,
+    },
+    Prefilled {
+        tokens: u64,
+        elapsed_us: u64,
+    },
+    /// `resumes`: the session goes on, rather than a request that comes.
+    Prefetch {
+        chain: Vec<Key>,
+        resumes: bool,
     },
     WaitOffloads,
     Flush,
@@ -156,6 +171,7 @@ impl Recording {
             }
             "stage" => Kind::Stage { request: request()?, chain: chain()?, first: first()? },
             "commit" => Kind::Commit { request: request()?, ids: ids()?, failed },
+            "audit" => Kind::Audit { request: request()?, ids: ids()?, failed },
             "abandon" => Kind::Abandon { request: request()? },
             "finished" => Kind::Finished { request: request()? },
             "offload" => {
@@ -173,6 +189,12 @@ impl Recording {
             "before_reuse" => Kind::BeforeReuse { ids: ids()? },
             "step" => Kind::Step,
             "branch_ends" => Kind::BranchEnds { chain: chain()? },
+            "prefilled" => {
+                Kind::Prefilled { tokens: fields.number("tokens")?, elapsed_us: fields.number("elapsed_us")? }
+            }
+            call @ ("prefetch" | "session_resumes") => {
+                Kind::Prefetch { chain: chain()?, resumes: call == "session_resumes" }
+            }
             "wait_offloads" => Kind::WaitOffloads,
             "flush" => Kind::Flush,
             "clear" => Kind::Clear { tier: fields.text("tier")?.to_owned() },

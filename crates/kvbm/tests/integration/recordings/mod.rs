@@ -47,6 +47,28 @@ fn what_was_offered_is_found_and_comes_back() {
 }
 
 #[test]
+fn what_is_audited_prefetched_and_told_of_speed_is_replayed() {
+    let audit = r#"{"call":"audit","request":0,"ids":[7,8]}"#;
+    let calls = [
+        OFFER,
+        r#"{"call":"flush","blocks":2}"#,
+        r#"{"call":"clear","tier":"g2","blocks":2,"wait":true}"#,
+        r#"{"call":"prefilled","tokens":640,"elapsed_us":1000,"counts":true}"#,
+        r#"{"call":"prefetch","chain":[[0,2]],"blocks":2}"#,
+        r#"{"call":"session_resumes","chain":[[0,2]],"blocks":0}"#,
+        ASK,
+        audit,
+        LOADED,
+    ];
+    let summary = play(&[&written(&calls).replace("[0,64,0,0]", "[0,64,64,0]")]).unwrap().remove(0);
+    assert_eq!((summary.prefetched, summary.audited, summary.loads), (2, 2, 0));
+    // What the engine computed into these blocks is something else, and it had not said so.
+    let wrong = [OFFER, ASK, audit.replace("[7,8]", "[2,1]").as_str()].map(str::to_owned);
+    let error = play(&[&written(&wrong.each_ref().map(String::as_str))]).unwrap_err();
+    assert!(error.contains("line 4: engine block 2 changes"), "{error}");
+}
+
+#[test]
 fn an_engine_that_overwrites_a_block_and_says_nothing_is_found() {
     let other = r#"{"call":"offload","new":["00000000000000000000000000000003"],"chain":[[2,1]],"first":0,"ids":[2],"started":1,"present":0,"refused":[]}"#;
     let error = play(&[&written(&[OFFER, other])]).unwrap_err();

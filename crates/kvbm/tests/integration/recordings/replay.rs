@@ -5,7 +5,8 @@ use crate::support::{compute, holds, namespace, soon, unlimited};
 use kvbm::config::{Blocks, ModelConfig};
 use kvbm::layout::{OpaqueLayout, OpaqueTensor};
 use kvbm::{
-    BlockId, Engine, ExternalSequence, FinishedLoad, KvBlockManager, LookUp, Owned, SequenceHash, Tier,
+    BlockId, Comparison, Elements, Engine, ExternalSequence, FinishedLoad, KvBlockManager, LookUp, Owned,
+    SequenceHash, Tier,
 };
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -29,6 +30,10 @@ pub(super) struct Summary {
     /// Loads that were given up while they ran.
     pub(super) abandoned: usize,
     pub(super) offloaded: usize,
+    /// Blocks that were compared.
+    pub(super) audited: usize,
+    /// Blocks whose copy to host memory began ahead of a request.
+    pub(super) prefetched: usize,
 }
 
 /// What is known of a block.
@@ -56,6 +61,7 @@ struct Load {
     ids: Vec<u32>,
     keys: Vec<Key>,
     is_abandoned: bool,
+    is_audit: bool,
 }
 
 /// What an independent observer knows of the stores. It outlives a manager, as a disk does.
@@ -74,9 +80,10 @@ pub(super) fn replay(recordings: &[Recording], disk: &Path) -> Result<Vec<Summar
         .iter()
         .flat_map(|recording| &recording.calls)
         .flat_map(|call| match &call.kind {
-            Kind::LookUp { chain, .. } | Kind::Stage { chain, .. } | Kind::Offload { chain, .. } => {
-                &chain[..]
-            }
+            Kind::LookUp { chain, .. }
+            | Kind::Stage { chain, .. }
+            | Kind::Offload { chain, .. }
+            | Kind::Prefetch { chain, .. } => &chain[..],
             _ => &[],
         })
         .copied()
@@ -160,6 +167,7 @@ impl<'a> Run<'a> {
             }
             Kind::Stage { request, chain, first } => self.stage(*request, chain, *first),
             Kind::Commit { request, ids, failed } => self.commit(*request, ids, *failed),
+            Kind::Audit { request, ids, failed } => self.audit(*request, ids, *failed),
             Kind::Abandon { request } => {
                 self.abandon(*request);
                 Ok(())
@@ -183,6 +191,20 @@ impl<'a> Run<'a> {
             Kind::BranchEnds { chain } => {
                 let sequence = self.sequence(chain);
                 self.manager.branch_ends(&sequence);
+                Ok(())
+            }
+            Kind::Prefilled { tokens, elapsed_us } => {
+                self.manager.prefilled(*tokens, Duration::from_micros(*elapsed_us));
+                Ok(())
+            }
+            Kind::Prefetch { chain, resumes } => {
+                let sequence = self.sequence(chain);
+                let begun = if *resumes {
+                    self.manager.session_resumes(&sequence)
+                } else {
+                    self.manager.prefetch(&sequence)
+                };
+                self.summary.prefetched += begun.started;
                 Ok(())
             }
             Kind::WaitOffloads => self.settle(),
@@ -286,7 +308,25 @@ impl<'a> Run<'a> {
             *sum += taken;
             left -= taken;
         }
-        self.loads.insert(request, Load { ids: ids.to_vec(), keys, is_abandoned: false });
+        self.loads.insert(request, Load { ids: ids.to_vec(), keys, is_abandoned: false, is_audit: false });
+        Ok(())
+    }
+
+    /// The engine computed what was promised, and has it compared.
+    fn audit(&mut self, request: u64, ids: &[u32], failed: bool) -> Result<(), String> {
+        let Some(ticket) = self.tickets.remove(&request) else { return Ok(()) };
+        let ids = &ids[..ids.len().min(ticket.promised)];
+        if failed || ids.is_empty() {
+            self.manager.tickets().abandon(&name(request));
+            return Ok(());
+        }
+        let keys = ticket.chain[ticket.first..ticket.first + ids.len()].to_vec();
+        self.hold(ids, &keys)?;
+        let exact = Comparison { elements: Elements::Bytes, tolerance_ppm: 0 };
+        let started = self.manager.tickets().audit(&name(request), &blocks(ids), None, exact);
+        started.map_err(|why| why.to_string())?;
+        let load = Load { ids: ids.to_vec(), keys, is_abandoned: false, is_audit: true };
+        self.loads.insert(request, load);
         Ok(())
     }
 
@@ -313,8 +353,12 @@ impl<'a> Run<'a> {
             }
             std::thread::sleep(Duration::from_micros(200));
         };
-        self.summary.loads += 1;
-        self.summary.arrived += done.arrived;
+        if load.is_audit {
+            self.summary.audited += done.arrived;
+        } else {
+            self.summary.loads += 1;
+            self.summary.arrived += done.arrived;
+        }
         if done.wanted != load.ids.len() || (done.arrived < done.wanted && !load.is_abandoned) {
             let (wanted, why) = (load.ids.len(), done.failures);
             return Err(format!("{} of {wanted} blocks of request {request} arrived: {why:?}", done.arrived));
@@ -328,9 +372,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn offload(&mut self, chain: &[Key], first: usize, ids: &[u32], failed: bool) -> Result<(), String> {
-        let sequence = self.sequence(chain);
-        let keys = chain.get(first..first + ids.len()).unwrap_or_default();
+    /// The engine has computed these blocks, unless they hold what they held.
+    fn hold(&mut self, ids: &[u32], keys: &[Key]) -> Result<(), String> {
         for (&id, &key) in ids.iter().zip(keys) {
             match self.content[id as usize] {
                 Some(held) if held == key => {}
@@ -343,6 +386,13 @@ impl<'a> Run<'a> {
             }
             self.content[id as usize] = Some(key);
         }
+        Ok(())
+    }
+
+    fn offload(&mut self, chain: &[Key], first: usize, ids: &[u32], failed: bool) -> Result<(), String> {
+        let sequence = self.sequence(chain);
+        let keys = chain.get(first..first + ids.len()).unwrap_or_default();
+        self.hold(ids, keys)?;
         let begun = match self.manager.offload(&blocks(ids), &sequence, first, None) {
             Ok(begun) => begun,
             Err(_) if failed => return Ok(()),

@@ -1,0 +1,62 @@
+"""What the connector refuses at its start, with the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ConfigInvalid
+from . import _vllm_compat as compat
+from .groups import CacheGroups
+
+__all__ = ["check"]
+
+
+def check(vllm_config: Any, kv_cache_config: Any) -> CacheGroups | None:
+    """Refuses what would not work, with the way out. The cache groups, where there are several."""
+    compat.require("KvbmConnector")
+    view = compat.ConfigView(vllm_config)
+    if view.failure_policy != "recompute":
+        raise ConfigInvalid(
+            f"kv_load_failure_policy is {view.failure_policy!r}: a block that fails its checksum would fail its request; "
+            'add "kv_load_failure_policy": "recompute" to --kv-transfer-config'
+        )
+    if view.role != "kv_both":
+        raise ConfigInvalid(
+            f'kv_role is {view.role!r}: kvbm is a cache that is read and written; set "kv_role": "kv_both"'
+        )
+    if view.extra.get("load") == "sync" and view.schedules_ahead:
+        raise ConfigInvalid(
+            "option 'load' is 'sync' and vLLM schedules ahead of the results: it would plan a step before it knows that a "
+            "load failed; leave the option out, or start vLLM with --no-async-scheduling"
+        )
+    if view.has_remote_workers:
+        _check_ranks(view)
+    groups = CacheGroups.read(kv_cache_config)
+    names = compat.cache_groups(kv_cache_config)
+    if groups is None and (
+        len(names) != 1 or not names[0].startswith(("FullAttention", "MLAAttention"))
+    ):
+        raise ConfigInvalid(
+            f"the model has the cache group {', '.join(names) or 'none'}: kvbm supports full attention, alone or beside windows and "
+            "states; leave --kv-transfer-config out"
+        )
+    return groups
+
+
+def _check_ranks(view: compat.ConfigView) -> None:
+    """Refuses workers in other processes that kvbm cannot serve."""
+    if view.executor != "mp" or view.nodes > 1:
+        raise ConfigInvalid(
+            f"the executor is {view.executor!r} on {view.nodes} nodes: KvbmConnector supports the executors 'uni' and 'mp' on "
+            "one node; set --distributed-executor-backend mp"
+        )
+    if view.world_size != view.tensor_parallel or view.decode_context_parallel > 1:
+        raise ConfigInvalid(
+            f"{view.world_size} ranks, {view.tensor_parallel} of them tensor parallel, context parallel over "
+            f"{view.decode_context_parallel}: KvbmConnector supports tensor parallel ranks only; use --tensor-parallel-size or "
+            "data parallelism"
+        )
+    if view.extra.get("load", "async") != "async":
+        raise ConfigInvalid(
+            "option 'load' is 'sync': workers in other processes load asynchronously only; leave the option out"
+        )

@@ -1,0 +1,182 @@
+"""Loads and saves of the connector: of the worker, or of the scheduler where workers are in other
+processes.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from .. import Fence
+from ..errors import KvbmError
+from .groups import CacheGroups
+from .process import EngineProcess, logger
+from .requests import TrackedRequest
+from .step_plan import Save, StepPlan
+
+__all__ = ["Transfers"]
+
+#: How long a worker waits for a load while no request can run: about what vLLM itself would sleep.
+IDLE_WAIT = 0.001
+
+#: How long the start of a load waits for a copy that still reads one of its blocks.
+REUSE_WAIT = 1.0
+
+
+@dataclass
+class Loading:
+    ids: list[list[int]]
+    began: float
+
+
+class Transfers:
+    """The part of the connector that starts them and collects how they ended."""
+
+    _process: EngineProcess
+    _groups: CacheGroups | None
+    #: By request.
+    _requests: dict[str, TrackedRequest]
+    #: Loads that are not over.
+    _loading: dict[str, Loading]
+    #: Blocks that did not arrive.
+    _bad: set[int]
+    #: Requests whose loads are over.
+    _ended: set[str]
+    #: Requests whose load failed in a model of several cache groups.
+    _failed: set[str]
+
+    def _start_loads(self, plan: StepPlan, number: int | None) -> None:
+        """Starts the loads of the step, behind the point `number` of the engine's work. Each load
+        that does not start is reported: its request waits for it.
+        """
+        after = None
+        try:
+            if plan.reused:
+                # A copy that still reads one of these is discarded, whatever it read.
+                self._process.manager.released(plan.reused)
+            if plan.loads:
+                # What is submitted before it may still use the blocks.
+                process = self._process
+                after = process.fence() if number is None else process.fence_at(number)
+        except Exception as error:
+            self._process.failed("start_loads", error)
+            for request_id, ids in plan.loads:
+                self._not_loaded(request_id, ids)
+            return
+        for request_id, ids in plan.loads:
+            self._load(request_id, ids, after)
+
+    def _load(self, request_id: str, ids: list[list[int]], after: Fence | None = None) -> None:
+        try:
+            manager, timeout = self._process.manager, self._process.options.load_timeout
+            manager.before_reuse([block for group in ids for block in group], REUSE_WAIT)
+            if self._groups is None:
+                manager.commit(request_id, ids[0], after, timeout=timeout)
+            elif not ids or any(not group or 0 in group for group in ids):
+                raise KvbmError("vLLM gave no blocks for what a cache group was promised")
+            else:
+                self._process.own_manager.commit_groups(request_id, ids, after, timeout=timeout)
+            self._loading[request_id] = Loading(ids, time.monotonic())
+        except Exception as error:
+            # The ticket is too old, the blocks are busy: nothing was loaded, and vLLM computes it.
+            self._process.failed("load", error)
+            self._not_loaded(request_id, ids)
+
+    def _not_loaded(self, request_id: str, ids: list[list[int]]) -> None:
+        self._process.counters.add("failed_blocks", max(map(len, ids), default=1))
+        self._ended.add(request_id)
+        # Promised again, vLLM would not find room for it where blocks are scarce: it still reserves
+        # those of the load that failed.
+        self._give_up(request_id)
+        self._report(request_id, ids, 0)
+
+    def _report(self, request_id: str, ids: list[list[int]], arrived: int) -> None:
+        """Tells vLLM what of a load did not arrive: blocks, or, with several cache groups, the
+        request, all of which is computed then.
+        """
+        if self._groups is None:
+            self._bad.update(ids[0][arrived:])
+            return
+        self._failed.add(request_id)
+        self._give_up(request_id)
+        self._process.manager.abandon(request_id)
+
+    def _give_up(self, request_id: str) -> None:
+        """The request is promised nothing again. One that was aborted meanwhile is not known."""
+        tracked = self._requests.get(request_id)
+        if tracked is not None:
+            tracked.gave_up = True
+
+    def _save(self, save: Save, after: Fence | None = None) -> None:
+        counters, manager = self._process.counters, self._process.manager
+        self._audit(save, after)
+        try:
+            if self._groups is None:
+                begun = manager.offload(save.ids, save.request.sequence, save.first, after)
+            else:
+                begun = self._process.own_manager.offload(
+                    save.ids, save.request.sequence, save.first, after, group=save.group
+                )
+        except KvbmError as error:
+            # No room, or a load writes one of them: offered again with the next block of the
+            # request.
+            if save.is_repeated:
+                save.request.offered = min(save.request.offered, save.first)
+            counters.add("no_room_blocks", len(save.ids))
+            logger.debug("kvbm: %d blocks were not saved: %s", len(save.ids), error)
+            return
+        counters.add("saved_blocks", begun.started)
+        counters.add("present_blocks", begun.present)
+        counters.add("refused_blocks", len(begun.refused))
+        if begun.refused and save.is_repeated:
+            # A block before them left host memory: the whole chain is offered again.
+            save.request.offered = 0
+
+    def _audit(self, save: Save, after: Fence | None) -> None:
+        audit = self._process.audit
+        if audit is None or not save.request.is_audited:
+            return
+        try:
+            audit.compare(self._process.own_manager, save.request, save.first, save.ids, after)
+        except Exception as error:
+            self._process.failed("audit", error)
+
+    @property
+    def _has_open(self) -> bool:
+        """Whether a load or a comparison is not over."""
+        audit = self._process.audit
+        return bool(self._loading) or (audit is not None and audit.is_open)
+
+    def _wait_idle(self) -> None:
+        """While no request can run, the end of a load is waited for here, without the GIL."""
+        began = time.perf_counter_ns()
+        if IDLE_WAIT > 0:
+            self._process.manager.wait_finished(IDLE_WAIT)
+            self._collect()
+        self._process.waited(began)
+
+    def _collect(self) -> None:
+        counters, audit = self._process.counters, self._process.audit
+        for done in self._process.manager.finished():
+            if audit is not None and audit.take(done):
+                continue
+            loading = self._loading.pop(done.request, None)
+            if loading is None:
+                continue
+            counters.add("loads")
+            counters.add("loaded_blocks", done.arrived)
+            counters.add("failed_blocks", done.wanted - done.arrived)
+            counters.add("load_seconds", time.monotonic() - loading.began)
+            self._ended.add(done.request)
+            if done.arrived < done.wanted:
+                why = done.failures[0] if done.failures else "no reason was given"
+                logger.warning(
+                    "kvbm: %d of %d blocks did not arrive and are computed: %s",
+                    done.wanted - done.arrived,
+                    done.wanted,
+                    why,
+                )
+                if done.arrived == 0:
+                    # Promised again, it might be late again: the request is computed.
+                    self._give_up(done.request)
+                self._report(done.request, loading.ids, done.arrived)
