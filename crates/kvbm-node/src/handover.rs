@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn what_is_packed_is_unpacked_within_its_bound_and_nothing_else_is() {
-        let memory = Arc::new(SharedStorage::create(8192, HugePages::No).unwrap());
+        let memory = Arc::new(SharedStorage::create(8192, HugePages::No, None).unwrap());
         let rank =
             |blocks| KeptHost { memory: Arc::clone(&memory), contents: (0..blocks).map(content).collect() };
         let ranks = [rank(4000), rank(4000)];

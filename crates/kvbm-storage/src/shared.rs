@@ -9,7 +9,9 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat,
 
 use crate::mapping::{self, BASE_PAGE, HUGE_PAGE};
 use crate::system::check_request;
-use crate::{Backing, HugePages, PageSize, PinProgress, Storage, StorageError, StorageKind};
+use crate::{
+    Backing, HugePages, NumaPlacement, PageSize, PinProgress, Storage, StorageError, StorageKind, numa,
+};
 
 /// What is asked of a file before it is mapped: nobody can make it shorter, which would kill
 /// whoever reads behind its end.
@@ -25,22 +27,28 @@ pub struct SharedStorage {
     /// The region to the end of its last page.
     whole: HostRegion,
     pages: PageSize,
+    placement: NumaPlacement,
     /// Holds the memory too, so the order of drops does not matter.
     pinned: Option<PinnedHost>,
     populated: AtomicBool,
 }
 
 impl SharedStorage {
-    /// `len` zeroed bytes, in huge pages as `huge_pages` says.
+    /// `len` zeroed bytes, in huge pages as `huge_pages` says, on the NUMA node `node` where that is
+    /// a choice.
     ///
     /// # Errors
     /// [`StorageError::Invalid`], [`StorageError::OutOfMemory`], [`StorageError::NoHugePages`].
-    pub fn create(len: u64, huge_pages: HugePages) -> Result<Self, StorageError> {
+    pub fn create(len: u64, huge_pages: HugePages, node: Option<u32>) -> Result<Self, StorageError> {
         check_request(len, 1)?;
         let mut reason = None;
         if huge_pages != HugePages::No {
             match sealed(len.next_multiple_of(HUGE_PAGE), MemfdFlags::HUGETLB) {
-                Ok((file, whole)) => return Self::first(file, whole, len, PageSize::Huge),
+                Ok((file, whole)) => {
+                    let mut memory = Self::first(file, whole, len, PageSize::Huge)?;
+                    memory.placement = numa::place(&memory.whole, &memory.pages, node);
+                    return Ok(memory);
+                }
                 Err(error) if huge_pages == HugePages::Require => {
                     return Err(StorageError::NoHugePages { asked: len, reason: error.to_string() });
                 }
@@ -50,6 +58,8 @@ impl SharedStorage {
         let (file, whole) = sealed(len.next_multiple_of(BASE_PAGE), MemfdFlags::empty())
             .map_err(|error| StorageError::OutOfMemory { asked: len, reason: error.to_string() })?;
         let mut memory = Self::first(file, whole, len, PageSize::Base)?;
+        // Before a page is touched.
+        memory.placement = numa::place(&memory.whole, &memory.pages, node);
         if let Some(reason) = reason {
             memory.ask_transparent(reason);
         }
@@ -106,12 +116,18 @@ impl SharedStorage {
         let region = whole
             .slice(0, len)
             .map_err(|error| StorageError::OutOfMemory { asked: len, reason: error.to_string() })?;
-        Ok(Self { file, region, whole, pages, pinned: None, populated: AtomicBool::new(false) })
+        let (placement, populated) = (NumaPlacement::Anywhere, AtomicBool::new(false));
+        Ok(Self { file, region, whole, pages, placement, pinned: None, populated })
     }
 
     /// The pages it has, as far as this process asked for them.
     pub fn pages(&self) -> &PageSize {
         &self.pages
+    }
+
+    /// Where it was asked to lie, by the process that created it.
+    pub fn placement(&self) -> &NumaPlacement {
+        &self.placement
     }
 
     /// Says that all pages are there: a process that maps the memory may touch all of it, and none
@@ -179,7 +195,7 @@ mod tests {
 
     #[test]
     fn two_mappings_share_their_bytes_and_no_size_changes() {
-        let ours = SharedStorage::create(70_000, HugePages::Try).expect("memory");
+        let ours = SharedStorage::create(70_000, HugePages::Try, None).expect("memory");
         let theirs = SharedStorage::map(dup(ours.file()).expect("a descriptor"), 70_000).expect("memory");
         assert_ne!(ours.address(), theirs.address());
         // SAFETY: the memory is this test's alone.
@@ -197,7 +213,7 @@ mod tests {
     #[test]
     fn both_mappings_can_have_huge_pages_and_the_bytes_stay() {
         let len = 3 * HUGE_PAGE + 12_345;
-        let mut ours = SharedStorage::create(len, HugePages::No).expect("memory");
+        let mut ours = SharedStorage::create(len, HugePages::No, None).expect("memory");
         assert_eq!(ours.pages(), &PageSize::Base);
         let theirs = SharedStorage::map(dup(ours.file()).expect("a descriptor"), len).expect("memory");
         assert!(ours.address().is_multiple_of(HUGE_PAGE) && theirs.address().is_multiple_of(HUGE_PAGE));
@@ -216,6 +232,15 @@ mod tests {
     }
 
     #[test]
+    fn a_node_is_asked_for_where_there_is_a_choice() {
+        for node in [None, Some(0), Some(1000)] {
+            let memory = SharedStorage::create(8192, HugePages::No, node).expect("memory");
+            let nobody_chose = memory.placement() == &NumaPlacement::Anywhere;
+            assert!(nobody_chose || node == Some(0), "{node:?}: {:?}", memory.placement());
+        }
+    }
+
+    #[test]
     fn what_is_no_sealed_memory_is_refused() {
         let open = memfd_create("open", MemfdFlags::ALLOW_SEALING).expect("a file");
         ftruncate(&open, 4096).expect("a length");
@@ -224,10 +249,10 @@ mod tests {
         let file = tempfile::tempfile().expect("a file");
         let error = SharedStorage::map(file.into(), 4096).expect_err("it is a file");
         assert!(error.to_string().contains("seals"), "{error}");
-        let short = SharedStorage::create(4096, HugePages::No).expect("memory");
+        let short = SharedStorage::create(4096, HugePages::No, None).expect("memory");
         let error =
             SharedStorage::map(dup(short.file()).expect("a descriptor"), 9000).expect_err("too short");
         assert!(error.to_string().contains("4096 bytes"), "{error}");
-        assert!(SharedStorage::create(0, HugePages::No).is_err());
+        assert!(SharedStorage::create(0, HugePages::No, None).is_err());
     }
 }

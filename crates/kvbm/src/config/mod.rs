@@ -72,7 +72,7 @@ pub use sections::{
     NamespaceConfig, NodeConfig, OffloadConfig, ParallelismConfig, PolicyConfig, RemoteConfig, TenantsConfig,
     TransferConfig, VolumeConfig, VolumesConfig,
 };
-pub use several::{Paths, TenantShares, TensorBytes};
+pub use several::{Paths, RankNodes, TenantShares, TensorBytes};
 pub use units::{Blocks, Bytes, Capacity, ParseBytesError, ParseCapacityError};
 pub use value::Secret;
 

@@ -16,7 +16,7 @@ use super::choices::{
 };
 use super::groups::CacheGroups;
 use super::schema::{List, Section, section, section_keys};
-use super::several::{Paths, TenantShares, TensorBytes};
+use super::several::{Paths, RankNodes, TenantShares, TensorBytes};
 use super::units::{Blocks, Bytes, Capacity};
 use super::value::Secret;
 
@@ -147,6 +147,10 @@ section! {
         socket: Option<PathBuf> = None, [""];
         /// Blocks of G1 that all engines together have on each rank.
         engine_blocks: u32 = 1 << 20, ["blocks"], 1 to MAX_ENGINE_BLOCKS;
+        /// NUMA node of host memory: that of the device whose engine copies. One number, or one for
+        /// each rank, such as `4x0,4x1`; none for wherever the system puts it. A node that is full,
+        /// or not there, is no error: the log says so.
+        numa_nodes: RankNodes = RankNodes::default(), [""];
     }
 }
 

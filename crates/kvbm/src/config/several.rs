@@ -106,6 +106,46 @@ impl Setting for TenantShares {
     }
 }
 
+/// The NUMA node of each rank's host memory, or one of all; `4x0,4x1` stands for four ranks on node
+/// 0 and four on node 1.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RankNodes(TensorBytes);
+
+impl RankNodes {
+    /// How many nodes are named.
+    pub fn count(&self) -> usize {
+        self.0.as_slice().len()
+    }
+
+    /// The node of a rank.
+    pub fn of(&self, rank: usize) -> Option<u32> {
+        match self.0.as_slice() {
+            [all] => Some(*all),
+            nodes => nodes.get(rank).copied(),
+        }
+    }
+}
+
+impl Display for RankNodes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Setting for RankNodes {
+    fn expected() -> String {
+        "node numbers with commas between them or as an array, such as \"4x0,4x1\": four ranks on node 0, four on node 1".into()
+    }
+
+    fn read(raw: Raw<'_>) -> Option<Self> {
+        TensorBytes::read(raw).map(Self)
+    }
+
+    fn show(&self) -> Option<String> {
+        self.0.show()
+    }
+}
+
 /// Bytes of a block in each of several tensors; `64x32768` stands for 64 tensors of 32768 bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TensorBytes(Vec<u32>);

@@ -496,3 +496,21 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_numa_node_is_for_all_ranks_or_for_each() {
+    let read = |nodes: &str| {
+        let text = format!(
+            "[model]\nnum_layers = 1\nnum_kv_heads = 2\nhead_dim = 8\n[namespace]\nmodel = \"m\"\n\
+             [parallelism]\ntensor_parallel = 2\n[node]\nnuma_nodes = {nodes}"
+        );
+        let config = Config::from_toml(&text, "x")?;
+        config.validate().map(|()| config.node.numa_nodes)
+    };
+    let of = |nodes: &str| [0, 1].map(|rank| read(nodes).unwrap().of(rank));
+    assert_eq!(of("3"), [Some(3); 2]);
+    assert_eq!((of("\"0,1\""), of("[\"2x1\"]")), ([Some(0), Some(1)], [Some(1); 2]));
+    assert_eq!(Config::default().node.numa_nodes.of(0), None);
+    let wrong = read("\"3x0\"").unwrap_err().to_string();
+    assert!(wrong.contains("node.numa_nodes") && wrong.contains("each of the 2 ranks"), "{wrong}");
+}

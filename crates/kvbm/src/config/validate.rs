@@ -32,6 +32,11 @@ impl Config {
         self.validate_namespace()?;
         self.validate_device()?;
         self.validate_workers()?;
+        let (nodes, ranks) = (&self.node.numa_nodes, self.parallelism.tensor_parallel as usize);
+        if !(nodes.count() <= 1 || nodes.count() == ranks) {
+            let rule = format!("must be one node, or one for each of the {ranks} ranks");
+            return broken("node.numa_nodes", nodes, &rule);
+        }
         self.validate_admin()?;
         self.validate_tiers()?;
         self.validate_volumes()?;

@@ -11,9 +11,9 @@ use kvbm_layout::{
 };
 use kvbm_plan::{GroupId, Rank, Tier};
 use kvbm_storage::{
-    BoundLayout, DeviceAllocator, HostRegion, HugePages, PageSize, PinFallback, PinnedAllocator, Population,
-    PopulationEnd, RegionBinding, RegionBytes, SharedStorage, Storage, StorageAllocator, StorageKind,
-    SystemAllocator,
+    BoundLayout, DeviceAllocator, HostRegion, HugePages, NumaPlacement, PageSize, PinFallback,
+    PinnedAllocator, Population, PopulationEnd, RegionBinding, RegionBytes, SharedStorage, Storage,
+    StorageAllocator, StorageKind, SystemAllocator,
 };
 use kvbm_transfer::{GroupMemory, HostContent, MoverRing, MoverTier, Movers, disk_layout};
 use kvbm_volume::VolumeRegistry;
@@ -212,7 +212,12 @@ fn shared_memory(
             let (found, needed) = (kept.memory.region().len(), all.total_bytes());
             return Err(WorkerError::KeptHost { rank, found, needed });
         }
-        None => Arc::new(SharedStorage::create(all.total_bytes(), huge_pages).map_err(wrong)?),
+        None => {
+            let node = config.node.numa_nodes.of(usize::from(rank.0));
+            let memory = SharedStorage::create(all.total_bytes(), huge_pages, node).map_err(wrong)?;
+            tell_placement(rank, node, memory.placement());
+            Arc::new(memory)
+        }
     };
     let bind = |layout: FullyContiguous, first: u32| {
         let storage = Arc::clone(&memory) as Arc<dyn Storage>;
@@ -228,6 +233,23 @@ fn shared_memory(
     let tier = MoverTier { blocks: g1_blocks, movers: Arc::clone(movers), rings };
     let shared = SharedHost { slots: bind(all, 0)?, memory };
     Ok((RankG1::Elsewhere(tier, shared), g2))
+}
+
+/// What came of the wish for a NUMA node.
+fn tell_placement(rank: Rank, wanted: Option<u32>, placement: &NumaPlacement) {
+    let Some(wanted) = wanted else { return };
+    match placement {
+        NumaPlacement::Preferred(node) => {
+            tracing::info!(target: "kvbm", %rank, node, "host memory lies on this NUMA node");
+        }
+        NumaPlacement::Anywhere => tracing::warn!(
+            target: "kvbm", %rank, wanted,
+            "node.numa_nodes does nothing: the machine has one NUMA node, or none of that number with memory"
+        ),
+        NumaPlacement::Refused { reason, .. } => tracing::warn!(
+            target: "kvbm", %rank, wanted, reason, "host memory is not on its NUMA node: the system refuses"
+        ),
+    }
 }
 
 /// All slots of the memory that a rank shares: those of G2, then two rings of so many.
