@@ -34,8 +34,8 @@ pub struct SharedStorage {
 }
 
 impl SharedStorage {
-    /// `len` zeroed bytes, in huge pages as `huge_pages` says, on the NUMA node `node` where that is
-    /// a choice.
+    /// `len` zeroed bytes, in huge pages as `huge_pages` says, on the NUMA node `node` where there
+    /// is a choice.
     ///
     /// # Errors
     /// [`StorageError::Invalid`], [`StorageError::OutOfMemory`], [`StorageError::NoHugePages`].

@@ -85,8 +85,8 @@ section! {
         /// (`block`), for each head (`head`) or each token of each head (`token`) in keys and in
         /// values. Where it keeps a state, `bytes=N` for each layer over all ranks. Of tensors of
         /// an engine without axes `layers=N` is their number and `rank_bytes=N` what a block has in
-        /// each of them on each rank, of any kind. A slot holds a block of any group, so groups of about the same bytes
-        /// waste least: `ModelConfig::from_hf` divides them so.
+        /// each of them on each rank, of any kind. A slot holds a block of any group, so groups of
+        /// about the same bytes waste least: `ModelConfig::from_hf` divides them so.
         groups: CacheGroups = CacheGroups::default(), [""];
     }
 }
