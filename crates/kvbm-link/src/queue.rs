@@ -57,6 +57,8 @@ enum Writing {
 #[derive(Default)]
 struct Lanes {
     writing: Writing,
+    /// The thread of the line waits for the producer to end.
+    is_awaited: bool,
     /// What is left of a frame that a producer has begun: it goes first.
     rest: Option<Vec<u8>>,
     urgent: VecDeque<Vec<u8>>,
@@ -102,7 +104,7 @@ impl SendQueue {
         lanes.writing = Writing::Nobody;
         lanes.bytes += rest.as_ref().map_or(0, Vec::len);
         lanes.rest = rest;
-        if !lanes.is_empty() || lanes.ending {
+        if lanes.is_awaited || !lanes.is_empty() || lanes.ending {
             self.filled.notify_one();
         }
     }
@@ -161,8 +163,10 @@ impl SendQueue {
                 return Next::Closed;
             }
             if !is_free {
-                // It does not wait for the socket.
+                // Not for long: the producer does not wait for the socket.
+                lanes.is_awaited = true;
                 self.filled.wait(&mut lanes);
+                lanes.is_awaited = false;
             } else if self.filled.wait_until(&mut lanes, until).timed_out()
                 && lanes.writing == Writing::Nobody
                 && lanes.is_empty()
@@ -284,6 +288,27 @@ mod tests {
             assert_eq!(thread.join().unwrap(), [vec![1], vec![2]]);
         });
         assert!(matches!(queue.next(Instant::now()), Next::Idle));
+    }
+
+    #[test]
+    fn a_producer_that_writes_when_a_heartbeat_is_due_delays_it_and_no_more() {
+        let queue = SendQueue::new(100);
+        queue.lanes.lock().writing = Writing::Nobody;
+        assert!(queue.claim());
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| matches!(queue.next(Instant::now()), Next::Idle));
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!thread.is_finished(), "the producer has not ended");
+            queue.release(None);
+            let until = Instant::now() + Duration::from_secs(20);
+            while !thread.is_finished() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let is_idle = thread.is_finished();
+            // Lets a thread that still waits go.
+            queue.close();
+            assert!(is_idle && thread.join().unwrap());
+        });
     }
 
     #[test]
