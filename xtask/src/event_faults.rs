@@ -4,6 +4,7 @@
 //! The work is done by `crates/kvbm/tests/event_faults`; this gives it a server and adds up what it
 //! says.
 
+use crate::json_report;
 use crate::servers::nats_server;
 use crate::test::workspace_tests;
 use crate::workspace::{Workspace, succeed};
@@ -68,13 +69,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
     tests.env("KVBM_FAULT_SEED", options.seed.to_string()).env("KVBM_FAULT_JSON", &parts);
     let ended = succeed(&mut tests);
     let report = report(options, &parts, ended.is_ok());
-    let text = serde_json::to_string_pretty(&report)?;
-    match &options.json {
-        Some(file) if file != Path::new("-") => {
-            std::fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
-        }
-        _ => println!("{text}"),
-    }
+    json_report::deliver(options.json.as_deref(), &report)?;
     ended.map(|()| true)
 }
 

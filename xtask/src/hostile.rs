@@ -3,12 +3,12 @@
 //!
 //! The work is done by `crates/kvbm-node/examples/node`; this builds it and judges what it found.
 
+use crate::json_report;
 use crate::node_programs::NodePrograms;
 use crate::steps::Outcome;
 use crate::workspace::Workspace;
-use anyhow::Context;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Growth of resident memory that the bounds of docs/security.md allow, in KiB: queues, heads and
 /// bodies of as many connections as each socket takes.
@@ -54,13 +54,7 @@ impl Options {
 /// Runs it; whether every bound held.
 pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
     let (report, wrong) = hostile(&Workspace::load()?, options)?;
-    let text = serde_json::to_string_pretty(&report)?;
-    match &options.json {
-        Some(file) if file != Path::new("-") => {
-            std::fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
-        }
-        _ => println!("{text}"),
-    }
+    json_report::deliver(options.json.as_deref(), &report)?;
     for line in &wrong {
         println!("{line}");
     }

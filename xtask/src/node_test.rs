@@ -3,12 +3,12 @@
 //! The work is done by `crates/kvbm-node/examples/node`; this builds it, gives it a folder and says
 //! what came of it.
 
+use crate::json_report;
 use crate::node_programs::NodePrograms;
 use crate::steps::Outcome;
 use crate::workspace::Workspace;
-use anyhow::Context;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Rounds of the step of `cargo xtask test`.
 const FEW: u64 = 12;
@@ -55,13 +55,7 @@ impl Options {
 /// Runs it; whether all rounds passed.
 pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
     let (passed, report) = node_test(&Workspace::load()?, options)?;
-    let text = serde_json::to_string_pretty(&report)?;
-    match &options.json {
-        Some(file) if file != Path::new("-") => {
-            std::fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
-        }
-        _ => println!("{text}"),
-    }
+    json_report::deliver(options.json.as_deref(), &report)?;
     Ok(passed)
 }
 

@@ -6,6 +6,7 @@
 
 mod floors;
 
+use crate::json_report;
 use crate::steps::Outcome;
 use crate::workspace::{Workspace, cargo, succeed};
 use anyhow::Context;
@@ -66,13 +67,7 @@ impl Options {
 pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
     let run = crash(&Workspace::load()?, options.rounds, options.seed, OPEN_WITHIN_MS)?;
     let faults = run.faults(options.require_all);
-    let text = serde_json::to_string_pretty(&run.report(&faults))?;
-    match &options.json {
-        Some(file) if file != Path::new("-") => {
-            std::fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
-        }
-        _ => println!("{text}"),
-    }
+    json_report::deliver(options.json.as_deref(), &run.report(&faults))?;
     for fault in &faults {
         eprintln!("{fault}");
     }

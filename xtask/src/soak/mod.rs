@@ -6,12 +6,13 @@
 
 mod report;
 
+use crate::json_report;
 use crate::node_programs::NodePrograms;
 use crate::workspace::Workspace;
 use anyhow::Context;
 use report::Trend;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Largest change that is flat, as a share.
 const FLAT: f64 = 0.02;
@@ -73,19 +74,10 @@ fn write(options: &Options, found: &Value, trends: &[Trend]) -> anyhow::Result<(
     let mut summary = found.clone();
     summary["trends"] = trends.iter().map(|trend| trend.to_json(FLAT)).collect();
     summary.as_object_mut().map(|object| object.remove("series"));
-    let text = serde_json::to_string_pretty(&summary)?;
-    match &options.json {
-        Some(file) if file != Path::new("-") => save(file, &(text + "\n"))?,
-        _ => println!("{text}"),
-    }
-    match &options.html {
-        Some(file) => save(file, &report::page(&summary, trends, FLAT)),
-        None => Ok(()),
-    }
-}
-
-fn save(file: &Path, text: &str) -> anyhow::Result<()> {
-    std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+    json_report::deliver(options.json.as_deref(), &summary)?;
+    let Some(file) = &options.html else { return Ok(()) };
+    let page = report::page(&summary, trends, FLAT);
+    std::fs::write(file, page).with_context(|| format!("cannot write {}", file.display()))
 }
 
 #[cfg(test)]

@@ -269,10 +269,7 @@ impl Registry {
     /// # Errors
     /// [`TtlError`]: 0, or more than [`RegistryConfig::MAX_TTL`]. Nothing changed.
     pub fn set_ttl(&self, namespace: NamespaceId, iterations: Option<u64>) -> Result<(), TtlError> {
-        let allowed = |&iterations: &u64| (1..=RegistryConfig::MAX_TTL).contains(&iterations);
-        if let Some(iterations) = iterations.filter(|iterations| !allowed(iterations)) {
-            return Err(TtlError::Iterations { iterations });
-        }
+        Self::check_ttl(iterations, None)?;
         self.shared.store.lock().expiry.limit(namespace, iterations.map(|iterations| iterations as u16));
         Ok(())
     }
@@ -286,15 +283,25 @@ impl Registry {
     /// [`TtlError`]: less than a second, or more than [`RegistryConfig::MAX_TTL_SECONDS`]. Nothing
     /// changed.
     pub fn set_ttl_time(&self, namespace: NamespaceId, time: Option<Duration>) -> Result<(), TtlError> {
-        let allowed = |time: &Duration| (1..=RegistryConfig::MAX_TTL_SECONDS).contains(&time.as_secs());
-        if let Some(time) = time.filter(|time| !allowed(time)) {
-            return Err(TtlError::Time { time });
-        }
+        Self::check_ttl(None, time)?;
         let mut hold = self.shared.store.lock();
         let end = hold.end();
         hold.expiry.limit_seconds(namespace, time.map(|time| time.as_secs() as u32));
         hold.expiry.cover(end);
         Ok(())
+    }
+
+    /// Whether [`set_ttl`](Self::set_ttl) and [`set_ttl_time`](Self::set_ttl_time) take these.
+    ///
+    /// # Errors
+    /// [`TtlError`]: one of them does not.
+    pub fn check_ttl(iterations: Option<u64>, time: Option<Duration>) -> Result<(), TtlError> {
+        let is_count = |iterations: &u64| (1..=RegistryConfig::MAX_TTL).contains(iterations);
+        if let Some(iterations) = iterations.filter(|iterations| !is_count(iterations)) {
+            return Err(TtlError::Iterations { iterations });
+        }
+        let is_time = |time: &Duration| (1..=RegistryConfig::MAX_TTL_SECONDS).contains(&time.as_secs());
+        time.filter(|time| !is_time(time)).map_or(Ok(()), |time| Err(TtlError::Time { time }))
     }
 
     /// So many seconds of a clock have passed: removes the blocks whose time to live is over.

@@ -7,6 +7,7 @@ use crate::http::{HttpRequest, HttpResponse};
 use crate::leader::{Commit, FlushError, Leader};
 use crate::places;
 use kvbm_plan::{NamespaceId, deadline_after};
+use kvbm_pool::Registry;
 use kvbm_tokens::Namespace;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -189,7 +190,10 @@ impl AdminCalls {
         let fields = Fields::parse(body, &[&["tenant", "adapter", "iterations", "seconds"]])?;
         let namespace = NamespaceId::from(self.namespace(leader, &fields)?.tag());
         let (iterations, seconds) = (fields.whole("iterations")?, fields.whole("seconds")?);
-        leader.registry.set_ttl_time(namespace, seconds.map(Duration::from_secs)).map_err(Refusal::wrong)?;
+        let time = seconds.map(Duration::from_secs);
+        // Both or none.
+        Registry::check_ttl(iterations, time).map_err(Refusal::wrong)?;
+        leader.registry.set_ttl_time(namespace, time).map_err(Refusal::wrong)?;
         leader.registry.set_ttl(namespace, iterations).map_err(Refusal::wrong)?;
         Ok(json!({ "iterations": iterations, "seconds": seconds }))
     }
