@@ -2,15 +2,16 @@
 //! them, and `verify` checks them.
 
 use crate::journal::{JOURNAL_FILE, ReplayError, Replayed, replay};
+use crate::keyring::Keyring;
 use crate::medium::{BlockFile, DirMedium, complete, open_read_only};
-use crate::open::{blocks_by_age, drop_duplicates, without_bytes};
+use crate::open::{blocks_by_age, drop_duplicates, drop_without_key, without_bytes};
 use crate::record::Header;
 use crate::recorded_slots::{RecordedSlots, SlotRecords};
 use crate::seal::Seal;
 use crate::slot_table::Content;
 use crate::stripes::SLOT_FILE;
 use crate::stripes::{self, Stripes};
-use crate::{OpenError, RecoveredSlot};
+use crate::{DiskKeys, OpenError, RecoveredSlot};
 use kvbm_keys::DeploymentKey;
 use kvbm_plan::{BlockId, BlockIdentity, FileAccess};
 use std::io::{self, ErrorKind, IoSliceMut};
@@ -29,6 +30,8 @@ pub struct Archive {
     files: Vec<Arc<dyn BlockFile>>,
     stripes: Stripes,
     seal: Seal,
+    /// Where blocks are encrypted.
+    keyring: Option<Keyring>,
     /// Upper bound of a block's length, by the files' lengths.
     longest: u64,
     /// Holds the locks.
@@ -36,38 +39,36 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// Locks the directories, of which the first has the journal, and reads it. `key`: the one that
-    /// the directory was written with ([`DiskConfig::key`](crate::DiskConfig::key)).
+    /// Locks the directories, of which the first has the journal, and reads it. `keys`: those that
+    /// the directory was written with.
     ///
     /// # Errors
     /// There is no journal, or one that this build does not read, or of another key;
     /// [`OpenError::Busy`] while an engine has the directories; [`OpenError::Io`] where `access`
     /// refuses files of another user.
-    pub fn open(
-        dirs: &[PathBuf],
-        access: FileAccess,
-        key: Option<&DeploymentKey>,
-    ) -> Result<Self, OpenError> {
-        Self::open_for(dirs, Some(access), key)
+    pub fn open(dirs: &[PathBuf], access: FileAccess, keys: Option<&DiskKeys>) -> Result<Self, OpenError> {
+        Self::open_for(dirs, Some(access), keys)
     }
 
     /// Likewise; without `access`, the system's permissions alone decide who may read.
     pub(crate) fn open_for(
         dirs: &[PathBuf],
         access: Option<FileAccess>,
-        key: Option<&DeploymentKey>,
+        keys: Option<&DiskKeys>,
     ) -> Result<Self, OpenError> {
         stripes::check(dirs)?;
         expect_journal(first(dirs), access)?;
         let medium = DirMedium::lock_to_look(dirs)?;
-        let (replayed, table) = read_journal(dirs, access, key)?;
+        let (mut replayed, mut table) = read_journal(dirs, access, keys)?;
+        let keyring = open_keyring(dirs, access, keys, &replayed.header)?;
+        replayed.dropped.without_key = drop_without_key(&mut table, keyring.as_ref());
         let files = dirs.iter().map(|dir| open_slots(dir, access)).collect::<Result<Vec<_>, _>>()?;
         let room = files.iter().map(|file| file.len()).sum::<io::Result<u64>>();
         let room = room.map_err(|error| failed("read", SLOT_FILE, error))?;
         let longest = room.min(replayed.header.block_bytes);
         let stripes = Stripes::new(files.len(), replayed.header.slot_stride);
-        let seal = Seal::new(replayed.header.namespace, key);
-        Ok(Self { replayed, table, files, stripes, seal, longest, medium })
+        let seal = Seal::new(replayed.header.namespace, signing(keys)).encrypting(keyring.is_some());
+        Ok(Self { replayed, table, files, stripes, seal, keyring, longest, medium })
     }
 
     /// The namespace tag of its blocks.
@@ -114,14 +115,29 @@ impl Archive {
         memory: &'a mut [u8],
     ) -> io::Result<Option<&'a [u8]>> {
         let Some(bytes) = memory.get_mut(..content.bytes as usize) else { return Ok(None) };
-        let whole = self.read_part(slot, 0, bytes)?;
+        let good = self.read_part(slot, 0, bytes)? && self.is_good(content, bytes);
         let bytes = &*bytes;
-        Ok((whole && self.seal.recorded(&content.identity, bytes) == content.checksum).then_some(bytes))
+        Ok(good.then_some(bytes))
+    }
+
+    /// Whether bytes that were read are the block, which they are then, not encrypted.
+    fn is_good(&self, content: &Content, bytes: &mut [u8]) -> bool {
+        let identity = &content.identity;
+        let Some(keyring) = &self.keyring else {
+            return self.seal.recorded(identity, bytes) == content.recorded;
+        };
+        let key = keyring.key(identity.namespace, content.recorded.word);
+        let named = self.seal.checksums.named(identity);
+        key.is_some_and(|found| found.key.open(&named, bytes, &content.recorded.tag))
     }
 
     /// Whether the bytes of a block are what was written. Reads them part by part: a record may
-    /// claim any length.
+    /// claim any length. An encrypted block is read as a whole, which is no longer than the files.
     pub(crate) fn verify(&self, slot: BlockId, content: &Content) -> io::Result<bool> {
+        if self.keyring.is_some() {
+            let mut memory = vec![0; content.bytes.min(self.longest) as usize];
+            return Ok(self.read_content(slot, content, &mut memory)?.is_some());
+        }
         let mut memory = vec![0; content.bytes.min(VERIFY_BYTES) as usize];
         let mut sums = self.seal.begin(false);
         let mut at = 0;
@@ -133,7 +149,7 @@ impl Archive {
             sums.update(part);
             at += part.len() as u64;
         }
-        Ok(self.seal.finish(&content.identity, &sums).recorded == content.checksum)
+        Ok(self.seal.finish(&content.identity, &sums).recorded == content.recorded)
     }
 
     /// Reads bytes of a slot from `at` on. `false` where the file does not have them all.
@@ -144,6 +160,30 @@ impl Archive {
             io::Error::new(error.kind(), format!("slot {slot} of {dirs}: {error}"))
         })
     }
+}
+
+/// The key that signs.
+fn signing(keys: Option<&DiskKeys>) -> Option<&DeploymentKey> {
+    keys.and_then(|keys| keys.signing.as_ref())
+}
+
+/// The data keys of a directory whose blocks are encrypted.
+fn open_keyring(
+    dirs: &[PathBuf],
+    access: Option<FileAccess>,
+    keys: Option<&DiskKeys>,
+    header: &Header,
+) -> Result<Option<Keyring>, OpenError> {
+    if !header.encrypted {
+        return Ok(None);
+    }
+    let Some(encryption) = keys.and_then(|keys| keys.encryption.as_ref()) else {
+        let file = first(dirs).join(JOURNAL_FILE).display().to_string();
+        return Err(OpenError::Encryption { file, encrypted: true });
+    };
+    let medium = DirMedium::follow(dirs, access.unwrap_or(FileAccess::Owner));
+    let place = (&header.namespace, &header.geometry[..]);
+    Keyring::follow(Arc::new(medium), encryption, place).map(Some)
 }
 
 /// The slot file of a directory that has a journal.
@@ -191,7 +231,7 @@ fn expect_journal(dir: &Path, access: Option<FileAccess>) -> Result<Arc<dyn Bloc
 pub(crate) fn read_journal(
     dirs: &[PathBuf],
     access: Option<FileAccess>,
-    key: Option<&DeploymentKey>,
+    keys: Option<&DiskKeys>,
 ) -> Result<(Replayed, RecordedSlots), OpenError> {
     stripes::check(dirs)?;
     let file = expect_journal(first(dirs), access)?;
@@ -204,7 +244,7 @@ pub(crate) fn read_journal(
         Ok::<_, ReplayError>(RecordedSlots::new(slots as u32))
     };
     // The namespace has no part in sums of journals.
-    let seal = Seal::new([0; 16], key);
+    let seal = Seal::new([0; 16], signing(keys));
     let (mut replayed, mut table) = replay(&*file, &seal, accept).map_err(|error| match error {
         ReplayError::Format(source) => {
             OpenError::Format { file: first(dirs).join(JOURNAL_FILE).display().to_string(), source }

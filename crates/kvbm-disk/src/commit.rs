@@ -6,6 +6,7 @@
 
 use crate::commit_signals::{CommitNeed, CommitterLife, Signals};
 use crate::journal::Journal;
+use crate::keyring::Keyring;
 use crate::medium::complete::contained;
 use crate::record::{Record, RecordState};
 use crate::rewrite;
@@ -35,13 +36,14 @@ pub(crate) fn flush(shared: &Shared, deadline: Duration) -> Result<DiskFlushRepo
     let until = deadline_after(Instant::now(), deadline);
     // First of all: what fails from here on is this flush's.
     let failures = shared.commit.signals.lock().failures;
+    let has_doomed = shared.keyring.as_ref().is_some_and(Keyring::has_doomed);
     let (target, unsynced) = {
         let table = shared.table.lock();
         (table.dirtied(), table.unsynced())
     };
     let mut signals = shared.commit.signals.lock();
-    // What a sync failed before is dealt with by every round.
-    let round = if unsynced > 0 { signals.begun + 1 } else { 0 };
+    // What a sync failed before is dealt with by every round, and so are keys to be destroyed.
+    let round = if unsynced > 0 || has_doomed { signals.begun + 1 } else { 0 };
     let is_done = |signals: &Signals| signals.processed >= target && signals.over >= round;
     signals.work = CommitNeed::Urgent;
     shared.commit.wake.notify_one();
@@ -67,14 +69,14 @@ pub(crate) fn work(shared: &Shared, mut journal: Journal) {
     let mut memory = Bounce::default();
     loop {
         // Slots that are dirty since the opening or after a failed cycle wake nobody else.
-        if due(shared) != (0, 0) {
+        if due(shared) != (0, 0) || shared.keyring.as_ref().is_some_and(Keyring::has_doomed) {
             shared.commit.want(CommitNeed::Due);
         }
         let interval = shared.config.commit.interval;
         let interval = if failures == 0 { interval } else { interval.max(SHORTEST_PAUSE) };
         let interval = interval.saturating_mul(1 << failures.min(MAX_DOUBLINGS));
         let stop = shared.commit.wait_for_work(interval);
-        let mut healthy = true;
+        let mut healthy = destroy_keys(shared);
         // What becomes dirty meanwhile has its own wake-up.
         let (mut left, mut unsynced) = due(shared);
         while healthy && (left > 0 || unsynced > 0) {
@@ -108,6 +110,15 @@ pub(crate) fn work(shared: &Shared, mut journal: Journal) {
             return;
         }
     }
+}
+
+/// Overwrites keys that are to be destroyed. Whether none is left.
+fn destroy_keys(shared: &Shared) -> bool {
+    let Some(Err(error)) = shared.keyring.as_ref().map(Keyring::destroy_doomed) else { return true };
+    let error = shared.note_failure_of(JOURNAL_MEMBER, &error);
+    shared.count(|stats| stats.commit_failures += 1);
+    shared.commit.cycle_done(0, Err(format!("write of the key file: {error}")));
+    false
 }
 
 /// Dirty slots, and blocks that have to be written again.

@@ -2,7 +2,7 @@
 
 use crate::ConfigError;
 use crate::record::MAX_GEOMETRY_BYTES;
-use kvbm_keys::DeploymentKey;
+use kvbm_keys::{DeploymentKey, MAX_ENCRYPTED_BYTES, OperatorKey};
 use kvbm_plan::FileAccess;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -73,6 +73,9 @@ pub struct DiskConfig {
     /// not used ([`Dropped::other_key`](crate::Dropped::other_key)). Without a key, checksums find
     /// accidents only.
     pub key: Option<DeploymentKey>,
+    /// Blocks are encrypted before they are written. A directory has encrypted blocks or others,
+    /// not both. `None`: they are not.
+    pub encryption: Option<DiskEncryption>,
     /// What lies in a slot: rank slice, layout, axis order, in any encoding; at most
     /// [`DiskConfig::MAX_GEOMETRY_BYTES`]. A directory of another geometry is refused.
     pub geometry: Vec<u8>,
@@ -88,7 +91,7 @@ pub struct DiskConfig {
     /// Blocks whose memory lies in pieces of at least so many bytes, in the mean, are read and
     /// written straight, any number of pieces. Around the page cache, shorter pieces are collected
     /// in a buffer: a device spends time on every piece. With 0 only memory that the device cannot
-    /// take goes through a buffer.
+    /// take goes through a buffer, and blocks that are encrypted.
     pub straight_bytes: u64,
     /// Bytes of that buffer at most, where a ring moves the bytes; but always room for one block.
     /// It is made when the first block needs it: half a megabyte, or a block that is larger, for
@@ -106,6 +109,25 @@ pub struct DiskConfig {
     pub drop_deadline: Duration,
 }
 
+/// The keys of a directory that is read without an engine: those that it was written with.
+#[derive(Clone, Debug, Default)]
+pub struct DiskKeys {
+    /// As [`DiskConfig::key`].
+    pub signing: Option<DeploymentKey>,
+    /// As [`DiskConfig::encryption`].
+    pub encryption: Option<DiskEncryption>,
+}
+
+/// The operator's keys of a directory whose blocks are encrypted.
+#[derive(Clone, Debug)]
+pub struct DiskEncryption {
+    /// The key that wraps data keys.
+    pub key: OperatorKey,
+    /// The one before it: data keys that it has wrapped are wrapped anew at opening, and new blocks
+    /// get new ones.
+    pub previous: Option<OperatorKey>,
+}
+
 impl DiskConfig {
     /// Longest `geometry`, in bytes.
     pub const MAX_GEOMETRY_BYTES: usize = MAX_GEOMETRY_BYTES;
@@ -121,6 +143,7 @@ impl DiskConfig {
             block_bytes,
             namespace,
             key: None,
+            encryption: None,
             geometry: Vec::new(),
             engine: EngineMode::Auto,
             depth: 32,
@@ -177,6 +200,9 @@ impl DiskConfig {
         within("threads", self.threads, 256)?;
         within("depth", self.depth, 4096)?;
         within("directories", self.num_dirs(), 64)?;
+        if self.encryption.is_some() && self.block_bytes > MAX_ENCRYPTED_BYTES {
+            return Err(ConfigError::EncryptedBytes { block_bytes: self.block_bytes });
+        }
         if self.geometry.len() > Self::MAX_GEOMETRY_BYTES {
             return Err(ConfigError::Geometry { len: self.geometry.len(), max: Self::MAX_GEOMETRY_BYTES });
         }

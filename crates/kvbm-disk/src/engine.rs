@@ -1,12 +1,12 @@
 //! The engine: batches in, outcomes out.
 
 use crate::commit;
-use crate::commit_signals::CommitSignals;
+use crate::commit_signals::{CommitNeed, CommitSignals};
 use crate::executor::{Executor, on_engine_thread};
 use crate::follow::{self, Followed};
+use crate::keyring::Keyring;
 use crate::medium::{DirMedium, Medium};
 use crate::open::{self, Opened};
-use crate::seal::Seal;
 use crate::shared::{Alive, GivenUp, Shared};
 use crate::slot_file::SlotFile;
 use crate::slot_table::SlotTable;
@@ -14,8 +14,9 @@ use crate::{
     BatchHandle, BlockChecksum, DirInfo, DiskConfig, DiskFlushReport, EngineInfo, EngineStats, FlushError,
     IoBatch, IoMemory, OpenError, Recovered, UnsubmittedBatch,
 };
-use kvbm_plan::{BlockId, BlockIdentity, NamespaceId, deadline_after};
+use kvbm_plan::{BlockId, BlockIdentity, KeyNotice, NamespaceId, deadline_after};
 use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -55,8 +56,8 @@ impl DiskEngine {
     /// # Errors
     /// As [`DiskEngine::open`].
     pub fn open_on(config: DiskConfig, medium: Arc<dyn Medium>) -> Result<(Self, Recovered), OpenError> {
-        let Opened { slots, table, journal, recovered } = open::open(&config, &medium)?;
-        let shared = share(config, medium, (slots, table), &recovered, false);
+        let Opened { slots, table, journal, recovered, keyring } = open::open(&config, &medium)?;
+        let shared = share(config, medium, (slots, table, keyring), &recovered, false);
         shared.journal_records.store(journal.records(), Ordering::Relaxed);
         let start = |source| OpenError::Io { doing: "start a thread".to_owned(), source };
         let committer: Arc<Alive> = Arc::default();
@@ -91,8 +92,8 @@ impl DiskEngine {
     /// # Errors
     /// As [`DiskEngine::follow`].
     pub fn follow_on(config: DiskConfig, medium: Arc<dyn Medium>) -> Result<(Self, Recovered), OpenError> {
-        let Followed { slots, table, recovered } = follow::follow(&config, &*medium)?;
-        let shared = share(config, medium, (slots, table), &recovered, true);
+        let Followed { slots, table, recovered, keyring } = follow::follow(&config, &medium)?;
+        let shared = share(config, medium, (slots, table, keyring), &recovered, true);
         let executor = Executor::start(&shared)?;
         Ok((Self { shared, executor, committer: Arc::default() }, recovered))
     }
@@ -128,9 +129,14 @@ impl DiskEngine {
 
     /// Releases every block of a namespace, except those that are being written. Returns their
     /// number. Durable with the next commit. Takes time in proportion to the number of slots.
+    ///
+    /// Where blocks are encrypted, the namespace's data keys go too, and with them the blocks that
+    /// are being written. Once a later flush has succeeded, the keys are overwritten on the disk.
     pub fn release_namespace(&self, namespace: NamespaceId) -> u64 {
         let num_slots = self.shared.config.num_slots;
-        let release = |from: u32| {
+        let encrypts = self.shared.keyring.is_some();
+        let mut of_key: HashMap<u64, u64> = HashMap::new();
+        let mut release = |from: u32| {
             let slots = (from..from.saturating_add(RELEASED_AT_ONCE).min(num_slots)).map(BlockId);
             self.shared.change(|table| {
                 let is_of = |slot: &BlockId| {
@@ -138,12 +144,24 @@ impl DiskEngine {
                 };
                 let found: Vec<_> = slots.filter(is_of).collect();
                 for &slot in &found {
+                    if let Some((_, content)) = table.block(slot).filter(|_| encrypts) {
+                        *of_key.entry(content.recorded.word).or_default() += 1;
+                    }
                     table.release(slot);
                 }
                 found.len() as u64
             })
         };
-        (0..num_slots).step_by(RELEASED_AT_ONCE as usize).map(release).sum()
+        let released = (0..num_slots).step_by(RELEASED_AT_ONCE as usize).map(&mut release).sum();
+        match &self.shared.keyring {
+            Some(keyring) if self.shared.follows => keyring.forget(namespace),
+            Some(keyring) => {
+                keyring.doom(namespace, &of_key);
+                self.shared.commit.want(CommitNeed::Due);
+            }
+            None => {}
+        }
+        released
     }
 
     /// Quarantines slots: they are never read, written or recovered again. A read that finds
@@ -170,6 +188,13 @@ impl DiskEngine {
         commit::flush(&self.shared, deadline)
     }
 
+    /// Data keys of forgotten namespaces: those that were destroyed since the last call, and those
+    /// that are still to be, each time. None of an engine that follows another one: that one
+    /// destroys them.
+    pub fn take_key_notices(&self) -> Vec<KeyNotice> {
+        self.shared.keyring.as_ref().map_or_else(Vec::new, Keyring::take_notices)
+    }
+
     /// What the engine is and holds.
     pub fn info(&self) -> EngineInfo {
         let (config, slots) = (&self.shared.config, &self.shared.slots);
@@ -193,6 +218,7 @@ impl DiskEngine {
             unsynced_blocks,
             quarantined_slots,
             journal_records: self.shared.journal_records.load(Ordering::Relaxed),
+            encryption: self.shared.keyring.as_ref().map(Keyring::info),
         }
     }
 
@@ -238,7 +264,7 @@ impl DiskEngine {
 fn share(
     config: DiskConfig,
     medium: Arc<dyn Medium>,
-    (slots, table): (SlotFile, Mutex<SlotTable>),
+    (slots, table, keyring): (SlotFile, Mutex<SlotTable>, Option<Keyring>),
     recovered: &Recovered,
     follows: bool,
 ) -> Arc<Shared> {
@@ -246,14 +272,15 @@ fn share(
     let dirs = open::dir_names(&config).into_iter().map(dir).collect();
     Arc::new(Shared {
         medium,
-        seal: Seal::new(config.namespace, config.key.as_ref()),
+        seal: open::seal_of(&config),
+        keyring,
         config,
         slots,
         table,
         follows,
         commit: CommitSignals::default(),
         stats: Mutex::new(EngineStats {
-            other_key_records: recovered.dropped.other_key,
+            other_key_records: recovered.dropped.other_key + recovered.dropped.without_key,
             ..EngineStats::default()
         }),
         journal_records: AtomicU64::new(0),

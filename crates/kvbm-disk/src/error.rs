@@ -1,7 +1,7 @@
 //! What can go wrong, where, and what to do about it.
 
 use crate::EngineKind;
-use kvbm_keys::KeyId;
+use kvbm_keys::{KeyId, MAX_ENCRYPTED_BYTES};
 use kvbm_plan::{BlockId, BlockIdentity, FailureKind};
 use std::io;
 use std::path::PathBuf;
@@ -35,6 +35,14 @@ pub enum ConfigError {
         value: usize,
         /// The largest that works.
         max: usize,
+    },
+    /// Too long for the cipher.
+    #[error(
+        "blocks of {block_bytes} bytes are too long to be encrypted: {MAX_ENCRYPTED_BYTES} bytes are the most"
+    )]
+    EncryptedBytes {
+        /// Bytes of a block.
+        block_bytes: u64,
     },
     /// The description is too long for the journal's header.
     #[error("geometry takes {len} bytes, at most {max} fit the header: pass a digest of it")]
@@ -102,6 +110,39 @@ fn other_key(found: Option<KeyId>, ours: Option<KeyId>) -> String {
     format!("the journal is signed with {}, ours is {}: {remedy}", named(found), named(ours))
 }
 
+/// A key file that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum KeyFileError {
+    /// Not a key file of this version, or damaged.
+    #[error(
+        "{0}: put back the file that belongs to the directory; without it its blocks cannot be read, and \
+         `kvbm disk clear` makes room for new ones"
+    )]
+    Unreadable(String),
+    /// Its data keys are wrapped with another operator's key.
+    #[error(
+        "its data keys are wrapped with the operator's key {found}, and {}: give {found} as \
+         encryption.previous_key_file or encryption.key_file; if it is lost so are the blocks, and \
+         `kvbm disk clear` makes room for new ones",
+        given(*ours, *previous)
+    )]
+    Operator {
+        /// The key that is needed.
+        found: KeyId,
+        /// The key that was given.
+        ours: KeyId,
+        /// The key before it, if that was given.
+        previous: Option<KeyId>,
+    },
+}
+
+fn given(ours: KeyId, previous: Option<KeyId>) -> String {
+    match previous {
+        None => format!("{ours} was given"),
+        Some(previous) => format!("{ours} and, as the one before it, {previous} were given"),
+    }
+}
+
 /// An engine could not be opened. What the directory held is still there, except, after an error
 /// that comes later than the checks of the journal, blocks in slots beyond a number of slots that
 /// was lowered.
@@ -143,6 +184,29 @@ pub enum OpenError {
         file: String,
         /// What is wrong with it.
         source: FormatError,
+    },
+    /// Blocks of the directory are encrypted and no operator's key was given, or the other way
+    /// round.
+    #[error("{file}: {}", if *encrypted {
+        "its blocks are encrypted, and no operator's key was given: set disk.encrypt and encryption.key_file or \
+         encryption.key_command (a command: --key-file), or choose another directory"
+    } else {
+        "its blocks are not encrypted, and disk.encrypt is set: remove them with `kvbm disk clear`, or choose another \
+         directory"
+    })]
+    Encryption {
+        /// The journal.
+        file: String,
+        /// Whether blocks are encrypted.
+        encrypted: bool,
+    },
+    /// The key file cannot be used.
+    #[error("{file}: {source}")]
+    Keys {
+        /// The key file.
+        file: String,
+        /// What is wrong with it.
+        source: KeyFileError,
     },
     /// The directory belongs to another namespace.
     #[error(
@@ -223,6 +287,12 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 /// How a slot failed to be the block that was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SlotCorruption {
+    /// The bytes are not those that were encrypted as this block.
+    #[error("the block does not decrypt with data key {key}")]
+    Tag {
+        /// Number of the data key.
+        key: u64,
+    },
     /// The bytes are not those that were written under this identity.
     #[error("checksum {found:016x}, expected {expected:016x}")]
     Checksum {
@@ -346,6 +416,14 @@ pub enum OpError {
         /// What the system said.
         message: String,
     },
+    /// There is no data key for the block: nothing was written.
+    #[error("slot {slot}: no data key to encrypt the block with: {message}")]
+    NoKey {
+        /// The slot.
+        slot: BlockId,
+        /// Why.
+        message: String,
+    },
     /// The batch's deadline passed before the operation started.
     #[error(
         "slot {slot}: the deadline passed before the operation started; recompute, or raise the deadline"
@@ -383,7 +461,7 @@ impl OpError {
             Self::Quarantined { .. } | Self::Busy { .. } | Self::Io { .. } => FailureKind::Io,
             Self::NoSuchSlot { .. } | Self::Length { .. } => FailureKind::Unsupported,
             // The device was not asked.
-            Self::Deadline { .. } => FailureKind::PathBusy,
+            Self::Deadline { .. } | Self::NoKey { .. } => FailureKind::PathBusy,
             Self::Cancelled { .. } => FailureKind::Cancelled,
             Self::ShuttingDown { .. } => FailureKind::ShuttingDown,
         }

@@ -28,6 +28,8 @@ use std::time::{Duration, Instant};
 pub const SLOT_FILE: &str = crate::stripes::SLOT_FILE;
 /// The journal's name.
 pub const JOURNAL_FILE: &str = crate::journal::JOURNAL_FILE;
+/// The key file's name.
+pub const KEY_FILE: &str = crate::keyring::KEY_FILE;
 /// The name of a snapshot before it replaces the journal.
 pub const JOURNAL_TEMP_FILE: &str = crate::journal::JOURNAL_TEMP_FILE;
 

@@ -1,5 +1,6 @@
 //! Status and counters of an engine.
 
+use kvbm_keys::KeyId;
 use kvbm_plan::{BlockId, BlockIdentity};
 use std::fmt;
 
@@ -63,6 +64,20 @@ pub struct DirInfo {
     pub last_error: Option<String>,
 }
 
+/// What an engine's keys are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EncryptionInfo {
+    /// The operator's key.
+    pub operator: KeyId,
+    /// Data keys that there are.
+    pub data_keys: u64,
+    /// Receipts in the key file of keys that were destroyed.
+    pub destroyed: u64,
+    /// Keys that are forgotten and not yet overwritten in the file.
+    pub pending: u64,
+}
+
 /// What an engine is and holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -99,6 +114,8 @@ pub struct EngineInfo {
     pub quarantined_slots: u64,
     /// Records in the journal, dead ones included.
     pub journal_records: u64,
+    /// The keys, where blocks are encrypted.
+    pub encryption: Option<EncryptionInfo>,
 }
 
 /// Counters since the engine was opened. They never decrease.
@@ -134,8 +151,8 @@ pub struct EngineStats {
     pub refused: u64,
     /// Requests that a ring made of operations: those on neighbouring slots share one.
     pub requests: u64,
-    /// Operations whose memory the device cannot take, or in too short pieces, and that went
-    /// through a buffer.
+    /// Operations whose memory the device cannot take, or in too short pieces, or whose blocks are
+    /// encrypted, and that went through a buffer.
     pub bounced: u64,
     /// Reads or writes that the system cut short and that were continued.
     pub continued: u64,
@@ -157,7 +174,8 @@ pub struct EngineStats {
     pub scrubbed: u64,
     /// Blocks that scrubbing found damaged or could not read.
     pub scrub_failures: u64,
-    /// Records that opening found under another key ([`Dropped::other_key`]).
+    /// Records that opening found under another key ([`Dropped::other_key`]), or without their data
+    /// key ([`Dropped::without_key`]).
     pub other_key_records: u64,
     /// Completion callbacks, and drops of guards, that panicked.
     pub callback_panics: u64,
@@ -194,6 +212,8 @@ pub struct Dropped {
     pub without_bytes: u64,
     /// Records of a journal that is signed with another key, or with none where there is one now.
     pub other_key: u64,
+    /// Blocks whose data key is not in the key file: it was destroyed, or the file is another one.
+    pub without_key: u64,
 }
 
 /// What opening a directory found.

@@ -12,6 +12,9 @@
 //! that says why. A slot whose bytes are damaged is quarantined, and the quarantine survives a
 //! restart.
 //!
+//! Blocks may be encrypted ([`DiskConfig::encryption`]): on their way to the disk they pass through
+//! a buffer of bounded size, and nothing comes back from there before its tag is compared.
+//!
 //! Bytes are moved by a ring of the kernel (io_uring), by threads around the page cache, or by
 //! threads through it: what a probe finds to work ([`EngineMode`]).
 //!
@@ -44,27 +47,28 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | `scrub` | reads and verifies blocks in the background | `engine`, `ops`, `shared`, `slot_file`, `slot_table`, `medium`, `error` |
-//! | `offline` | inspects, verifies and repairs a directory without an engine | `engine`, `archive`, `stripes`, `config`, `journal`, `recorded_slots`, `record`, `seal`, `medium`, `error`, `info` |
-//! | `fuzz` | bodies of the fuzz targets | `fault`, `open`, `stripes`, `config`, `journal`, `recorded_slots`, `slot_table`, `record`, `seal`, `medium`, `info`, `checksum` |
-//! | `fault` | a simulated medium that injects faults | `stripes`, `journal`, `medium` |
-//! | `engine` | the engine: batches in, outcomes out | `executor`, `follow`, `commit`, `shared`, `commit_signals`, `batch`, `open`, `slot_file`, `config`, `buffer`, `journal`, `slot_table`, `seal`, `medium`, `error`, `info`, `checksum` |
-//! | `executor` | io_uring ring or thread pool that executes operations | `ops`, `shared`, `batch`, `slot_file`, `config`, `buffer`, `medium`, `error`, `info` |
-//! | `follow` | opens directories that another engine writes | `open`, `slot_file`, `stripes`, `config`, `slot_table`, `seal`, `medium`, `error`, `info` |
-//! | `commit` | the committer thread: group commits | `rewrite`, `shared`, `commit_signals`, `slot_file`, `stripes`, `journal`, `record`, `medium`, `error`, `info` |
+//! | `offline` | inspects, verifies and repairs a directory without an engine | `engine`, `archive`, `stripes`, `config`, `journal`, `recorded_slots`, `record`, `seal`, `medium`, `error`, `info`, `keyring` |
+//! | `fuzz` | bodies of the fuzz targets | `fault`, `open`, `stripes`, `config`, `journal`, `recorded_slots`, `slot_table`, `record`, `seal`, `medium`, `info`, `checksum`, `keyring` |
+//! | `fault` | a simulated medium that injects faults | `keyring`, `stripes`, `journal`, `medium` |
+//! | `engine` | the engine: batches in, outcomes out | `executor`, `follow`, `commit`, `shared`, `commit_signals`, `batch`, `open`, `slot_file`, `config`, `buffer`, `journal`, `slot_table`, `seal`, `medium`, `error`, `info`, `checksum`, `keyring` |
+//! | `executor` | io_uring ring or thread pool that executes operations | `ops`, `shared`, `batch`, `slot_file`, `config`, `buffer`, `medium`, `error`, `info`, `keyring` |
+//! | `follow` | opens directories that another engine writes | `open`, `slot_file`, `stripes`, `config`, `slot_table`, `seal`, `medium`, `error`, `info`, `keyring` |
+//! | `commit` | the committer thread: group commits | `rewrite`, `shared`, `commit_signals`, `slot_file`, `stripes`, `journal`, `record`, `medium`, `error`, `info`, `keyring` |
 //! | `rewrite` | writes blocks again whose sync failed | `ops`, `shared`, `slot_file`, `slot_table`, `medium` |
-//! | `ops` | one operation on one slot | `shared`, `batch`, `open`, `slot_file`, `buffer`, `slot_table`, `seal`, `medium`, `error` |
-//! | `shared` | state that all threads of the engine share | `commit_signals`, `slot_file`, `config`, `slot_table`, `seal`, `medium`, `info` |
+//! | `ops` | one operation on one slot | `shared`, `batch`, `open`, `slot_file`, `buffer`, `slot_table`, `seal`, `medium`, `error`, `keyring`, `stripes` |
+//! | `shared` | state that all threads of the engine share | `commit_signals`, `slot_file`, `config`, `slot_table`, `seal`, `medium`, `info`, `keyring` |
 //! | `commit_signals` | wakes the committer and reports its progress | - |
 //! | `batch` | batches of operations | `buffer`, `error` |
-//! | `archive` | reads the blocks of a directory that no engine has open | `open`, `stripes`, `journal`, `recorded_slots`, `slot_table`, `record`, `seal`, `medium`, `error`, `info` |
-//! | `open` | opens a directory: recovery and probes | `slot_file`, `stripes`, `config`, `buffer`, `journal`, `recorded_slots`, `slot_table`, `record`, `seal`, `medium`, `error`, `info` |
+//! | `archive` | reads the blocks of a directory that no engine has open | `open`, `stripes`, `journal`, `recorded_slots`, `slot_table`, `record`, `seal`, `medium`, `error`, `info`, `keyring` |
+//! | `open` | opens a directory: recovery and probes | `slot_file`, `stripes`, `config`, `buffer`, `journal`, `recorded_slots`, `slot_table`, `record`, `seal`, `medium`, `error`, `info`, `keyring` |
 //! | `slot_file` | reads and writes slots of the slot files | `stripes`, `buffer`, `medium`, `info` |
+//! | `keyring` | data keys of encrypted blocks, and their file | `config`, `medium`, `error`, `info`, `checksum` |
 //! | `stripes` | spreads slots over several directories | `journal`, `medium`, `error`, `checksum` |
 //! | `config` | configuration | `record`, `error` |
 //! | `buffer` | memory of reads and writes | - |
 //! | `journal` | appends, snapshots and replays records | `recorded_slots`, `slot_table`, `record`, `seal`, `medium`, `error`, `info` |
 //! | `recorded_slots` | slots that a journal names, without an engine | `slot_table`, `record` |
-//! | `slot_table` | state of each slot | `record`, `error` |
+//! | `slot_table` | state of each slot | `record`, `error`, `seal` |
 //! | `record` | bytes of the journal header and records | `seal`, `error` |
 //! | `medium` | directories and files, real or simulated | `error` |
 //! | `error` | errors | `info` |
@@ -89,6 +93,7 @@ mod follow;
 pub mod fuzz;
 mod info;
 mod journal;
+mod keyring;
 pub mod medium;
 pub mod offline;
 mod open;
@@ -107,12 +112,13 @@ pub use archive::Archive;
 pub use batch::{BatchCompletion, BatchHandle, IoBatch, OpDone, OpOutcome, SubmitError, UnsubmittedBatch};
 pub use buffer::{IoFragments, IoMemory, OwnedBuffer, ReadTarget};
 pub use checksum::{BlockChecksum, ContentCrc};
-pub use config::{DiskConfig, EngineMode, GroupCommit, SLOT_ALIGNMENT};
+pub use config::{DiskConfig, DiskEncryption, DiskKeys, EngineMode, GroupCommit, SLOT_ALIGNMENT};
 pub use engine::DiskEngine;
-pub use error::{ConfigError, FlushError, FormatError, OpError, OpenError, SlotCorruption};
+pub use error::{ConfigError, FlushError, FormatError, KeyFileError, OpError, OpenError, SlotCorruption};
 pub use info::{
-    DirInfo, DiskFlushReport, Dropped, EngineChoice, EngineInfo, EngineKind, EngineStats, Recovered,
-    RecoveredSlot,
+    DirInfo, DiskFlushReport, Dropped, EncryptionInfo, EngineChoice, EngineInfo, EngineKind, EngineStats,
+    Recovered, RecoveredSlot,
 };
+pub use keyring::{DataKeyInfo, DataKeyState};
 pub use kvbm_plan::FileAccess;
 pub use scrub::{Scrubbed, Scrubber};

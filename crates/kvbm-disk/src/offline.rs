@@ -2,17 +2,19 @@
 
 use crate::archive::{Archive, failed, first, read_journal};
 use crate::journal::{JOURNAL_FILE, Replayed};
-use crate::medium::DirMedium;
+use crate::keyring::{self, KEY_FILE, Keyring};
+use crate::medium::{DirMedium, open_read_only};
 use crate::record::Header;
 use crate::recorded_slots::{RecordedSlots, SlotRecords};
 use crate::stripes::SLOT_FILE;
-use crate::{DiskConfig, DiskEngine, Dropped, EngineMode, OpenError};
-use kvbm_keys::DeploymentKey;
-use kvbm_plan::{BlockId, BlockIdentity, FileAccess};
+use crate::{DataKeyInfo, DiskConfig, DiskEngine, DiskKeys, Dropped, EngineMode, OpenError};
+use kvbm_keys::KeyId;
+use kvbm_plan::{BlockId, BlockIdentity, FileAccess, NamespaceId};
 use std::collections::HashSet;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a repair may take to write down what it found.
@@ -46,6 +48,20 @@ pub struct Inspection {
     pub clean: bool,
     /// The process that has the directory open.
     pub owner: Option<String>,
+    /// Where blocks are encrypted: what the key file says.
+    pub encryption: Option<KeyFileInfo>,
+}
+
+/// What a key file says, for which no key is needed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KeyFileInfo {
+    /// The operator's key that wraps its data keys; none where the file is not there.
+    pub operator: Option<KeyId>,
+    /// Data keys, with receipts of those that were destroyed.
+    pub keys: Vec<DataKeyInfo>,
+    /// Entries that cannot be read.
+    pub damaged: u64,
 }
 
 /// What reading every block of a directory found.
@@ -75,14 +91,14 @@ pub struct RepairReport {
 }
 
 /// Reads the journal of a directory, the first where slots are spread over several: all of them are
-/// named, in their order. `key`: the one that it was written with. Changes nothing, and may be
-/// called while an engine has the directory.
+/// named, in their order. `keys`: those that it was written with; what encrypts is not needed.
+/// Changes nothing, and may be called while an engine has the directory.
 ///
 /// # Errors
 /// The directory has no journal, or one that this build does not read, or of another key.
-pub fn inspect(dirs: &[PathBuf], key: Option<&DeploymentKey>) -> Result<Inspection, OpenError> {
-    let (replayed, table) = read_journal(dirs, None, key)?;
-    Ok(summarize(dirs, &replayed, &table))
+pub fn inspect(dirs: &[PathBuf], keys: Option<&DiskKeys>) -> Result<Inspection, OpenError> {
+    let (replayed, table) = read_journal(dirs, None, keys)?;
+    summarize(dirs, &replayed, &table)
 }
 
 /// Reads every block and compares its checksum; `progress` gets the blocks done and their number.
@@ -93,11 +109,11 @@ pub fn inspect(dirs: &[PathBuf], key: Option<&DeploymentKey>) -> Result<Inspecti
 /// read.
 pub fn verify(
     dirs: &[PathBuf],
-    key: Option<&DeploymentKey>,
+    keys: Option<&DiskKeys>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Verification, OpenError> {
-    let archive = Archive::open_for(dirs, None, key)?;
-    let mut inspection = summarize(dirs, &archive.replayed, &archive.table);
+    let archive = Archive::open_for(dirs, None, keys)?;
+    let mut inspection = summarize(dirs, &archive.replayed, &archive.table)?;
     // The owner is this call.
     inspection.owner = None;
     let (mut verified, mut damaged) = (0, Vec::new());
@@ -120,15 +136,18 @@ pub fn verify(
 /// As [`verify`]; a journal that cannot be written.
 pub fn repair(
     dirs: &[PathBuf],
-    key: Option<&DeploymentKey>,
+    keys: Option<&DiskKeys>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<RepairReport, OpenError> {
-    let found = verify(dirs, key, progress)?;
+    let found = verify(dirs, keys, progress)?;
     let Inspection { namespace, geometry, num_slots, block_bytes, .. } = &found.inspection;
     let mut config = DiskConfig::new(first(dirs), *num_slots, *block_bytes, *namespace);
     config.more_dirs = dirs.iter().skip(1).cloned().collect();
     config.geometry.clone_from(geometry);
-    config.key = key.cloned();
+    let keys = keys.cloned().unwrap_or_default();
+    config.key = keys.signing;
+    // A journal says whether its blocks are encrypted.
+    config.encryption = keys.encryption.filter(|_| found.inspection.encryption.is_some());
     config.engine = EngineMode::Buffered;
     // A repair keeps the configured access.
     config.access = access_of(first(dirs))?;
@@ -160,10 +179,49 @@ fn access_of(dir: &Path) -> Result<FileAccess, OpenError> {
     Ok(FileAccess::of_file_mode(found.mode()))
 }
 
-fn summarize(dirs: &[PathBuf], replayed: &Replayed, table: &RecordedSlots) -> Inspection {
+/// What the key file of directories says; `None` where blocks are not encrypted.
+fn key_file(dirs: &[PathBuf], header: &Header) -> Result<Option<KeyFileInfo>, OpenError> {
+    if !header.encrypted {
+        return Ok(None);
+    }
+    let path = first(dirs).join(KEY_FILE);
+    let file = match open_read_only(&path, None) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(KeyFileInfo::default())),
+        Err(error) => return Err(failed("open", &path.display().to_string(), error)),
+    };
+    let read = keyring::read_file(&*file).map_err(|error| failed("read", KEY_FILE, error))?;
+    let file = read.map_err(|source| OpenError::Keys { file: path.display().to_string(), source })?;
+    let keys: Vec<DataKeyInfo> = file.known().map(|(_, entry)| entry.info.clone()).collect();
+    let damaged = (file.entries.len() - keys.len()) as u64;
+    Ok(Some(KeyFileInfo { operator: Some(file.operator), keys, damaged }))
+}
+
+/// New blocks of a directory get new data keys: those of one namespace, or all. Blocks that are
+/// there stay readable until they are evicted. Returns how many keys are old from now on. A
+/// previous operator's key is replaced as an opening does it.
+///
+/// # Errors
+/// As [`verify`], and [`OpenError::Encryption`] where blocks are not encrypted.
+pub fn rotate(dirs: &[PathBuf], keys: &DiskKeys, namespace: Option<NamespaceId>) -> Result<u64, OpenError> {
+    let (replayed, table) = read_journal(dirs, None, Some(keys))?;
+    let Some(encryption) = keys.encryption.as_ref().filter(|_| replayed.header.encrypted) else {
+        let file = first(dirs).join(JOURNAL_FILE).display().to_string();
+        return Err(OpenError::Encryption { file, encrypted: replayed.header.encrypted });
+    };
+    let medium = DirMedium::lock_all(dirs, access_of(first(dirs))?)?;
+    let newest = table.blocks().map(|(_, _, content)| content.recorded.word).max().unwrap_or(0);
+    let place = (&replayed.header.namespace, &replayed.header.geometry[..]);
+    let newest = u32::try_from(newest).unwrap_or(u32::MAX);
+    let keyring = Keyring::open(Arc::new(medium), encryption, place, newest)?;
+    keyring.retire(namespace).map_err(|error| failed("write", KEY_FILE, error))
+}
+
+fn summarize(dirs: &[PathBuf], replayed: &Replayed, table: &RecordedSlots) -> Result<Inspection, OpenError> {
+    let encryption = key_file(dirs, &replayed.header)?;
     let Header { namespace, geometry, num_slots, block_bytes, slot_stride, .. } = replayed.header.clone();
     let held: Vec<_> = table.blocks().map(|(slot, _, content)| (slot, content.identity)).collect();
-    Inspection {
+    Ok(Inspection {
         namespace,
         num_slots,
         block_bytes,
@@ -176,7 +234,8 @@ fn summarize(dirs: &[PathBuf], replayed: &Replayed, table: &RecordedSlots) -> In
         dropped: replayed.dropped,
         clean: replayed.clean,
         owner: dirs.iter().find_map(|dir| DirMedium::owner(dir)),
-    }
+        encryption,
+    })
 }
 
 /// Says in a geometry that blocks are of several cache groups.

@@ -2,8 +2,9 @@
 
 use crate::error::hex;
 use crate::journal::{JOURNAL_FILE, JOURNAL_TEMP_FILE, Journal, ReplayError, replay};
+use crate::keyring::{KEY_FILE, Keyring};
 use crate::medium::{BlockFile, Medium, OpenFile, complete};
-use crate::record::{HEADER_BYTES, Header, RECORD_BYTES};
+use crate::record::{HEADER_BYTES, Header, record_bytes};
 use crate::recorded_slots::SlotRecords;
 use crate::seal::Seal;
 use crate::slot_file::SlotFile;
@@ -15,6 +16,7 @@ use crate::{
 };
 use kvbm_plan::{BlockId, SequenceHash};
 use parking_lot::Mutex;
+use std::collections::HashSet;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::sync::Arc;
 
@@ -27,14 +29,16 @@ pub(crate) struct Opened {
     pub(crate) table: Mutex<SlotTable>,
     pub(crate) journal: Journal,
     pub(crate) recovered: Recovered,
+    pub(crate) keyring: Option<Keyring>,
 }
 
 pub(crate) fn open(config: &DiskConfig, medium: &Arc<dyn Medium>) -> Result<Opened, OpenError> {
     config.validate()?;
     let header = header_of(config)?;
     stripes::join(&**medium, &dir_names(config))?;
-    let seal = Seal::new(config.namespace, config.key.as_ref());
+    let seal = seal_of(config);
     let mut found = read_journal(config, &header, &seal, &**medium)?;
+    let keyring = open_keyring(config, medium, &found)?;
     let without_bytes = match &mut found {
         Found::Journal(found) => drop_without_bytes(config, &**medium, found)?,
         Found::Nothing { .. } => 0,
@@ -50,6 +54,7 @@ pub(crate) fn open(config: &DiskConfig, medium: &Arc<dyn Medium>) -> Result<Open
         Found::Journal(found) => {
             let FoundJournal { file, replayed, mut table } = *found;
             let mut dropped = Dropped { without_bytes, ..replayed.dropped };
+            dropped.without_key = drop_without_key(&mut table, keyring.as_ref());
             dropped.duplicates = drop_duplicates(&mut table);
             if !replayed.clean {
                 table.distrust();
@@ -73,8 +78,51 @@ pub(crate) fn open(config: &DiskConfig, medium: &Arc<dyn Medium>) -> Result<Open
         clean,
     };
     drop(locked);
+    if let Some(keyring) = &keyring {
+        keyring.doom_unused(&used_keys(&table.lock()));
+        keyring.destroy_doomed().map_err(|error| failed("destroy unused keys of", KEY_FILE, error))?;
+    }
     reserved.keep();
-    Ok(Opened { slots, table, journal, recovered })
+    Ok(Opened { slots, table, journal, recovered, keyring })
+}
+
+/// How blocks and records of a directory are summed.
+pub(crate) fn seal_of(config: &DiskConfig) -> Seal {
+    Seal::new(config.namespace, config.key.as_ref()).encrypting(config.encryption.is_some())
+}
+
+/// The data keys, where blocks are encrypted.
+fn open_keyring(
+    config: &DiskConfig,
+    medium: &Arc<dyn Medium>,
+    found: &Found,
+) -> Result<Option<Keyring>, OpenError> {
+    let Some(encryption) = &config.encryption else { return Ok(None) };
+    let newest = match found {
+        Found::Nothing { .. } => 0,
+        Found::Journal(found) => used_keys(&found.table).into_iter().max().unwrap_or(0),
+    };
+    let newest = u32::try_from(newest).unwrap_or(u32::MAX);
+    let place = (&config.namespace, &config.geometry[..]);
+    Keyring::open(Arc::clone(medium), encryption, place, newest).map(Some)
+}
+
+/// Numbers of the data keys that blocks were encrypted with.
+fn used_keys(table: &SlotTable) -> HashSet<u64> {
+    table.blocks().map(|(_, _, content)| content.recorded.word).collect()
+}
+
+/// Frees the slots of blocks whose data key is not there. Returns their number.
+pub(crate) fn drop_without_key(table: &mut impl SlotRecords, keyring: Option<&Keyring>) -> u64 {
+    let Some(keyring) = keyring else { return 0 };
+    let lacks_key =
+        |content: &Content| keyring.key(content.identity.namespace, content.recorded.word).is_none();
+    let lost: Vec<BlockId> =
+        table.blocks().filter(|(_, _, content)| lacks_key(content)).map(|(slot, ..)| slot).collect();
+    for &slot in &lost {
+        table.release(slot);
+    }
+    lost.len() as u64
 }
 
 /// What a journal of ours says first.
@@ -82,6 +130,7 @@ pub(crate) fn header_of(config: &DiskConfig) -> Result<Header, OpenError> {
     Ok(Header {
         journal_id: 0,
         namespace: config.namespace,
+        encrypted: config.encryption.is_some(),
         num_slots: config.num_slots,
         block_bytes: config.block_bytes,
         slot_stride: config.slot_stride()?,
@@ -159,6 +208,16 @@ pub(crate) fn read_journal(
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Nothing { other_key: 0 }),
         Err(error) => return Err(failed("open", JOURNAL_FILE, error)),
     };
+    let mut start = [0; 12];
+    let read =
+        complete::read_up_to(&*file, 0, &mut start).map_err(|error| failed("read", JOURNAL_FILE, error))?;
+    // First of all: what is not encrypted must not stay where everything is thought to be.
+    if let Some(encrypted) = Header::says_encrypted(&start[..read])
+        && encrypted != ours.encrypted
+    {
+        let file = format!("{}/{JOURNAL_FILE}", medium.location());
+        return Err(OpenError::Encryption { file, encrypted });
+    }
     let accept = |theirs: &Header| {
         check_header(ours, theirs)?;
         Ok(SlotTable::new(config.num_slots))
@@ -171,7 +230,7 @@ pub(crate) fn read_journal(
         // Who wrote it did not have our key: to us it holds nothing.
         Refused::Replay(ReplayError::Format(FormatError::Key { ours: Some(_), .. })) => {
             let bytes = file.len().map_err(|error| failed("read the length of", JOURNAL_FILE, error))?;
-            return Ok(Found::Nothing { other_key: records_in(bytes) });
+            return Ok(Found::Nothing { other_key: records_in(bytes, ours.encrypted) });
         }
         Refused::Replay(ReplayError::Format(source)) => {
             OpenError::Format { file: format!("{}/{JOURNAL_FILE}", medium.location()), source }
@@ -182,8 +241,8 @@ pub(crate) fn read_journal(
 }
 
 /// Records that a journal of so many bytes has at most.
-fn records_in(bytes: u64) -> u64 {
-    bytes.saturating_sub(HEADER_BYTES as u64) / RECORD_BYTES as u64
+fn records_in(bytes: u64, encrypted: bool) -> u64 {
+    bytes.saturating_sub(HEADER_BYTES as u64) / record_bytes(encrypted) as u64
 }
 
 enum Refused {
@@ -263,7 +322,8 @@ fn open_slots(
         files = direct;
         alignment
     });
-    Ok(SlotFile { files, stripes, stride, direct, preallocated, straight_bytes })
+    let encrypted = config.encryption.is_some();
+    Ok(SlotFile { files, stripes, stride, direct, preallocated, straight_bytes, encrypted })
 }
 
 /// The slot files opened by `open` for direct I/O and the alignment that all of them take, or why
@@ -437,8 +497,8 @@ pub(crate) fn drop_duplicates(table: &mut impl SlotRecords) -> u64 {
 pub(crate) fn blocks_by_age(table: &impl SlotRecords) -> Vec<RecoveredSlot> {
     let recovered = |(_, slot): (u64, BlockId)| {
         let (_, content) = table.block(slot)?;
-        let Content { identity, checksum, bytes } = *content;
-        Some(RecoveredSlot { slot, identity, checksum, bytes })
+        let Content { identity, recorded, bytes } = *content;
+        Some(RecoveredSlot { slot, identity, checksum: recorded.checksum(), bytes })
     };
     slots_by(table, |generation, _| generation).into_iter().filter_map(recovered).collect()
 }
@@ -447,6 +507,7 @@ pub(crate) fn blocks_by_age(table: &impl SlotRecords) -> Vec<RecoveredSlot> {
 mod tests {
     use super::*;
     use crate::record::{Record, RecordState};
+    use crate::seal::Recorded;
     use kvbm_plan::{BlockIdentity, GroupId, NamespaceId};
 
     #[test]
@@ -456,7 +517,8 @@ mod tests {
             let hash = SequenceHash::from_bytes(hash);
             let (namespace, group) = (NamespaceId(0), GroupId(group));
             let identity = BlockIdentity { namespace, group, hash, parent: None, position: 0 };
-            let state = RecordState::Present { identity, checksum: u64::from(slot), bytes: 16 };
+            let recorded = Recorded::sum(u64::from(slot));
+            let state = RecordState::Present { identity, recorded, bytes: 16 };
             table.recover(&Record { slot: BlockId(slot), generation, state });
         };
         let alike = |last: u8| {

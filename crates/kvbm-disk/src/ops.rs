@@ -2,30 +2,55 @@
 //! [`over`], [`end`].
 
 use crate::batch::{Op, OpKind, Source};
+use crate::keyring::NumberedKey;
 use crate::medium::complete::{self, Stopped};
 use crate::open::without_bytes;
-use crate::seal::Summed;
+use crate::seal::{Recorded, Summed};
 use crate::shared::Shared;
 use crate::slot_file::{Bounce, Moved};
 use crate::slot_table::{Content, ReadPermit};
+use crate::stripes::JOURNAL_MEMBER;
 use crate::{OpDone, OpError, OpOutcome, SlotCorruption};
+use kvbm_keys::DataKey;
 use kvbm_plan::BlockId;
 use std::io::{ErrorKind, IoSliceMut};
+use std::sync::Arc;
 
-/// An operation that has its slot: the transfer may begin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// An operation that has its slot: the transfer may begin. With the key of a block that is
+/// encrypted.
+#[derive(Clone, Debug)]
 pub(crate) enum Begun {
-    /// With what the slot holds.
-    Read { permit: ReadPermit },
+    /// With what the slot holds, and whether the bytes have passed [`Begun::open`].
+    Read { permit: ReadPermit, key: Option<NumberedKey>, opened: bool },
     /// With the sums of the bytes.
-    Write { sums: Summed },
+    Write { sums: Summed, key: Option<NumberedKey> },
+}
+
+impl Begun {
+    /// Encrypts a block on its way to the disk, where blocks are encrypted. `staged` begins with
+    /// its bytes.
+    pub(crate) fn seal(&mut self, op: &Op, staged: &mut [u8], shared: &Shared) {
+        if let Self::Write { sums, key: Some(NumberedKey { number, key }) } = self {
+            let named = shared.seal.checksums.named(&op.identity);
+            let tag = key.seal(&named, &mut staged[..op.fragments.bytes() as usize]);
+            sums.recorded = Recorded::sealed(*number, tag);
+        }
+    }
+
+    /// Decrypts a block that came from the disk, where blocks are encrypted. Whether it may go on.
+    pub(crate) fn open(&mut self, op: &Op, staged: &mut [u8], shared: &Shared) -> bool {
+        let Self::Read { permit, key: Some(NumberedKey { key, .. }), opened } = self else { return true };
+        let named = shared.seal.checksums.named(&op.identity);
+        *opened = key.open(&named, &mut staged[..op.fragments.bytes() as usize], &permit.recorded.tag);
+        *opened
+    }
 }
 
 /// An operation whose transfer is over, and what is known of its bytes.
 #[derive(Debug)]
 pub(crate) enum Over {
-    /// With what the slot holds, and the sums that the bytes have.
-    Read { permit: ReadPermit, found: Result<(Moved, Summed), Stopped> },
+    /// With what the slot holds, and the sums that the bytes have: none where they do not decrypt.
+    Read { permit: ReadPermit, found: Result<(Moved, Option<Summed>), Stopped> },
     /// With the sums of the bytes.
     Write { sums: Summed, result: Result<Moved, Stopped> },
 }
@@ -40,17 +65,14 @@ pub(crate) unsafe fn begin(op: &Op, shared: &Shared) -> Result<Begun, OpError> {
         return Err(OpError::Length { slot, bytes, max });
     }
     let sums = match op.kind {
-        OpKind::Read => {
-            let permit = shared.table.lock().begin_read(slot, op.identity, bytes)?;
-            return Ok(Begun::Read { permit });
-        }
-        OpKind::Write(Source::Trust(checksum)) if shared.seal.key_id().is_none() => {
-            Summed { checksum, recorded: checksum }
+        OpKind::Read => return begin_read(op, shared),
+        OpKind::Write(Source::Trust(checksum)) if !shared.seal.reads_sources() => {
+            Summed { checksum, recorded: Recorded::sum(checksum) }
         }
         OpKind::Write(source) => {
             // SAFETY: by the caller's contract.
             let found = unsafe { sums_of(op, shared) };
-            // What is signed is read anyway, and must not be signed if it is damaged.
+            // What is signed or encrypted is read anyway, and must not be so if it is damaged.
             if let Source::Compare(expected) | Source::Trust(expected) = source
                 && expected != found.checksum
             {
@@ -59,22 +81,58 @@ pub(crate) unsafe fn begin(op: &Op, shared: &Shared) -> Result<Begun, OpError> {
             found
         }
     };
+    let key = match &shared.keyring {
+        Some(keyring) => Some(keyring.for_new(op.identity.namespace, !shared.follows).map_err(|error| {
+            // Who follows was not failed by its device.
+            let message = if shared.follows {
+                error.to_string()
+            } else {
+                shared.note_failure_of(JOURNAL_MEMBER, &error)
+            };
+            OpError::NoKey { slot, message }
+        })?),
+        None => None,
+    };
     shared.change(|table| table.begin_write(slot))?;
-    Ok(Begun::Write { sums })
+    Ok(Begun::Write { sums, key })
+}
+
+fn begin_read(op: &Op, shared: &Shared) -> Result<Begun, OpError> {
+    let (slot, identity) = (op.slot, op.identity);
+    let permit = shared.table.lock().begin_read(slot, identity, op.fragments.bytes())?;
+    let Some(keyring) = &shared.keyring else { return Ok(Begun::Read { permit, key: None, opened: true }) };
+    if let Some(key) = keyring.key(identity.namespace, permit.recorded.word) {
+        return Ok(Begun::Read { permit, key: Some(key), opened: false });
+    }
+    // Its key was destroyed while it was being written.
+    shared.change(|table| {
+        table.end_read(slot);
+        table.release_taken(slot, permit);
+    });
+    Err(OpError::Missing { slot })
 }
 
 /// Looks at what a transfer brought: sums what was read.
 ///
 /// # Safety
 /// As for [`begin`]; the transfer is over.
-pub(crate) unsafe fn over(op: &Op, begun: Begun, result: Result<Moved, Stopped>, shared: &Shared) -> Over {
-    match begun {
-        Begun::Read { permit } => {
+pub(crate) unsafe fn over(op: &Op, begun: &Begun, result: Result<Moved, Stopped>, shared: &Shared) -> Over {
+    match *begun {
+        Begun::Read { permit, key: None, .. } => {
             // SAFETY: by the caller's contract; the read is over and the memory still ours.
-            let sum = |moved| (moved, unsafe { sums_of(op, shared) });
+            let sum = |moved| (moved, Some(unsafe { sums_of(op, shared) }));
             Over::Read { permit, found: result.map(sum) }
         }
-        Begun::Write { sums } => Over::Write { sums, result },
+        Begun::Read { permit, key: Some(_), opened } => {
+            let sum = |moved| {
+                // SAFETY: as above.
+                let checksum = opened.then(|| unsafe { sums_of(op, shared) }.checksum);
+                let recorded = permit.recorded;
+                (moved, checksum.map(|checksum| Summed { checksum, recorded }))
+            };
+            Over::Read { permit, found: result.map(sum) }
+        }
+        Begun::Write { sums, .. } => Over::Write { sums, result },
     }
 }
 
@@ -89,7 +147,7 @@ pub(crate) fn end(op: &Op, over: Over, shared: &Shared) -> OpOutcome {
 /// Gives the slot back after a write that another engine does: no bytes were moved here.
 pub(crate) fn note(op: &Op, sums: Summed, shared: &Shared) -> OpOutcome {
     let (slot, identity, bytes) = (op.slot, op.identity, op.fragments.bytes());
-    let written = Content { identity, checksum: sums.recorded, bytes };
+    let written = Content { identity, recorded: sums.recorded, bytes };
     let kept = shared.change(|table| table.end_write(slot, Some(written)));
     kept.map(|()| OpDone { checksum: sums.checksum, bytes: 0 })
 }
@@ -112,18 +170,20 @@ pub(crate) const fn name(kind: OpKind) -> &'static str {
 fn end_read(
     op: &Op,
     permit: ReadPermit,
-    found: Result<(Moved, Summed), Stopped>,
+    found: Result<(Moved, Option<Summed>), Stopped>,
     shared: &Shared,
 ) -> OpOutcome {
     let (slot, identity, bytes) = (op.slot, op.identity, op.fragments.bytes());
     let verdict = match found {
         Ok((moved, found)) => {
             count_moved(shared, moved);
-            let expected = permit.checksum;
-            if found.recorded == expected {
-                Ok(OpDone { checksum: found.checksum, bytes })
-            } else {
-                Err(SlotCorruption::Checksum { expected, found: found.recorded })
+            let expected = permit.recorded;
+            match found {
+                Some(found) if found.recorded == expected => Ok(OpDone { checksum: found.checksum, bytes }),
+                Some(found) => {
+                    Err(SlotCorruption::Checksum { expected: expected.word, found: found.recorded.word })
+                }
+                None => Err(SlotCorruption::Tag { key: expected.word }),
             }
         }
         Err(Stopped { done, error: None }) => {
@@ -179,7 +239,7 @@ pub(crate) fn forget_what_was_cut(shared: &Shared) {
 
 fn end_write(op: &Op, sums: Summed, result: Result<Moved, Stopped>, shared: &Shared) -> OpOutcome {
     let (slot, identity, bytes) = (op.slot, op.identity, op.fragments.bytes());
-    let written = result.is_ok().then_some(Content { identity, checksum: sums.recorded, bytes });
+    let written = result.is_ok().then_some(Content { identity, recorded: sums.recorded, bytes });
     let kept = shared.change(|table| table.end_write(slot, written));
     match result {
         Ok(moved) => count_moved(shared, moved),
@@ -226,7 +286,7 @@ pub(crate) fn count(shared: &Shared, kind: OpKind, outcome: &OpOutcome) {
             stats.written_bytes += done.bytes;
         }
         Err(OpError::Corrupt { cause, .. }) => match cause {
-            SlotCorruption::Checksum { .. } => stats.corrupt_checksum += 1,
+            SlotCorruption::Checksum { .. } | SlotCorruption::Tag { .. } => stats.corrupt_checksum += 1,
             SlotCorruption::WrongIdentity { .. } => stats.corrupt_identity += 1,
             SlotCorruption::WrongLength { .. } => stats.corrupt_length += 1,
             SlotCorruption::ShortFile { .. } => stats.corrupt_short_file += 1,
@@ -239,15 +299,39 @@ pub(crate) fn count(shared: &Shared, kind: OpKind, outcome: &OpOutcome) {
     });
 }
 
-/// The checksum of what lies in the slot, and its bytes in `memory`.
+/// Reads a slot: whether it holds the block, whose bytes are in `memory` then, not encrypted.
 pub(crate) fn read_slot(
     slot: BlockId,
     content: &Content,
     shared: &Shared,
     memory: &mut Bounce,
-) -> Result<u64, Stopped> {
+) -> Result<Result<(), SlotCorruption>, Stopped> {
     let staged = memory.part(&shared.slots, content.bytes);
     let ((file, offset), alignment) = (shared.slots.file_of(slot), shared.slots.alignment());
     complete::read(file, offset, &mut [IoSliceMut::new(staged)], alignment)?;
-    Ok(shared.seal.recorded(&content.identity, &staged[..content.bytes as usize]))
+    let (expected, bytes) = (content.recorded, &mut staged[..content.bytes as usize]);
+    if shared.keyring.is_some() {
+        let named = shared.seal.checksums.named(&content.identity);
+        let opens = key_of(content, shared).is_some_and(|key| key.open(&named, bytes, &expected.tag));
+        return Ok(if opens { Ok(()) } else { Err(SlotCorruption::Tag { key: expected.word }) });
+    }
+    let found = shared.seal.recorded(&content.identity, bytes);
+    let corruption = SlotCorruption::Checksum { expected: expected.word, found: found.word };
+    Ok(if found == expected { Ok(()) } else { Err(corruption) })
+}
+
+/// Makes of a block that was read what lies in the slot.
+pub(crate) fn seal_again(content: &Content, shared: &Shared, bytes: &mut [u8]) -> Result<(), SlotCorruption> {
+    if shared.keyring.is_none() {
+        return Ok(());
+    }
+    let named = shared.seal.checksums.named(&content.identity);
+    let tag = key_of(content, shared).map(|key| key.seal(&named, bytes));
+    let is_same = tag == Some(content.recorded.tag);
+    if is_same { Ok(()) } else { Err(SlotCorruption::Tag { key: content.recorded.word }) }
+}
+
+fn key_of(content: &Content, shared: &Shared) -> Option<Arc<DataKey>> {
+    let keyring = shared.keyring.as_ref()?;
+    Some(keyring.key(content.identity.namespace, content.recorded.word)?.key)
 }

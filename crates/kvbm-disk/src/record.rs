@@ -1,25 +1,32 @@
 //! Header and record of the journal, byte by byte. All integers are little-endian.
 
 use crate::FormatError;
-use crate::seal::Seal;
-use kvbm_keys::KeyId;
+use crate::seal::{Recorded, Seal};
+use kvbm_keys::{KeyId, TAG_BYTES};
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash};
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{
-    FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref,
-};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub(crate) const MAGIC: [u8; 8] = *b"KVBMG3\r\n";
 /// Version of header and record together, without a key.
 pub(crate) const VERSION: u32 = 2;
 /// The same with one: sums are keyed, and the header names the key.
 pub(crate) const KEYED_VERSION: u32 = 3;
+/// Where blocks are encrypted: records have tags. Without a key for sums, and with one.
+pub(crate) const ENCRYPTED_VERSION: u32 = 4;
+pub(crate) const ENCRYPTED_KEYED_VERSION: u32 = 5;
 pub(crate) const HEADER_BYTES: usize = 4096;
 const GEOMETRY_AT: usize = 128;
 const HEADER_CRC_AT: usize = HEADER_BYTES - 8;
 pub(crate) const MAX_GEOMETRY_BYTES: usize = HEADER_CRC_AT - GEOMETRY_AT;
-pub(crate) const RECORD_BYTES: usize = 80;
-const RECORD_CRC_AT: usize = RECORD_BYTES - 8;
+/// Bytes of a record before its tag, if it has one, and its checksum.
+const FIELD_BYTES: usize = 72;
+const CRC_BYTES: usize = 8;
+
+/// Bytes of a record.
+pub(crate) const fn record_bytes(encrypted: bool) -> usize {
+    FIELD_BYTES + if encrypted { TAG_BYTES } else { 0 } + CRC_BYTES
+}
 
 /// The header as it lies in the file.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -41,7 +48,7 @@ struct HeaderLayout {
     crc: U64,
 }
 
-/// A record as it lies in the file.
+/// A record as it lies in the file. A tag may follow, and the checksum does.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct RecordLayout {
@@ -56,10 +63,9 @@ struct RecordLayout {
     namespace: U32,
     checksum: U64,
     bytes: U64,
-    crc: U64,
 }
 
-const _: () = assert!(size_of::<HeaderLayout>() == HEADER_BYTES && size_of::<RecordLayout>() == RECORD_BYTES);
+const _: () = assert!(size_of::<HeaderLayout>() == HEADER_BYTES && size_of::<RecordLayout>() == FIELD_BYTES);
 
 /// Which directory this is. Compared on opening, never used to size anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +73,8 @@ pub(crate) struct Header {
     /// Random number of this journal file: records of another file do not verify here.
     pub(crate) journal_id: u64,
     pub(crate) namespace: [u8; 16],
+    /// Whether blocks are encrypted.
+    pub(crate) encrypted: bool,
     pub(crate) num_slots: u32,
     pub(crate) block_bytes: u64,
     pub(crate) slot_stride: u64,
@@ -78,13 +86,17 @@ impl Header {
     pub(crate) fn encode(&self, seal: &Seal) -> Vec<u8> {
         let mut layout = HeaderLayout::new_zeroed();
         layout.magic = MAGIC;
-        layout.version.set(VERSION);
+        layout.version.set(match (self.encrypted, seal.key_id()) {
+            (false, None) => VERSION,
+            (false, Some(_)) => KEYED_VERSION,
+            (true, None) => ENCRYPTED_VERSION,
+            (true, Some(_)) => ENCRYPTED_KEYED_VERSION,
+        });
         if let Some(id) = seal.key_id() {
-            layout.version.set(KEYED_VERSION);
             layout.key_id = *id.as_bytes();
         }
         layout.header_bytes.set(HEADER_BYTES as u32);
-        layout.record_bytes.set(RECORD_BYTES as u32);
+        layout.record_bytes.set(record_bytes(self.encrypted) as u32);
         layout.num_slots.set(self.num_slots);
         layout.journal_id.set(self.journal_id);
         layout.namespace = self.namespace;
@@ -96,6 +108,18 @@ impl Header {
         layout.as_bytes().to_vec()
     }
 
+    /// Whether blocks of a journal that begins like this are encrypted; `None` where it is none
+    /// that this build reads.
+    pub(crate) fn says_encrypted(start: &[u8]) -> Option<bool> {
+        let (magic, rest) = start.split_first_chunk::<8>()?;
+        let (version, _) = U32::read_from_prefix(rest).ok()?;
+        match version.get() {
+            VERSION | KEYED_VERSION if *magic == MAGIC => Some(false),
+            ENCRYPTED_VERSION | ENCRYPTED_KEYED_VERSION if *magic == MAGIC => Some(true),
+            _ => None,
+        }
+    }
+
     /// Reads a header from the first bytes of a file of `file_bytes` bytes. The version is judged
     /// before anything that a later version might have moved.
     pub(crate) fn decode(bytes: &[u8], file_bytes: u64, seal: &Seal) -> Result<Self, FormatError> {
@@ -105,11 +129,15 @@ impl Header {
         if *magic != MAGIC {
             return Err(FormatError::Magic);
         }
-        if version != VERSION && version != KEYED_VERSION {
-            return Err(FormatError::Version { found: version.get(), supported: KEYED_VERSION });
-        }
+        let (encrypted, keyed) = match version.get() {
+            VERSION => (false, false),
+            KEYED_VERSION => (false, true),
+            ENCRYPTED_VERSION => (true, false),
+            ENCRYPTED_KEYED_VERSION => (true, true),
+            found => return Err(FormatError::Version { found, supported: ENCRYPTED_KEYED_VERSION }),
+        };
         let (layout, _) = HeaderLayout::ref_from_prefix(bytes).map_err(|_| truncated)?;
-        let found = (version == KEYED_VERSION).then(|| KeyId::from_bytes(layout.key_id));
+        let found = keyed.then(|| KeyId::from_bytes(layout.key_id));
         if found != seal.key_id() {
             return Err(FormatError::Key { found, ours: seal.key_id() });
         }
@@ -120,7 +148,7 @@ impl Header {
         if layout.header_bytes != HEADER_BYTES as u32 {
             return refuse("header_bytes", layout.header_bytes.get());
         }
-        if layout.record_bytes != RECORD_BYTES as u32 {
+        if layout.record_bytes != record_bytes(encrypted) as u32 {
             return refuse("record_bytes", layout.record_bytes.get());
         }
         let geometry_bytes = layout.geometry_bytes.get();
@@ -135,6 +163,7 @@ impl Header {
         Ok(Self {
             journal_id: layout.journal_id.get(),
             namespace: layout.namespace,
+            encrypted,
             num_slots: layout.num_slots.get(),
             block_bytes: layout.block_bytes.get(),
             slot_stride: layout.slot_stride.get(),
@@ -148,7 +177,7 @@ impl Header {
 pub(crate) enum RecordState {
     Present {
         identity: BlockIdentity,
-        checksum: u64,
+        recorded: Recorded,
         bytes: u64,
     },
     Free,
@@ -166,7 +195,7 @@ pub(crate) struct Record {
     pub(crate) state: RecordState,
 }
 
-/// Why 80 bytes are not a record.
+/// Why some bytes are not a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordError {
     /// Torn or damaged.
@@ -185,13 +214,26 @@ impl Record {
     /// The last record of a journal that was closed in order.
     pub(crate) const CLEAN: Self = Self { slot: BlockId(0), generation: 0, state: RecordState::Clean };
 
-    pub(crate) fn encode(&self, journal_id: u64, seal: &Seal) -> [u8; RECORD_BYTES] {
-        let mut layout = self.layout();
-        layout.crc.set(layout.crc(journal_id, seal));
-        transmute!(layout)
+    pub(crate) fn encode(&self, journal_id: u64, seal: &Seal) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(record_bytes(seal.encrypts()));
+        self.encode_fields(seal.encrypts(), &mut bytes);
+        let crc = crc(journal_id, &bytes, seal);
+        bytes.extend_from_slice(&crc.to_le_bytes());
+        bytes
     }
 
-    /// All fields but the checksum.
+    /// All but the checksum.
+    fn encode_fields(&self, encrypted: bool, into: &mut Vec<u8>) {
+        into.extend_from_slice(self.layout().as_bytes());
+        if encrypted {
+            let tag = match &self.state {
+                RecordState::Present { recorded, .. } => recorded.tag,
+                _ => [0; TAG_BYTES],
+            };
+            into.extend_from_slice(&tag);
+        }
+    }
+
     fn layout(&self) -> RecordLayout {
         let mut layout = RecordLayout::new_zeroed();
         layout.slot.set(self.slot.0);
@@ -202,7 +244,7 @@ impl Record {
             RecordState::Quarantined => QUARANTINED,
             RecordState::Clean => CLEAN,
         };
-        if let RecordState::Present { identity, checksum, bytes } = &self.state {
+        if let RecordState::Present { identity, recorded, bytes } = &self.state {
             layout.group.set(identity.group.0);
             layout.hash = *identity.hash.as_bytes();
             if let Some(parent) = &identity.parent {
@@ -211,21 +253,20 @@ impl Record {
             }
             layout.position.set(identity.position);
             layout.namespace.set(identity.namespace.0);
-            layout.checksum.set(*checksum);
+            layout.checksum.set(recorded.word);
             layout.bytes.set(*bytes);
         }
         layout
     }
 
-    pub(crate) fn decode(
-        journal_id: u64,
-        bytes: &[u8; RECORD_BYTES],
-        seal: &Seal,
-    ) -> Result<Self, RecordError> {
-        let layout: &RecordLayout = transmute_ref!(bytes);
-        if layout.crc != layout.crc(journal_id, seal) {
+    pub(crate) fn decode(journal_id: u64, bytes: &[u8], seal: &Seal) -> Result<Self, RecordError> {
+        let Some((covered, sum)) = bytes.split_last_chunk() else { return Err(RecordError::Checksum) };
+        if u64::from_le_bytes(*sum) != crc(journal_id, covered, seal) {
             return Err(RecordError::Checksum);
         }
+        let (layout, tag) = RecordLayout::ref_from_prefix(covered).map_err(|_| RecordError::Checksum)?;
+        let tag =
+            if seal.encrypts() { *tag.first_chunk().ok_or(RecordError::Checksum)? } else { [0; TAG_BYTES] };
         let state = match layout.kind {
             PRESENT => RecordState::Present {
                 identity: BlockIdentity {
@@ -236,7 +277,7 @@ impl Record {
                         .then(|| SequenceHash::from_bytes(layout.parent)),
                     position: layout.position.get(),
                 },
-                checksum: layout.checksum.get(),
+                recorded: Recorded { word: layout.checksum.get(), tag },
                 bytes: layout.bytes.get(),
             },
             FREE => RecordState::Free,
@@ -251,23 +292,20 @@ impl Record {
         };
         // Bytes that a record's kind does not use are zero: a later version may give them a
         // meaning.
-        if record.layout().covered() == layout.covered() { Ok(record) } else { Err(RecordError::Invalid) }
+        let mut meant = Vec::with_capacity(covered.len());
+        record.encode_fields(seal.encrypts(), &mut meant);
+        if meant == covered { Ok(record) } else { Err(RecordError::Invalid) }
     }
 }
 
-impl RecordLayout {
-    /// The bytes that the checksum covers.
-    fn covered(&self) -> &[u8] {
-        &self.as_bytes()[..RECORD_CRC_AT]
-    }
-
-    fn crc(&self, journal_id: u64, seal: &Seal) -> u64 {
-        // One call over one buffer: a digest over two parts costs more than the copy.
-        let mut covered = [0; 8 + RECORD_CRC_AT];
-        covered[..8].copy_from_slice(&journal_id.to_le_bytes());
-        covered[8..].copy_from_slice(self.covered());
-        seal.journal(&covered)
-    }
+/// The checksum of a record of one journal; `covered` are all bytes before it.
+fn crc(journal_id: u64, covered: &[u8], seal: &Seal) -> u64 {
+    // One call over one buffer: a digest over two parts costs more than the copy.
+    let mut summed = [0; CRC_BYTES + record_bytes(true)];
+    let bytes = covered.len().min(record_bytes(true));
+    summed[..CRC_BYTES].copy_from_slice(&journal_id.to_le_bytes());
+    summed[CRC_BYTES..CRC_BYTES + bytes].copy_from_slice(&covered[..bytes]);
+    seal.journal(&summed[..CRC_BYTES + bytes])
 }
 
 #[cfg(test)]
@@ -289,10 +327,10 @@ mod tests {
     }
 
     /// Makes the record's checksum fit what was changed in it.
-    fn reseal(journal_id: u64, bytes: &mut [u8; RECORD_BYTES]) {
-        let layout: &RecordLayout = transmute_ref!(bytes);
-        let crc = layout.crc(journal_id, &plain());
-        bytes[RECORD_CRC_AT..].copy_from_slice(&crc.to_le_bytes());
+    fn reseal(journal_id: u64, bytes: &mut [u8]) {
+        let end = bytes.len() - CRC_BYTES;
+        let sum = crc(journal_id, &bytes[..end], &plain());
+        bytes[end..].copy_from_slice(&sum.to_le_bytes());
     }
 
     /// Makes the header's checksum fit what was changed in it.
@@ -305,6 +343,7 @@ mod tests {
         Header {
             journal_id: 0x0123_4567_89AB_CDEF,
             namespace: *b"namespace-tag-16",
+            encrypted: false,
             num_slots: 1000,
             block_bytes: 5000,
             slot_stride: 8192,
@@ -326,8 +365,8 @@ mod tests {
             position: 1,
             ..identity
         };
-        let present =
-            |identity| RecordState::Present { identity, checksum: 0xC1C2_C3C4_C5C6_C7C8, bytes: 5000 };
+        let recorded = Recorded::sum(0xC1C2_C3C4_C5C6_C7C8);
+        let present = |identity| RecordState::Present { identity, recorded, bytes: 5000 };
         [
             Record { slot: BlockId(7), generation: 1, state: present(identity) },
             Record { slot: BlockId(8), generation: 2, state: present(child) },
@@ -352,7 +391,7 @@ mod tests {
             assert!(journal(&seal) == golden, "the journal's bytes changed");
             let decoded = Header::decode(golden, golden.len() as u64, &seal).unwrap();
             assert_eq!(decoded, header());
-            let (written, rest) = golden[HEADER_BYTES..].as_chunks::<RECORD_BYTES>();
+            let (written, rest) = golden[HEADER_BYTES..].as_chunks::<{ record_bytes(false) }>();
             assert!(rest.is_empty());
             for (bytes, record) in written.iter().zip(records()) {
                 assert_eq!(Record::decode(decoded.journal_id, bytes, &seal), Ok(record));
@@ -394,8 +433,43 @@ mod tests {
     #[test]
     fn the_golden_journal_of_version_1_is_refused() {
         let old = include_bytes!("../tests/golden/journal_v1.kvbm");
-        let refused = FormatError::Version { found: 1, supported: KEYED_VERSION };
+        let refused = FormatError::Version { found: 1, supported: ENCRYPTED_KEYED_VERSION };
         assert_eq!(Header::decode(old, old.len() as u64, &plain()), Err(refused));
+    }
+
+    /// Written by `tests/corpus/make.py`, from the page alone.
+    #[test]
+    fn records_of_encrypted_blocks_have_tags() {
+        let page = include_bytes!("../tests/corpus/encrypted.kvbm");
+        let seal = plain().encrypting(true);
+        let header = Header::decode(page, page.len() as u64, &seal).unwrap();
+        assert!(header.encrypted && header.encode(&seal) == page[..HEADER_BYTES]);
+        let (written, rest) = page[HEADER_BYTES..].as_chunks::<{ record_bytes(true) }>();
+        assert!(rest.is_empty() && written.len() == 3);
+        for bytes in written {
+            let record = Record::decode(header.journal_id, bytes, &seal).unwrap();
+            let RecordState::Present { recorded, .. } = record.state else { panic!("a block") };
+            assert_eq!(recorded, Recorded::sealed(5, std::array::from_fn(|at| at as u8)));
+            assert_eq!(record.encode(header.journal_id, &seal), bytes);
+            assert!(Record::decode(header.journal_id, bytes, &plain()).is_err());
+            for bit in 0..bytes.len() * 8 {
+                let mut flipped = *bytes;
+                flipped[bit / 8] ^= 1 << (bit % 8);
+                assert!(Record::decode(header.journal_id, &flipped, &seal).is_err());
+            }
+        }
+        // A record without a block has no tag.
+        let mut free = records()[2].encode(5, &seal);
+        free[FIELD_BYTES] = 1;
+        let end = free.len() - CRC_BYTES;
+        let sum = crc(5, &free[..end], &seal);
+        free[end..].copy_from_slice(&sum.to_le_bytes());
+        assert_eq!(Record::decode(5, &free, &seal), Err(RecordError::Invalid));
+        // With a key as well.
+        let both = keyed(b"one").encrypting(true);
+        let encoded = Header { encrypted: true, ..self::header() }.encode(&both);
+        assert_eq!(U32::ref_from_bytes(&encoded[8..12]).unwrap().get(), ENCRYPTED_KEYED_VERSION);
+        assert!(Header::decode(&encoded, HEADER_BYTES as u64, &both).unwrap().encrypted);
     }
 
     #[test]
@@ -447,13 +521,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_flip_of_a_record_or_header_is_noticed(bit in 0_usize..(HEADER_BYTES + RECORD_BYTES) * 8) {
+        fn any_flip_of_a_record_or_header_is_noticed(bit in 0_usize..(HEADER_BYTES + record_bytes(false)) * 8) {
             let mut bytes = journal(&plain());
             bytes[bit / 8] ^= 1 << (bit % 8);
             if bit / 8 < HEADER_BYTES {
                 prop_assert!(Header::decode(&bytes, HEADER_BYTES as u64, &plain()).is_err());
             } else {
-                let record = bytes[HEADER_BYTES..].first_chunk().unwrap();
+                let record = &bytes[HEADER_BYTES..][..record_bytes(false)];
                 prop_assert_eq!(Record::decode(header().journal_id, record, &plain()), Err(RecordError::Checksum));
             }
         }

@@ -78,8 +78,8 @@ impl SlotRecords for RecordedSlots {
 
     fn recover(&mut self, record: &Record) {
         let state = match record.state {
-            RecordState::Present { identity, checksum, bytes } => {
-                RecordedState::Block(Content { identity, checksum, bytes })
+            RecordState::Present { identity, recorded, bytes } => {
+                RecordedState::Block(Content { identity, recorded, bytes })
             }
             RecordState::Free | RecordState::Clean => RecordedState::Free,
             RecordState::Quarantined => RecordedState::Quarantined,

@@ -52,9 +52,11 @@ pub(crate) fn rewrite_some(shared: &Shared, memory: &mut Bounce) -> u64 {
 fn rewrite(slot: BlockId, content: &Content, shared: &Shared, memory: &mut Bounce) -> io::Result<()> {
     let stopped =
         |stopped: complete::Stopped| stopped.error.unwrap_or_else(|| ErrorKind::UnexpectedEof.into());
-    if ops::read_slot(slot, content, shared, memory).map_err(stopped)? != content.checksum {
+    if ops::read_slot(slot, content, shared, memory).map_err(stopped)?.is_err() {
         return Err(io::Error::other("what was written before a sync that failed was not read back"));
     }
+    let bytes = &mut memory.part(&shared.slots, content.bytes)[..content.bytes as usize];
+    ops::seal_again(content, shared, bytes).map_err(io::Error::other)?;
     let ((file, offset), alignment) = (shared.slots.file_of(slot), shared.slots.alignment());
     let staged = memory.part(&shared.slots, content.bytes);
     complete::write(file, offset, &mut [IoSlice::new(staged)], alignment).map(drop).map_err(stopped)

@@ -100,13 +100,13 @@ fn judge(
     slot: BlockId,
     generation: u64,
     content: &Content,
-    read: Result<u64, Stopped>,
+    read: Result<Result<(), SlotCorruption>, Stopped>,
     shared: &Shared,
 ) -> Scrubbed {
-    let &Content { identity, checksum: expected, bytes } = content;
+    let &Content { identity, bytes, .. } = content;
     let bad = |error| Scrubbed::Bad { slot, identity, bytes, error };
     let cause = match read {
-        Ok(found) => (found != expected).then_some(SlotCorruption::Checksum { expected, found }),
+        Ok(found) => found.err(),
         Err(Stopped { done, error: None }) => {
             Some(SlotCorruption::ShortFile { missing: bytes.saturating_sub(done) })
         }

@@ -10,18 +10,50 @@
 //! each record is signed together with that number; the record has the signed checksum of the
 //! block's bytes. So bytes, records and headers that are ours do not pass in any other place.
 //!
+//! Where blocks are encrypted, a record has the tag of the encryption in the place of a sum: see
+//! [`Recorded`].
+//!
 //! Callers know blocks by the checksum without a key ([`BlockChecksum`]): in memory a block is
 //! compared against accidents only.
 
 use crate::checksum::{BlockChecksum, ContentCrc, crc64};
-use kvbm_keys::{BulkKey, BulkMac, DeploymentKey, KeyId, MacKey};
+use kvbm_keys::{BulkKey, BulkMac, DeploymentKey, KeyId, MacKey, TAG_BYTES};
 use kvbm_plan::BlockIdentity;
+
+/// What a record says of a block's bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Recorded {
+    /// Their sum; of encrypted bytes the number of their data key.
+    pub(crate) word: u64,
+    /// The tag of encrypted bytes; else zero.
+    pub(crate) tag: [u8; TAG_BYTES],
+}
+
+impl Recorded {
+    /// Of bytes as they are.
+    pub(crate) const fn sum(sum: u64) -> Self {
+        Self { word: sum, tag: [0; TAG_BYTES] }
+    }
+
+    /// Of bytes that were encrypted with data key number `key`.
+    pub(crate) const fn sealed(key: u32, tag: [u8; TAG_BYTES]) -> Self {
+        Self { word: key as u64, tag }
+    }
+
+    /// What tells bytes of one key apart, for people and callers.
+    pub(crate) fn checksum(&self) -> u64 {
+        let first = u64::from_le_bytes(*self.tag.first_chunk().unwrap_or(&[0; 8]));
+        if first == 0 { self.word } else { first }
+    }
+}
 
 /// One deployment's way to sum blocks and journals.
 #[derive(Clone, Debug)]
 pub(crate) struct Seal {
     pub(crate) checksums: BlockChecksum,
     keys: Option<Keys>,
+    /// Blocks have tags: no sum of theirs is recorded.
+    encrypts: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -41,7 +73,23 @@ impl Seal {
             identity: key.derive("kvbm 2026-11-25 disk: blocks"),
             content: key.derive_bulk("kvbm 2026-11-25 disk: bytes of blocks"),
         });
-        Self { checksums: BlockChecksum::new(namespace), keys }
+        Self { checksums: BlockChecksum::new(namespace), keys, encrypts: false }
+    }
+
+    /// The same where blocks are encrypted.
+    pub(crate) fn encrypting(self, encrypts: bool) -> Self {
+        Self { encrypts, ..self }
+    }
+
+    /// Whether blocks have tags.
+    pub(crate) fn encrypts(&self) -> bool {
+        self.encrypts
+    }
+
+    /// Whether the bytes of a block are summed before it is written whatever its caller knows of
+    /// them: what is signed or encrypted passes by anyway, and must not be so if it is damaged.
+    pub(crate) fn reads_sources(&self) -> bool {
+        self.encrypts || self.keys.is_some()
     }
 
     /// The key's name, if there is a key.
@@ -56,7 +104,7 @@ impl Seal {
 
     /// For the bytes of a block, in order. `checksum`: whether callers want to know that too.
     pub(crate) fn begin(&self, checksum: bool) -> BlockSums {
-        let mac = self.keys.as_ref().map(|keys| keys.content.begin());
+        let mac = self.keys.as_ref().filter(|_| !self.encrypts).map(|keys| keys.content.begin());
         let crc = (checksum || mac.is_none()).then(ContentCrc::new);
         BlockSums { crc, mac }
     }
@@ -70,11 +118,11 @@ impl Seal {
             }
             _ => checksum,
         };
-        Summed { checksum, recorded }
+        Summed { checksum, recorded: Recorded::sum(if self.encrypts { 0 } else { recorded }) }
     }
 
     /// What a record says about a block of these bytes.
-    pub(crate) fn recorded(&self, identity: &BlockIdentity, bytes: &[u8]) -> u64 {
+    pub(crate) fn recorded(&self, identity: &BlockIdentity, bytes: &[u8]) -> Recorded {
         let mut sums = self.begin(false);
         sums.update(bytes);
         self.finish(identity, &sums).recorded
@@ -104,8 +152,8 @@ impl BlockSums {
 pub(crate) struct Summed {
     /// What callers know the block by; 0 where they did not want to know.
     pub(crate) checksum: u64,
-    /// What its record says.
-    pub(crate) recorded: u64,
+    /// What its record says; nothing yet of a block that is to be encrypted.
+    pub(crate) recorded: Recorded,
 }
 
 #[cfg(test)]
@@ -129,7 +177,7 @@ mod tests {
         ];
         let sum = |seal: &Seal| {
             [(1, b"bytes"), (2, b"bytes"), (1, b"other")]
-                .map(|(hash, bytes)| seal.recorded(&identity(hash), bytes))
+                .map(|(hash, bytes)| seal.recorded(&identity(hash), bytes).word)
         };
         let distinct: std::collections::BTreeSet<_> = seals.iter().flat_map(sum).collect();
         assert_eq!(distinct.len(), 12);
@@ -149,8 +197,8 @@ mod tests {
             seal.finish(&identity(1), &sums)
         });
         assert_eq!(sums[0].checksum, plain.checksums.of(&identity(1), [&b"bytes"[..]]));
-        assert_eq!((sums[0].checksum, sums[0].recorded), (sums[1].checksum, sums[0].checksum));
+        assert_eq!((sums[0].checksum, sums[0].recorded.word), (sums[1].checksum, sums[0].checksum));
         assert_eq!(sums[1].recorded, keyed.recorded(&identity(1), b"bytes"));
-        assert_ne!(sums[1].recorded, sums[1].checksum);
+        assert_ne!(sums[1].recorded.word, sums[1].checksum);
     }
 }

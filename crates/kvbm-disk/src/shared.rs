@@ -1,6 +1,7 @@
 //! What the engine's threads share.
 
 use crate::commit_signals::CommitSignals;
+use crate::keyring::Keyring;
 use crate::medium::Medium;
 use crate::seal::Seal;
 use crate::slot_file::SlotFile;
@@ -21,6 +22,8 @@ pub(crate) struct Shared {
     /// them.
     pub(crate) medium: Arc<dyn Medium>,
     pub(crate) seal: Seal,
+    /// Where blocks are encrypted.
+    pub(crate) keyring: Option<Keyring>,
     pub(crate) slots: SlotFile,
     pub(crate) table: Mutex<SlotTable>,
     /// Another engine writes the slot files: writes move nothing, and there is no journal of ours.

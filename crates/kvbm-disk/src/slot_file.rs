@@ -19,6 +19,8 @@ pub(crate) struct SlotFile {
     pub(crate) preallocated: bool,
     /// As configured.
     pub(crate) straight_bytes: u64,
+    /// The files have other bytes than memory: every block passes through a buffer.
+    pub(crate) encrypted: bool,
 }
 
 /// What a transfer took.
@@ -86,7 +88,7 @@ impl SlotFile {
             fragments.count() > 1
                 && fragments.bytes() < self.straight_bytes.saturating_mul(fragments.count() as u64)
         };
-        !fragments.is_aligned(self.alignment() as usize) || self.direct.is_ok() && short()
+        self.encrypted || !fragments.is_aligned(self.alignment() as usize) || self.direct.is_ok() && short()
     }
 
     /// Whether a block in `slot` and then one in `next` are one piece of the file, if the first
@@ -96,7 +98,7 @@ impl SlotFile {
         (file, offset + self.stride) == next
     }
 
-    /// Writes the fragments to the slot.
+    /// Writes the fragments to the slot. What passes through the buffer is given to `seal` first.
     ///
     /// # Safety
     /// The contract of [`IoFragments::from_raw`] holds for a write.
@@ -105,6 +107,7 @@ impl SlotFile {
         slot: BlockId,
         fragments: &IoFragments,
         bounce: &mut Bounce,
+        seal: impl FnOnce(&mut [u8]),
     ) -> Result<Moved, complete::Stopped> {
         let bounced = self.needs_bounce(fragments);
         let (file, offset) = self.file_of(slot);
@@ -112,6 +115,7 @@ impl SlotFile {
             let staged = bounce.part(self, fragments.bytes());
             // SAFETY: by the caller's contract.
             unsafe { fragments.gather(staged) };
+            seal(staged);
             complete::write(file, offset, &mut [IoSlice::new(staged)], self.alignment())
         } else {
             // SAFETY: by the caller's contract.
@@ -121,7 +125,8 @@ impl SlotFile {
         Ok(Moved::after(calls?, bounced, fragments))
     }
 
-    /// Reads the slot into the fragments.
+    /// Reads the slot into the fragments. What passes through the buffer is given to `open` first,
+    /// and goes on only if that returns `true`.
     ///
     /// # Safety
     /// The contract of [`IoFragments::from_raw`] holds for a read.
@@ -130,6 +135,7 @@ impl SlotFile {
         slot: BlockId,
         fragments: &IoFragments,
         bounce: &mut Bounce,
+        open: impl FnOnce(&mut [u8]) -> bool,
     ) -> Result<Moved, complete::Stopped> {
         let bounced = self.needs_bounce(fragments);
         let (file, offset) = self.file_of(slot);
@@ -137,8 +143,10 @@ impl SlotFile {
             let staged = bounce.part(self, fragments.bytes());
             let mut target = [IoSliceMut::new(staged)];
             let calls = complete::read(file, offset, &mut target, self.alignment())?;
-            // SAFETY: by the caller's contract.
-            unsafe { fragments.scatter(staged) };
+            if open(staged) {
+                // SAFETY: by the caller's contract.
+                unsafe { fragments.scatter(staged) };
+            }
             Ok(calls)
         } else {
             // SAFETY: by the caller's contract.

@@ -1,6 +1,7 @@
 //! The state of every slot, and which slots changed since the last commit.
 
 use crate::record::{Record, RecordState};
+use crate::seal::Recorded;
 use crate::{OpError, SlotCorruption};
 use kvbm_plan::{BlockId, BlockIdentity};
 use std::collections::VecDeque;
@@ -9,15 +10,15 @@ use std::collections::VecDeque;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Content {
     pub(crate) identity: BlockIdentity,
-    pub(crate) checksum: u64,
+    pub(crate) recorded: Recorded,
     pub(crate) bytes: u64,
 }
 
 /// What a read knows of the slot that it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReadPermit {
-    /// That the bytes must have.
-    pub(crate) checksum: u64,
+    /// What the bytes must have.
+    pub(crate) recorded: Recorded,
     generation: u64,
     unproven: bool,
 }
@@ -130,8 +131,8 @@ impl SlotTable {
         slot.generation = record.generation;
         self.last_generation = self.last_generation.max(record.generation);
         let state = match record.state {
-            RecordState::Present { identity, checksum, bytes } => SlotState::Present {
-                content: Content { identity, checksum, bytes },
+            RecordState::Present { identity, recorded, bytes } => SlotState::Present {
+                content: Content { identity, recorded, bytes },
                 durability: Durability::Durable,
             },
             RecordState::Free | RecordState::Clean => SlotState::Free,
@@ -258,7 +259,7 @@ impl SlotTable {
         }
         entry.readers += 1;
         let Slot { generation, unproven, .. } = *entry;
-        Ok(ReadPermit { checksum: content.checksum, generation, unproven })
+        Ok(ReadPermit { recorded: content.recorded, generation, unproven })
     }
 
     pub(crate) fn end_read(&mut self, slot: BlockId) {
@@ -422,9 +423,9 @@ impl SlotTable {
             let state = match slot.state {
                 SlotState::Present { durability: Durability::Durable, .. } => continue,
                 SlotState::Present {
-                    content: Content { identity, checksum, bytes },
+                    content: Content { identity, recorded, bytes },
                     durability: Durability::Pending,
-                } => RecordState::Present { identity, checksum, bytes },
+                } => RecordState::Present { identity, recorded, bytes },
                 SlotState::Quarantined => RecordState::Quarantined,
                 // The journal still names a former block of the slot.
                 _ if slot.recorded => RecordState::Free,
@@ -487,9 +488,9 @@ impl SlotTable {
         for (index, slot) in self.slots.iter().enumerate().skip(from).take(count) {
             let state = match slot.state {
                 SlotState::Present {
-                    content: Content { identity, checksum, bytes },
+                    content: Content { identity, recorded, bytes },
                     durability: Durability::Durable,
-                } => RecordState::Present { identity, checksum, bytes },
+                } => RecordState::Present { identity, recorded, bytes },
                 SlotState::Quarantined => RecordState::Quarantined,
                 _ => continue,
             };
@@ -508,7 +509,7 @@ mod tests {
     fn a_slot_is_queued_once_to_be_written_again() {
         let (namespace, group, hash) = (NamespaceId(0), GroupId(0), SequenceHash::from_bytes([1; 16]));
         let identity = BlockIdentity { namespace, group, hash, parent: None, position: 0 };
-        let content = Content { identity, checksum: 0, bytes: 1 };
+        let content = Content { identity, recorded: Recorded::sum(0), bytes: 1 };
         let (mut table, slot) = (SlotTable::new(2), BlockId(1));
         for _ in 0..10 {
             table.begin_write(slot).unwrap();

@@ -312,7 +312,7 @@ mod tests {
         let mark = Mark { set: 1, member: u16::MAX, members: 2 };
         assert_eq!(Mark::decode(&mark.encode()), Ok(mark));
         let refused = examine(&[Some(mark), None], &[true, false], &["a".to_owned(), "b".to_owned()]);
-        let said = refused.unwrap_err().to_string();
-        assert!(said.contains("it is number 65536 of 2: name all of them"), "{said}");
+        let message = refused.unwrap_err().to_string();
+        assert!(message.contains("it is number 65536 of 2: name all of them"), "{message}");
     }
 }

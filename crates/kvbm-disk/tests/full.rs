@@ -187,11 +187,11 @@ fn a_full_file_system_loses_nothing_and_is_named() {
     match output {
         Err(error) => println!("SKIPPED: unshare cannot be run: {error}"),
         Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
-            if said.contains("1 passed") || said.contains("panicked") {
-                assert!(output.status.success(), "{said}");
+            let printed = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
+            if printed.contains("1 passed") || printed.contains("panicked") {
+                assert!(output.status.success(), "{printed}");
             } else {
-                println!("SKIPPED: no namespace with a tmpfs of its own: {}", said.trim());
+                println!("SKIPPED: no namespace with a tmpfs of its own: {}", printed.trim());
             }
         }
     }

@@ -1,7 +1,7 @@
-//! Keys that a deployment derives from its secret, and keyed checksums.
+//! Keys that a deployment derives from its secret, and keyed checksums; keys that encrypt blocks.
 //!
 //! **Knows:** one secret, the keys derived from it, one for each purpose, and what is computed with
-//! them.
+//! them; an operator's key, which wraps data keys, and encryption with those.
 //! **Must never know:** what the bytes mean, where they lie, where the secret comes from.
 //!
 //! A checksum without a key finds accidents. Whoever can write the bytes can also make its value
@@ -25,11 +25,14 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | `bulk` | checksums of much content | - |
+//! | `cipher` | encryption of blocks | - |
 #![forbid(unsafe_code)]
 
 mod bulk;
+mod cipher;
 
 pub use bulk::{BulkKey, BulkMac};
+pub use cipher::{BadKey, DataKey, MAX_ENCRYPTED_BYTES, OperatorKey, TAG_BYTES, WRAPPED_BYTES};
 
 use std::fmt;
 use zeroize::Zeroizing;

@@ -65,7 +65,9 @@ pub use identity::{BlockIdentity, GroupKind};
 pub use ids::{BlockId, BlockSetId, Epoch, GroupId, LeaseId, NamespaceId, NodeId, PlanId, Rank, VolumeId};
 pub use location::{Endpoint, Location};
 pub use log_limit::LogLimit;
-pub use message::{Command, FlushOutcome, Message, RecoveredBlock, StoredBlock, VolumeAnswer, VolumeRequest};
+pub use message::{
+    Command, FlushOutcome, KeyNotice, Message, RecoveredBlock, StoredBlock, VolumeAnswer, VolumeRequest,
+};
 pub use path::Path;
 pub use plan::{BlockTransfer, ChecksumMode, Gate, LayerRange, PlanError, Priority, TransferPlan};
 pub use report::{BlockOutcome, Failure, FailureKind, TransferReport};

@@ -138,6 +138,17 @@ pub enum FlushOutcome {
     Failed(crate::Failure),
 }
 
+/// What becomes of a data key whose namespace was forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyNotice {
+    /// Whose blocks it encrypted.
+    pub namespace: NamespaceId,
+    /// The key's public name.
+    pub id: [u8; 16],
+    /// Whether it is gone for good. Else its store could not be written; that is tried again.
+    pub is_destroyed: bool,
+}
+
 /// Worker to leader.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
@@ -164,6 +175,18 @@ pub enum Message {
         token: u64,
         /// What came of it.
         answer: VolumeAnswer,
+    },
+    /// Data keys of forgotten namespaces. It comes before the answer to the command that makes the
+    /// forgetting durable. Keys that are not destroyed are named again each time.
+    Keys {
+        /// Who.
+        rank: Rank,
+        /// Epoch of the leader that is served.
+        epoch: Epoch,
+        /// The volume whose keys they are; `None` for G3.
+        volume: Option<VolumeId>,
+        /// At most [`Message::MAX_KEYS`].
+        keys: Vec<KeyNotice>,
     },
     /// Contents of a persistent tier at start, in parts of at most [`Message::MAX_RECOVERED`]
     /// blocks and as many unusable slots.
@@ -211,4 +234,7 @@ pub enum Message {
 impl Message {
     /// Most blocks, and most unusable slots, in one [`Message::Recovered`].
     pub const MAX_RECOVERED: usize = 4096;
+
+    /// Most data keys in one [`Message::Keys`].
+    pub const MAX_KEYS: usize = 1024;
 }

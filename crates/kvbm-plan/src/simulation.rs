@@ -31,11 +31,21 @@ pub enum Planted {
     FlushWithoutRank,
     /// A removal from a volume is over although copies may still land there.
     EndPurgeEarly,
+    /// A node serves what it read without comparing digests.
+    SkipDigests,
+    /// A reader counts its lease from the owner's answer, not from its question.
+    CountLeaseFromAnswer,
+    /// An owner keeps leases that are over.
+    KeepEndedLeases,
+    /// An owner ends the leases of a peer whose announcement is gone, although it may still read.
+    EndLeasesAtForget,
+    /// A node takes an announcement that is older than what it knows.
+    ImportStale,
 }
 
 impl Planted {
-    /// All of them.
-    pub const ALL: [Self; 11] = [
+    /// Those of a leader and its ranks.
+    pub const OF_LEADER: [Self; 11] = [
         Self::SkipRankReport,
         Self::CountReportTwice,
         Self::TrustStaleEpoch,
@@ -47,6 +57,15 @@ impl Planted {
         Self::HideGap,
         Self::FlushWithoutRank,
         Self::EndPurgeEarly,
+    ];
+
+    /// Those of nodes that read from each other.
+    pub const OF_NODES: [Self; 5] = [
+        Self::SkipDigests,
+        Self::CountLeaseFromAnswer,
+        Self::KeepEndedLeases,
+        Self::EndLeasesAtForget,
+        Self::ImportStale,
     ];
 }
 

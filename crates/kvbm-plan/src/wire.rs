@@ -8,6 +8,7 @@
 //! | 3 | - |
 //! | 4 | [`TransferPlan::tag`] |
 //! | 5 | [`TransferPlan::compare`] |
+//! | 6 | [`Message::Keys`] |
 
 use crate::{
     BlockOutcome, Command, Failure, FlushOutcome, Message, PlanError, TransferPlan, VolumeAnswer,
@@ -20,7 +21,7 @@ use serde::{Deserialize, Serialize};
 pub const VERSION: u16 = 3;
 
 /// Newest version that this crate writes and reads.
-pub const NEWEST: u16 = 5;
+pub const NEWEST: u16 = 6;
 
 /// Largest message in bytes: a full plan takes less than half of it, a report of nothing but
 /// failures two thirds.
@@ -128,7 +129,8 @@ pub fn decode_command(bytes: &[u8]) -> Result<Command, DecodeError> {
 /// Encodes a message.
 pub fn encode_message(message: &Message) -> Result<Vec<u8>, EncodeError> {
     check_message(message)?;
-    encode(message, VERSION)
+    let version = if matches!(message, Message::Keys { .. }) { 6 } else { VERSION };
+    encode(message, version)
 }
 
 /// Decodes and checks a message.
@@ -198,6 +200,7 @@ fn check_message(message: &Message) -> Result<(), Excess> {
         Message::Flushed { outcome: FlushOutcome::Failed(failure), .. }
         | Message::Damaged { failure, .. } => check_failure(failure),
         Message::Flushed { outcome: FlushOutcome::Durable { .. }, .. } | Message::Ready { .. } => Ok(()),
+        Message::Keys { keys, .. } => bound("data keys", keys.len(), Message::MAX_KEYS),
         Message::Volume { answer, .. } => match answer {
             VolumeAnswer::Present(there) => {
                 bound("blocks of a volume's answer", there.len(), Command::MAX_VOLUME_BLOCKS)

@@ -6,9 +6,9 @@
 use kvbm_plan::wire::{self, DecodeError, EncodeError};
 use kvbm_plan::{
     BlockId, BlockIdentity, BlockOutcome, BlockTransfer, ChecksumMode, Command, Comparison, Elements,
-    Endpoint, Epoch, Failure, FailureKind, FlushOutcome, Gate, GroupId, LayerRange, Message, NamespaceId,
-    Path, PlanError, PlanId, Priority, Rank, RecoveredBlock, SequenceHash, StoredBlock, Tier, TransferPlan,
-    TransferReport, VolumeAnswer, VolumeDescriptor, VolumeId, VolumePlace, VolumeRequest,
+    Endpoint, Epoch, Failure, FailureKind, FlushOutcome, Gate, GroupId, KeyNotice, LayerRange, Message,
+    NamespaceId, Path, PlanError, PlanId, Priority, Rank, RecoveredBlock, SequenceHash, StoredBlock, Tier,
+    TransferPlan, TransferReport, VolumeAnswer, VolumeDescriptor, VolumeId, VolumePlace, VolumeRequest,
 };
 use proptest::prelude::*;
 
@@ -60,6 +60,11 @@ fn volume_answer(answer: VolumeAnswer) -> Message {
     Message::Volume { rank: Rank(0), epoch: Epoch(3), token: 12, answer }
 }
 
+fn keys(volume: Option<VolumeId>, count: usize) -> Message {
+    let key = KeyNotice { namespace: NamespaceId(6), id: [0xd4; 16], is_destroyed: volume.is_none() };
+    Message::Keys { rank: Rank(1), epoch: Epoch(3), volume, keys: vec![key; count] }
+}
+
 fn messages() -> Vec<Message> {
     let corrupt = Failure::new(FailureKind::Corrupt, "slot 4: checksum");
     let report = TransferReport {
@@ -105,6 +110,8 @@ fn messages() -> Vec<Message> {
         },
         damaged,
         every_failure(),
+        keys(None, 2),
+        keys(Some(VolumeId(7)), 1),
     ]
 }
 
@@ -218,6 +225,13 @@ fn another_version_is_named() {
     assert!(matches!(error, DecodeError::Version { found: 9 }), "{error}");
 }
 
+/// A leader that does not know them is told the version, not that the message is malformed.
+#[test]
+fn notices_of_keys_are_of_the_newest_version() {
+    let bytes = wire::encode_message(&keys(Some(VolumeId(7)), 1)).unwrap();
+    assert_eq!(bytes[1], wire::NEWEST as u8);
+}
+
 /// A plan without a tag is the golden one above: older readers know it.
 #[test]
 fn a_tag_is_of_a_newer_version_and_a_plan_without_one_has_none() {
@@ -237,7 +251,7 @@ fn a_comparison_is_of_the_newest_version_and_needs_a_tag() {
     let (dst, src) = (Endpoint::Local(Tier::G1), Endpoint::Local(Tier::G2));
     let audit = TransferPlan { compare, dst, src, tag: 1, ..plan(3) };
     let bytes = wire::encode_command(&Command::Transfer(audit.clone())).unwrap();
-    assert_eq!(bytes[1], wire::NEWEST as u8);
+    assert_eq!(bytes[1], 5);
     assert_eq!(wire::decode_command(&bytes).unwrap(), Command::Transfer(audit.clone()));
     for broken in [TransferPlan { tag: 0, ..audit.clone() }, TransferPlan { dst: src, src: dst, ..audit }] {
         assert_eq!(broken.validate(), Err(PlanError::Comparison(PlanId(7))));
@@ -299,6 +313,7 @@ fn oversized_messages() -> Vec<(Message, &'static str)> {
             "bytes of a failure's detail",
         ),
         (found(recovered, Vec::new()), "recovered blocks"),
+        (keys(None, Message::MAX_KEYS + 1), "data keys"),
         (
             volume_answer(VolumeAnswer::Present(vec![true; Command::MAX_VOLUME_BLOCKS + 1])),
             "blocks of a volume's answer",

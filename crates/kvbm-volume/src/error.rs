@@ -2,7 +2,8 @@
 
 use std::io;
 
-use kvbm_plan::VolumeId;
+use kvbm_keys::KeyId;
+use kvbm_plan::{NamespaceTag, VolumeId};
 
 use crate::{BlobKey, BlobScope, PayloadForm};
 
@@ -221,6 +222,20 @@ pub enum ObjectCorruption {
     /// The payload's checksum does not match.
     #[error("payload checksum mismatch")]
     PayloadChecksum,
+    /// Its payload is encrypted where no other one is, or the other way round.
+    #[error("its payload is {}encrypted, those of this deployment are{}", if *encrypted { "" } else { "not " }, if *encrypted { " not" } else { "" })]
+    Encryption {
+        /// Whether it is.
+        encrypted: bool,
+    },
+    /// Its data key was destroyed, or is wrapped with another operator's key.
+    #[error(
+        "its data key {0} is not there: its namespace was forgotten, or another operator's key is needed"
+    )]
+    NoKey(KeyId),
+    /// The payload does not decrypt.
+    #[error("its payload does not decrypt with data key {0}: it was changed, or is another one's")]
+    Tag(KeyId),
 }
 
 fn key_name(key: Option<u32>) -> String {
@@ -281,6 +296,79 @@ pub enum RegistryError {
         /// The store's error.
         source: io::Error,
     },
+    /// The objects of the deployment are encrypted in another way.
+    #[error("volume {id} ({uri:?}): {source}")]
+    Keys {
+        /// The id.
+        id: VolumeId,
+        /// The URI.
+        uri: String,
+        /// What differs.
+        source: Box<VolumeKeysError>,
+    },
+}
+
+/// Why a deployment's objects on a volume cannot be encrypted, or read, as they are to be.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VolumeKeysError {
+    /// They are encrypted, and no key is configured.
+    #[error(
+        "objects of namespace {namespace} are encrypted with the operator's key {operator}: set volumes.encrypt with \
+         encryption.key_file or encryption.key_command"
+    )]
+    Encrypted {
+        /// The deployment's namespace.
+        namespace: NamespaceTag,
+        /// The key.
+        operator: KeyId,
+    },
+    /// They are encrypted with another operator's key.
+    #[error(
+        "data keys of namespace {namespace} are wrapped with the operator's key {found}, and given {}: give that key as \
+         encryption.key_file, or as encryption.previous_key_file where it was replaced; if it is lost, delete all \
+         objects below {namespace}/",
+        given(*ours, *previous)
+    )]
+    Operator {
+        /// The deployment's namespace.
+        namespace: NamespaceTag,
+        /// The key that is needed.
+        found: KeyId,
+        /// Ours.
+        ours: KeyId,
+        /// The one before ours.
+        previous: Option<KeyId>,
+    },
+    /// There are objects that are not encrypted.
+    #[error(
+        "objects of namespace {namespace} are there that are not encrypted: delete all objects below {namespace}/, choose \
+         another place, or leave volumes.encrypt off"
+    )]
+    NotEncrypted {
+        /// The deployment's namespace.
+        namespace: NamespaceTag,
+    },
+    /// More keys than a deployment can have.
+    #[error(
+        "namespace {namespace} has more than {most} objects of keys: delete all objects below {namespace}/"
+    )]
+    TooMany {
+        /// The deployment's namespace.
+        namespace: NamespaceTag,
+        /// As many may be there.
+        most: usize,
+    },
+    /// The store cannot be asked, or does not take the keys.
+    #[error("its keys: {0}; an encrypted volume must answer when it is opened")]
+    Store(#[from] VolumeError),
+}
+
+fn given(ours: KeyId, previous: Option<KeyId>) -> String {
+    match previous {
+        Some(previous) => format!("are {ours} and, before it, {previous}"),
+        None => format!("is {ours}"),
+    }
 }
 
 #[cfg(test)]

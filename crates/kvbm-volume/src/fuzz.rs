@@ -1,10 +1,12 @@
-//! What must hold whatever a store gives back: the bodies of the fuzz targets `object` and
-//! `blob_key` (`cargo xtask fuzz`). They panic where it does not hold.
+//! What must hold whatever a store gives back: the bodies of the fuzz targets `object`, `blob_key`
+//! and `volume_key` (`cargo xtask fuzz`). They panic where it does not hold.
 
-use crate::object::{HEADER_BYTES, open, seal};
+use crate::key_object::{KEY_OBJECT_BYTES, KeyName, WrappedKey};
+use crate::object::{HEADER_BYTES, STAMP_BYTES, open, seal};
+use crate::seal::CipherStamp;
 use crate::{BlobKey, BlobScope, BlobSlice, GetRequest, ObjectSeal, PayloadForm, PutRequest, StoredOrder};
 use crc_fast::{CrcAlgorithm, checksum};
-use kvbm_keys::DeploymentKey;
+use kvbm_keys::{DeploymentKey, KeyId, OperatorKey};
 use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, VolumeId};
 
 const VOLUME: VolumeId = VolumeId(1);
@@ -62,21 +64,37 @@ fn named(object: &[u8]) -> (BlobKey, PayloadForm) {
     (key, PayloadForm { order, pieces: small(object, 80) })
 }
 
-/// End of the table of pieces, as far as the object has it.
+/// Pieces of the table, as far as the object has it.
+fn pieces_of(object: &[u8]) -> usize {
+    (small(object, 80) as usize).min((object.len() - HEADER_BYTES) / 8)
+}
+
+fn has_version(object: &[u8], versions: [u8; 2]) -> bool {
+    versions.iter().any(|&version| object.get(8..10) == Some(&[version, 0]))
+}
+
+/// End of the table of pieces and the stamp of an encrypted payload, as far as the object has them.
 fn head_bytes(object: &[u8]) -> usize {
-    let pieces = (small(object, 80) as usize).min((object.len() - HEADER_BYTES) / 8);
-    HEADER_BYTES + 8 * pieces
+    let stamp = if has_version(object, [3, 4]) { STAMP_BYTES } else { 0 };
+    (HEADER_BYTES + 8 * pieces_of(object) + stamp).min(object.len())
 }
 
 /// The key of signed objects.
 fn key_of(object: &[u8]) -> Option<DeploymentKey> {
-    let signed = object.get(8..10) == Some(&[2, 0]);
-    signed.then(|| DeploymentKey::from_secret(b"of the fuzz target"))
+    has_version(object, [2, 4]).then(|| DeploymentKey::from_secret(b"of the fuzz target"))
 }
 
-/// How it is summed, by its version.
+/// How it is summed, and what it says of its encryption, by its version.
 fn seal_of(object: &[u8]) -> ObjectSeal {
-    key_of(object).map_or_else(ObjectSeal::default, |key| ObjectSeal::keyed(&key))
+    let seal = key_of(object).map_or_else(ObjectSeal::default, |key| ObjectSeal::keyed(&key));
+    if object.len() < HEADER_BYTES || !has_version(object, [3, 4]) {
+        return seal;
+    }
+    let stamp = HEADER_BYTES + 8 * pieces_of(object);
+    let mut words = [0; STAMP_BYTES];
+    words.iter_mut().zip(&object[stamp..]).for_each(|(word, byte)| *word = *byte);
+    let key = KeyId::from_bytes(sixteen(&words, 0));
+    seal.stamped(CipherStamp { key, tag: sixteen(&words, 16) })
 }
 
 /// By the page: `what` is `headers` or `pieces`.
@@ -107,8 +125,7 @@ fn seal_pieces(object: &mut [u8]) {
     if let Some(key) = key_of(object) {
         object[84..88].copy_from_slice(&key.id().as_bytes()[..4]);
     }
-    let end = head_bytes(object);
-    let pieces = (end - HEADER_BYTES) / 8;
+    let (end, pieces) = (head_bytes(object), pieces_of(object));
     let payload = object[(small(object, 12) as usize).clamp(end, object.len())..].to_vec();
     let length = payload.len() / pieces.max(1);
     for index in 0..pieces {
@@ -176,6 +193,31 @@ fn read(object: &[u8], key: BlobKey, form: PayloadForm) -> Option<Vec<u8>> {
     }
 }
 
+/// An object of a data key: whatever it says is written again, and opens for nobody without the
+/// operator's key. Its name is read back, and is none of a block. The input: 16 bytes of name, then
+/// the payload.
+pub fn volume_key(input: &[u8]) {
+    let (name, payload) = input.split_at(input.len().min(16));
+    let mut words = [0; 16];
+    words[..name.len()].copy_from_slice(name);
+    let slice = BlobSlice {
+        first_layer: small(&words, 0),
+        num_layers: small(&words, 4),
+        first_head: small(&words, 8),
+        num_heads: small(&words, 12),
+    };
+    let namespace = NamespaceTag::from_bytes([1; 16]);
+    let marker = KeyName::Operator(KeyId::from_bytes(words)).object(namespace);
+    let object = BlobKey { slice, ..marker };
+    let parsed = KeyName::parse(&object).map(|name| name.object(namespace));
+    assert_eq!(parsed, Some(object), "a name says all that it has");
+    assert_eq!(KeyName::parse(&BlobKey { group: GroupId(0), ..object }), None);
+    let Some(key) = WrappedKey::decode(payload) else { return };
+    assert!(payload.len() == KEY_OBJECT_BYTES && key.encode() == *payload, "it is all that it says");
+    let Ok(operator) = OperatorKey::parse(b"operator's key of a fuzz target!") else { return };
+    assert!(key.unwrap(&operator, namespace).is_none(), "nobody wraps a key without the operator's");
+}
+
 #[cfg(test)]
 #[path = "../../../fuzz/src/corpus.rs"]
 mod corpus;
@@ -198,8 +240,25 @@ mod tests {
     }
 
     #[test]
+    fn an_encrypted_object_is_served_and_damaged_by_a_bit() {
+        let (name, form) = named(&[0; HEADER_BYTES]);
+        let form = PayloadForm { pieces: 3, ..form };
+        let stamp = CipherStamp { key: KeyId::from_bytes([5; 16]), tag: [6; 16] };
+        let keyed = ObjectSeal::keyed(&DeploymentKey::from_secret(b"of the fuzz target"));
+        for seal_of_it in [ObjectSeal::default(), keyed] {
+            let seal_of_it = seal_of_it.stamped(stamp);
+            let request = PutRequest { key: name, form, seal: seal_of_it, pieces: vec![b"payload!!"] };
+            let mut object = seal(VOLUME, &request, 1).unwrap();
+            object.extend_from_slice(b"payload!!");
+            assert!(read(&object, name, form).is_some());
+            super::object(&object);
+        }
+    }
+
+    #[test]
     fn the_corpora_hold() {
         assert!(corpus::run("object", &["tests/corpus"], object) > 0);
         assert!(corpus::run("blob_key", &[], key) > 0);
+        assert!(corpus::run("volume_key", &[], volume_key) > 0);
     }
 }

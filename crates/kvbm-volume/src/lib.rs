@@ -37,13 +37,15 @@
 //! # Modules
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `registry` | volumes that a worker knows, by id | `s3`, `memory`, `directory`, `volume`, `error` |
+//! | `registry` | volumes that a worker knows, by id | `s3`, `memory`, `directory`, `encrypted`, `data_keys`, `volume`, `error` |
 //! | `s3` | a volume in a bucket of an S3-compatible store | `quota`, `volume`, `object`, `error`, `request`, `key` |
 //! | `probe` | puts, reads and deletes an object to test a volume | `volume`, `error`, `key` |
 //! | `memory` | a volume in memory, for tests | `quota`, `volume`, `object`, `batch`, `error`, `request`, `key` |
-//! | `fuzz` | bodies of the fuzz targets | `object`, `request`, `seal`, `key` |
+//! | `fuzz` | bodies of the fuzz targets | `object`, `request`, `key_object`, `seal`, `key` |
+//! | `encrypted` | a volume whose objects are encrypted | `data_keys`, `volume`, `error`, `request`, `key_object`, `seal`, `key` |
+//! | `data_keys` | the keys of a deployment on a volume | `key_locks`, `volume`, `error`, `key_object`, `key` |
 //! | `directory` | a volume in a directory | `quota`, `key_locks`, `durable_folders`, `volume`, `object`, `batch`, `error`, `request`, `key`, `access` |
-//! | `quota` | bytes used of a capacity | `error`, `key` |
+//! | `quota` | bytes used of a capacity | `error`, `key_object`, `key` |
 //! | `key_locks` | one change of an object at a time | `key` |
 //! | `durable_folders` | folders whose names are synced | `access` |
 //! | `conformance` | tests that every volume must pass | `volume`, `object`, `error`, `request`, `seal`, `key` |
@@ -52,6 +54,7 @@
 //! | `batch` | batches over stores that take one object at a time | `error`, `request`, `key` |
 //! | `error` | errors | `request`, `key` |
 //! | `request` | what to read and to write | `seal`, `key` |
+//! | `key_object` | objects that hold wrapped data keys | `key` |
 //! | `seal` | how objects are summed: with the deployment's key or without | - |
 //! | `key` | name of an object | - |
 //! | `access` | opens private files and folders | - |
@@ -65,14 +68,17 @@ struct WriteABackend;
 mod access;
 mod batch;
 pub mod conformance;
+mod data_keys;
 mod directory;
 mod durable_folders;
+mod encrypted;
 mod error;
 #[cfg(any(test, feature = "fuzz"))]
 #[doc(hidden)]
 pub mod fuzz;
 mod key;
 mod key_locks;
+mod key_object;
 mod memory;
 pub mod object;
 mod probe;
@@ -85,14 +91,16 @@ mod seal;
 mod volume;
 
 pub use batch::{Keyed, one_by_one};
+pub use data_keys::{DestroyedKey, REFRESH, VolumeEncryption};
 pub use directory::DirectoryVolume;
-pub use error::{ObjectCorruption, RegistryError, VolumeError};
+pub use encrypted::EncryptedVolume;
+pub use error::{ObjectCorruption, RegistryError, VolumeError, VolumeKeysError};
 pub use key::{BlobKey, BlobScope, BlobSlice};
 pub use kvbm_plan::VolumeDescriptor;
 pub use memory::MemoryVolume;
-pub use object::{HEADER_BYTES, MAX_ALIGNMENT};
+pub use object::{HEADER_BYTES, MAX_ALIGNMENT, STAMP_BYTES};
 pub use probe::{Probe, probe};
-pub use registry::{OpenVolume, VolumeRegistry};
+pub use registry::{OpenVolume, VolumeRegistry, VolumeTerms};
 pub use request::{GetRequest, MAX_PIECES, PayloadForm, PutRequest, StoredOrder};
 #[cfg(feature = "s3")]
 pub use s3::S3Volume;

@@ -3,9 +3,9 @@
 //! ```text
 //! offset size
 //!      0    8  magic "kvbmblob"
-//!      8    2  format version: 1, or 2 where sums are keyed
+//!      8    2  format version: 1, or 2 where sums are keyed; 3 and 4 the same, with an encrypted payload
 //!     10    2  group
-//!     12    4  payload offset: 96 + 8 * pieces, rounded up to the volume's alignment; zeros between
+//!     12    4  payload offset: the end of the below, rounded up to the volume's alignment; zeros between
 //!     16   16  namespace tag of the deployment
 //!     32   16  sequence hash
 //!     48   16  slice: first layer, number of layers, first head, number of heads
@@ -14,22 +14,26 @@
 //!     76    2  order of the payload: 0 opaque, 1 universal (head, layer, outer, token, element)
 //!     78    2  zero
 //!     80    4  pieces: the payload is so many pieces of equal length
-//!     84    4  version 2: the beginning of the key's name; else zero
-//!     88    8  sum of bytes 0..88 and of the table of pieces
+//!     84    4  versions 2 and 4: the beginning of the key's name; else zero
+//!     88    8  sum of bytes 0..88 and of what follows to the payload, but the zeros
 //!     96   8n  table of pieces: for each, the sum of bytes 0..88, its index (4 bytes) and its content
+//! 96+8n   16  versions 3 and 4: id of the data key
+//! 112+8n  16  versions 3 and 4: tag of the encryption
 //! ```
-//! A sum is CRC-64/NVME in version 1, BLAKE3 with a key in version 2 ([`ObjectSeal`]).
+//! A sum is CRC-64/NVME in versions 1 and 3, BLAKE3 with a key in 2 and 4 ([`ObjectSeal`]).
 //! Integers are little-endian. Every piece's checksum covers the key, so an intact payload under
 //! another's header fails, and so do pieces that changed places. In universal order with a piece
 //! for each head, other ranks can verify the heads that they take.
 
 use std::io;
 
+use kvbm_keys::{KeyId, TAG_BYTES};
 use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, VolumeId};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned, transmute_ref};
 
 use crate::request::MAX_PIECES;
+use crate::seal::CipherStamp;
 use crate::{
     BlobKey, BlobSlice, GetRequest, ObjectCorruption, ObjectSeal, PayloadForm, PutRequest, StoredOrder,
     VolumeError,
@@ -41,13 +45,18 @@ pub const HEADER_BYTES: usize = 96;
 /// The largest alignment of payloads in their objects.
 pub const MAX_ALIGNMENT: u32 = 1 << 20;
 
-/// Most bytes of a header with its table of pieces.
+/// Most bytes of a header with what follows it.
 #[cfg(feature = "s3")]
-pub(crate) const MAX_HEADER_BYTES: usize = HEADER_BYTES + 8 * MAX_PIECES as usize;
+pub(crate) const MAX_HEADER_BYTES: usize = HEADER_BYTES + 8 * MAX_PIECES as usize + STAMP_BYTES;
+
+/// Bytes that an encrypted object has more than another one.
+pub const STAMP_BYTES: usize = size_of::<StampLayout>();
 
 const MAGIC: &[u8; 8] = b"kvbmblob";
 const VERSION: u16 = 1;
 const KEYED_VERSION: u16 = 2;
+/// What is added to the version where the payload is encrypted.
+const ENCRYPTED: u16 = 2;
 /// Bytes before the header's checksum.
 const IDENTITY_BYTES: usize = 88;
 
@@ -75,6 +84,14 @@ struct HeaderLayout {
 }
 
 const _: () = assert!(size_of::<HeaderLayout>() == HEADER_BYTES);
+
+/// How the payload is encrypted, behind the table of pieces.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct StampLayout {
+    key: [u8; 16],
+    tag: [u8; TAG_BYTES],
+}
 
 impl HeaderLayout {
     /// The bytes that every checksum covers.
@@ -158,11 +175,10 @@ impl Header {
             let source = io::Error::new(io::ErrorKind::InvalidInput, text);
             return Err(VolumeError::Io { volume, operation: "put", key: *key, source });
         }
-        let head = HEADER_BYTES as u32 + 8 * form.pieces;
         let mut header = Self {
             key: *key,
             form: *form,
-            payload_offset: head.next_multiple_of(alignment),
+            payload_offset: head_bytes(form.pieces, seal.is_encrypted()).next_multiple_of(alignment),
             payload_length: length,
             seal: seal.clone(),
             sums: Vec::new(),
@@ -180,26 +196,31 @@ impl Header {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut layout = self.layout();
         let table: Vec<U64> = self.sums.iter().copied().map(U64::new).collect();
-        layout.sum.set(self.seal.header(layout.identity(), table.as_bytes()));
-        let mut bytes = [layout.as_bytes(), table.as_bytes()].concat();
+        let mut rest = table.as_bytes().to_vec();
+        if let Some(CipherStamp { key, tag }) = self.seal.stamp() {
+            rest.extend_from_slice(StampLayout { key: *key.as_bytes(), tag }.as_bytes());
+        }
+        layout.sum.set(self.seal.header(layout.identity(), &rest));
+        let mut bytes = [layout.as_bytes(), &rest].concat();
         bytes.resize(self.payload_offset as usize, 0);
         bytes
     }
 
-    /// Bytes of the table that follows, by a header that is not verified yet.
+    /// Bytes of the table and the stamp that follow, by a header that is not verified yet.
     pub(crate) fn table_bytes(fixed: &[u8; HEADER_BYTES]) -> Result<usize, ObjectCorruption> {
         let layout: &HeaderLayout = transmute_ref!(fixed);
         if layout.magic != *MAGIC {
             return Err(ObjectCorruption::Magic);
         }
-        if layout.version != VERSION && layout.version != KEYED_VERSION {
-            return Err(ObjectCorruption::Version(layout.version.get()));
+        let version = layout.version.get();
+        if !(VERSION..=KEYED_VERSION + ENCRYPTED).contains(&version) {
+            return Err(ObjectCorruption::Version(version));
         }
         let pieces = layout.pieces.get();
         if !(1..=MAX_PIECES).contains(&pieces) {
             return Err(ObjectCorruption::HeaderField("pieces"));
         }
-        Ok(8 * pieces as usize)
+        Ok(head_bytes(pieces, version > KEYED_VERSION) as usize - HEADER_BYTES)
     }
 
     /// Reads the header of an object that was found under `key`, is `object_length` bytes long and
@@ -215,9 +236,14 @@ impl Header {
             return Err(ObjectCorruption::HeaderField("pieces"));
         }
         let layout: &HeaderLayout = transmute_ref!(fixed);
-        let found = (layout.version == KEYED_VERSION).then(|| layout.key_id.get());
+        let encrypted = layout.version.get() > KEYED_VERSION;
+        let is_keyed = layout.version == KEYED_VERSION || layout.version == KEYED_VERSION + ENCRYPTED;
+        let found = is_keyed.then(|| layout.key_id.get());
         if found != seal.key_id() {
             return Err(ObjectCorruption::OtherSeal { found, ours: seal.key_id() });
+        }
+        if encrypted != seal.is_encrypted() {
+            return Err(ObjectCorruption::Encryption { encrypted });
         }
         if layout.sum != seal.header(layout.identity(), table) {
             return Err(ObjectCorruption::HeaderChecksum);
@@ -227,7 +253,9 @@ impl Header {
             1 => StoredOrder::Universal,
             _ => return Err(ObjectCorruption::HeaderField("order")),
         };
-        let sums = <[U64]>::ref_from_bytes(table).map_err(|_| ObjectCorruption::HeaderField("pieces"))?;
+        let bad_table = || ObjectCorruption::HeaderField("pieces");
+        let (sums, stamp) = table.split_at_checked(8 * layout.pieces.get() as usize).ok_or_else(bad_table)?;
+        let sums = <[U64]>::ref_from_bytes(sums).map_err(|_| bad_table())?;
         let header = Self {
             key: BlobKey {
                 namespace: NamespaceTag::from_bytes(layout.namespace),
@@ -252,6 +280,9 @@ impl Header {
         if header.layout().identity() != layout.identity() {
             return Err(ObjectCorruption::HeaderField("reserved bytes"));
         }
+        if let Ok(StampLayout { key, tag }) = StampLayout::ref_from_bytes(stamp) {
+            seal.found(CipherStamp { key: KeyId::from_bytes(*key), tag: *tag });
+        }
         Ok(header)
     }
 
@@ -259,7 +290,7 @@ impl Header {
         if self.key != *key {
             return Err(ObjectCorruption::OtherKey);
         }
-        let head = HEADER_BYTES as u32 + 8 * self.form.pieces;
+        let head = head_bytes(self.form.pieces, self.seal.is_encrypted());
         if !(head..=MAX_ALIGNMENT).contains(&self.payload_offset) {
             return Err(ObjectCorruption::HeaderField("payload offset"));
         }
@@ -348,8 +379,16 @@ impl Header {
             layout.version.set(KEYED_VERSION);
             layout.key_id.set(id);
         }
+        if self.seal.is_encrypted() {
+            layout.version.set(layout.version.get() + ENCRYPTED);
+        }
         layout
     }
+}
+
+/// Bytes of a header with what follows it.
+const fn head_bytes(pieces: u32, is_encrypted: bool) -> u32 {
+    HEADER_BYTES as u32 + 8 * pieces + if is_encrypted { STAMP_BYTES as u32 } else { 0 }
 }
 
 #[cfg(test)]

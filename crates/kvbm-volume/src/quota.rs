@@ -7,7 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use kvbm_plan::NamespaceTag;
 use parking_lot::Mutex;
 
-use crate::{BlobKey, VolumeDescriptor, VolumeError};
+use crate::{BlobKey, VolumeDescriptor, VolumeError, key_object};
 
 /// Keys that share a turn: few enough to keep, so many that two of them seldom wait for each other.
 #[cfg(feature = "s3")]
@@ -36,7 +36,7 @@ impl<L> Turns<L> {
 }
 
 /// Counts the bytes of a volume's objects against its capacity, each namespace by itself: neither
-/// takes another's room.
+/// takes another's room. Objects of keys are small and do not count.
 #[derive(Debug, Default)]
 pub(crate) struct Quota {
     used: Mutex<HashMap<NamespaceTag, u64>>,
@@ -46,7 +46,7 @@ impl Quota {
     /// Counts in an object that is there already, by its path in the store. What is none of ours
     /// does not count.
     pub(crate) fn found(&mut self, path: &str, bytes: u64) {
-        if let Some(key) = BlobKey::parse(path) {
+        if let Some(key) = BlobKey::parse(path).filter(|key| !key_object::is_key_object(key)) {
             let used = self.used.get_mut().entry(key.namespace).or_default();
             *used = used.saturating_add(bytes);
         }
@@ -66,6 +66,9 @@ impl Quota {
         needed: u64,
         replaced: u64,
     ) -> Result<(), VolumeError> {
+        if key_object::is_key_object(key) {
+            return Ok(());
+        }
         let capacity = descriptor.capacity_bytes.unwrap_or(u64::MAX);
         let mut namespaces = self.used.lock();
         let used = namespaces.entry(key.namespace).or_default();
@@ -98,6 +101,9 @@ impl Quota {
     /// `bytes` of `key` are there no more. Other processes may have written what we delete, so the
     /// count may be below it.
     pub(crate) fn release(&self, key: &BlobKey, bytes: u64) {
+        if key_object::is_key_object(key) {
+            return;
+        }
         if let Some(used) = self.used.lock().get_mut(&key.namespace) {
             *used = used.saturating_sub(bytes);
         }

@@ -4,19 +4,32 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
-use kvbm_plan::{VolumeId, shown_uri};
+use kvbm_plan::{NamespaceTag, VolumeId, shown_uri};
 use parking_lot::RwLock;
 
+use crate::data_keys::refuse_encrypted;
 use crate::volume::check;
-use crate::{DirectoryVolume, MemoryVolume, RegistryError, Volume, VolumeDescriptor};
+use crate::{
+    DirectoryVolume, EncryptedVolume, MemoryVolume, RegistryError, Volume, VolumeDescriptor, VolumeEncryption,
+};
 
 /// Makes a volume of the store that a descriptor's URI names. It must not create, mount or format
 /// that store.
 pub type OpenVolume = Box<dyn Fn(VolumeDescriptor) -> Result<Arc<dyn Volume>, RegistryError> + Send + Sync>;
 
+/// How the objects of a deployment lie on its volumes.
+#[derive(Clone, Debug)]
+pub struct VolumeTerms {
+    /// The deployment's namespace.
+    pub namespace: NamespaceTag,
+    /// Encrypted so; not encrypted where `None`.
+    pub encryption: Option<VolumeEncryption>,
+}
+
 /// Volumes by id. Unregistering one does not disturb operations in progress: they hold it.
 pub struct VolumeRegistry {
     schemes: HashMap<String, OpenVolume>,
+    terms: Option<VolumeTerms>,
     volumes: RwLock<BTreeMap<VolumeId, Arc<dyn Volume>>>,
 }
 
@@ -24,7 +37,7 @@ impl VolumeRegistry {
     /// An empty registry that opens `dir:` and `file:` (or a bare path) and `memory:` URIs, and
     /// `s3:` with the feature `s3`.
     pub fn new() -> Self {
-        let registry = Self { schemes: HashMap::new(), volumes: RwLock::default() };
+        let registry = Self { schemes: HashMap::new(), terms: None, volumes: RwLock::default() };
         let registry = registry
             .with_scheme("dir", Box::new(|descriptor| Ok(Arc::new(DirectoryVolume::open(descriptor)?))))
             .with_scheme("file", Box::new(|descriptor| Ok(Arc::new(DirectoryVolume::open(descriptor)?))))
@@ -40,6 +53,20 @@ impl VolumeRegistry {
     pub fn with_scheme(mut self, scheme: &str, open: OpenVolume) -> Self {
         self.schemes.insert(scheme.to_owned(), open);
         self
+    }
+
+    /// Serves one deployment alone: volumes that are registered by now or later encrypt its
+    /// objects, or have none that are encrypted.
+    ///
+    /// # Errors
+    /// [`RegistryError::Keys`]: a volume that is registered has other objects.
+    pub fn for_deployment(mut self, terms: VolumeTerms) -> Result<Self, RegistryError> {
+        self.terms = Some(terms);
+        let registered = std::mem::take(self.volumes.get_mut());
+        for volume in registered.into_values() {
+            self.register(volume)?;
+        }
+        Ok(self)
     }
 
     /// Opens the volume that the descriptor names, and makes it known.
@@ -58,24 +85,40 @@ impl VolumeRegistry {
             known.sort_unstable();
             return Err(RegistryError::Scheme { id: descriptor.id, uri: shown_uri(&descriptor.uri), known });
         };
-        let volume = open(descriptor)?;
-        self.register(Arc::clone(&volume))?;
-        Ok(volume)
+        self.adopt(open(descriptor)?)
     }
 
     /// Makes a volume known that the caller opened.
     ///
     /// # Errors
-    /// [`RegistryError::Duplicate`]: the id is taken.
+    /// [`RegistryError::Duplicate`]: the id is taken. [`RegistryError::Keys`]: the deployment's
+    /// objects there are encrypted in another way.
     pub fn register(&self, volume: Arc<dyn Volume>) -> Result<(), RegistryError> {
+        self.check_free(volume.descriptor())?;
+        self.adopt(volume).map(drop)
+    }
+
+    /// The volume as the deployment uses it.
+    fn adopt(&self, volume: Arc<dyn Volume>) -> Result<Arc<dyn Volume>, RegistryError> {
         let descriptor = volume.descriptor();
-        let id = descriptor.id;
+        let (id, uri) = (descriptor.id, shown_uri(&descriptor.uri));
+        let other_keys = |source| RegistryError::Keys { id, uri, source: Box::new(source) };
+        let volume: Arc<dyn Volume> = match self.terms.clone() {
+            None => volume,
+            Some(VolumeTerms { namespace, encryption: None }) => {
+                refuse_encrypted(&*volume, namespace).map_err(other_keys)?;
+                volume
+            }
+            Some(VolumeTerms { namespace, encryption: Some(encryption) }) => {
+                Arc::new(EncryptedVolume::open(volume, namespace, encryption).map_err(other_keys)?)
+            }
+        };
         let mut volumes = self.volumes.write();
         if let Some(other) = volumes.get(&id) {
             return Err(RegistryError::Duplicate { id, uri: shown_uri(&other.descriptor().uri) });
         }
-        volumes.insert(id, volume);
-        Ok(())
+        volumes.insert(id, Arc::clone(&volume));
+        Ok(volume)
     }
 
     /// Forgets a volume and gives it back. Its objects stay.

@@ -1,9 +1,9 @@
 //! How objects are summed: with the deployment's key or without.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crc_fast::{CrcAlgorithm, Digest};
-use kvbm_keys::{BulkKey, BulkMac, DeploymentKey, MacKey};
+use kvbm_keys::{BulkKey, BulkMac, DeploymentKey, KeyId, MacKey, TAG_BYTES};
 
 const ALGORITHM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
 
@@ -13,7 +13,33 @@ const ALGORITHM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
 ///
 /// It travels with each request, so that a [`Volume`](crate::Volume) needs to know nothing of keys.
 #[derive(Clone, Debug, Default)]
-pub struct ObjectSeal(Option<Arc<Keys>>);
+pub struct ObjectSeal {
+    keys: Option<Arc<Keys>>,
+    encryption: Encryption,
+}
+
+/// What a header says about the encryption of its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CipherStamp {
+    /// The data key.
+    pub(crate) key: KeyId,
+    /// What says that the payload is as it was encrypted.
+    pub(crate) tag: [u8; TAG_BYTES],
+}
+
+/// Where a reader finds the stamp of an object.
+pub(crate) type FoundStamp = Arc<OnceLock<CipherStamp>>;
+
+#[derive(Clone, Debug, Default)]
+enum Encryption {
+    /// Payloads are as they are.
+    #[default]
+    None,
+    /// The payload that is written is encrypted, and its header says how.
+    Written(CipherStamp),
+    /// The payload that is read must be encrypted, and its header says how.
+    Read(FoundStamp),
+}
 
 #[derive(Debug)]
 struct Keys {
@@ -26,21 +52,54 @@ impl ObjectSeal {
     /// Objects that are signed with `key`; any other object is damaged.
     pub fn keyed(key: &DeploymentKey) -> Self {
         let [a, b, c, d, ..] = *key.id().as_bytes();
-        Self(Some(Arc::new(Keys {
+        let keys = Arc::new(Keys {
             id: u32::from_le_bytes([a, b, c, d]),
             header: key.derive("kvbm 2026-11-25 volumes: headers of objects"),
             piece: key.derive_bulk("kvbm 2026-11-25 volumes: pieces of objects"),
-        })))
+        });
+        Self { keys: Some(keys), encryption: Encryption::None }
+    }
+
+    /// The same for an object whose payload is encrypted.
+    pub(crate) fn stamped(&self, stamp: CipherStamp) -> Self {
+        Self { encryption: Encryption::Written(stamp), ..self.clone() }
+    }
+
+    /// The same for an object whose payload must be encrypted: `found` gets what its header says.
+    pub(crate) fn finding(&self, found: &FoundStamp) -> Self {
+        Self { encryption: Encryption::Read(Arc::clone(found)), ..self.clone() }
+    }
+
+    /// Whether payloads are encrypted.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        !matches!(self.encryption, Encryption::None)
+    }
+
+    /// What the header of an object that is written says.
+    pub(crate) fn stamp(&self) -> Option<CipherStamp> {
+        match &self.encryption {
+            Encryption::None => None,
+            Encryption::Written(stamp) => Some(*stamp),
+            Encryption::Read(found) => found.get().copied(),
+        }
+    }
+
+    /// What the header of an object that is read says.
+    pub(crate) fn found(&self, stamp: CipherStamp) {
+        if let Encryption::Read(found) = &self.encryption {
+            // A request reads one object.
+            let _first = found.set(stamp);
+        }
     }
 
     /// Names the key, if there is one.
     pub(crate) fn key_id(&self) -> Option<u32> {
-        self.0.as_ref().map(|keys| keys.id)
+        self.keys.as_ref().map(|keys| keys.id)
     }
 
-    /// Of a header.
+    /// Of a header, with what follows it.
     pub(crate) fn header(&self, identity: &[u8], table: &[u8]) -> u64 {
-        if let Some(keys) = &self.0 {
+        if let Some(keys) = &self.keys {
             return keys.header.of(&[identity, table]);
         }
         let mut digest = Digest::new(ALGORITHM);
@@ -51,7 +110,7 @@ impl ObjectSeal {
 
     /// Of a piece.
     pub(crate) fn piece(&self) -> Sum {
-        match &self.0 {
+        match &self.keys {
             None => Sum::Crc(Box::new(Digest::new(ALGORITHM))),
             Some(keys) => Sum::Mac(keys.piece.begin()),
         }

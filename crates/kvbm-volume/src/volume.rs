@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use kvbm_plan::{VolumeDescriptor, VolumeId};
+use kvbm_plan::{NamespaceId, VolumeDescriptor, VolumeId};
 
 use crate::object::MAX_ALIGNMENT;
 use crate::{
-    BlobKey, BlobScope, GetRequest, ObjectSeal, PayloadForm, PutRequest, RegistryError, VolumeError,
+    BlobKey, BlobScope, DestroyedKey, GetRequest, ObjectSeal, PayloadForm, PutRequest, RegistryError,
+    VolumeError,
 };
 
 /// What a descriptor says must make sense.
@@ -68,6 +69,20 @@ pub trait Volume: Send + Sync {
     /// after it, so this may last up to the descriptor's deadline longer than `deadline`.
     fn facts(&self, _deadline: Instant) -> StoreFacts {
         StoreFacts::default()
+    }
+
+    /// Destroys the data keys of a namespace, where objects are encrypted
+    /// ([`EncryptedVolume`](crate::EncryptedVolume)); for each key what came of it. A store has
+    /// nothing to do.
+    ///
+    /// # Errors
+    /// It is not known which keys there are; nothing that is known here can be read any more.
+    fn destroy_keys(
+        &self,
+        _label: NamespaceId,
+        _deadline: Instant,
+    ) -> Result<Vec<DestroyedKey>, VolumeError> {
+        Ok(Vec::new())
     }
 }
 

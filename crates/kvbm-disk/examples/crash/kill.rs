@@ -16,7 +16,7 @@ pub(crate) fn run(rounds: u64, dir: &Path, seed: u64) -> ExitCode {
         After::of_round(round).wait(&mut process, &mut random);
         let ended = process.kill();
         ledger.found.met_a_writer += u64::from(ended.by_the_kill);
-        ledger.hear(&ended.said);
+        ledger.take(&ended.output);
         ledger.check(dir, engine);
     }
     println!("{}", ledger.found.json());

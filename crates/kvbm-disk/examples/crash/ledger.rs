@@ -65,9 +65,9 @@ impl Findings {
 
 impl Ledger {
     /// Takes what the writer said until it was killed. The last line may be cut.
-    pub(crate) fn hear(&mut self, said: &str) {
+    pub(crate) fn take(&mut self, output: &str) {
         let flushes = self.found.flushes;
-        for line in said.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
+        for line in output.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
             let words: Vec<&str> = line.split_whitespace().collect();
             match words[..] {
                 ["begin", slot] => {

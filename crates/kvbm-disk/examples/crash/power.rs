@@ -36,7 +36,7 @@ pub(crate) fn run(rounds: u64, dir: &Path, seed: u64) -> ExitCode {
         let ended = process.kill();
         unmount(&mount).unwrap();
         mount_image(&image, &mount).unwrap();
-        ledger.hear(&ended.said);
+        ledger.take(&ended.output);
         ledger.check(&inside, engine);
     }
     println!("{}", ledger.found.json());

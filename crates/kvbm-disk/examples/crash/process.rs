@@ -23,13 +23,13 @@ pub(crate) struct Process {
     child: Child,
     /// Of a thread that reads, so that a writer that says much goes on.
     lines: Receiver<String>,
-    said: String,
+    output: String,
 }
 
 /// A life that is over.
 pub(crate) struct Ended {
     /// All that the writer said. The last line may be cut.
-    pub(crate) said: String,
+    pub(crate) output: String,
     /// It was killed; it had not ended before.
     pub(crate) by_the_kill: bool,
 }
@@ -50,7 +50,7 @@ impl Process {
             let mut line = String::new();
             while out.read_line(&mut line).unwrap() > 0 && tell.send(std::mem::take(&mut line)).is_ok() {}
         });
-        Self { child, lines, said: String::new() }
+        Self { child, lines, output: String::new() }
     }
 
     /// Waits until it has said `what`; a panic where it ends before, or never says it.
@@ -60,8 +60,8 @@ impl Process {
             let left = until.saturating_duration_since(Instant::now());
             let line = self.lines.recv_timeout(left);
             let line = line
-                .unwrap_or_else(|error| panic!("the writer did not say `{what}`: {error}; {}", self.said));
-            self.said += &line;
+                .unwrap_or_else(|error| panic!("the writer did not say `{what}`: {error}; {}", self.output));
+            self.output += &line;
             if line.trim_end() == what {
                 return;
             }
@@ -75,8 +75,8 @@ impl Process {
     pub(crate) fn kill(mut self) -> Ended {
         self.child.kill().unwrap();
         let status = self.child.wait().unwrap();
-        self.said.extend(self.lines.iter());
-        Ended { said: self.said, by_the_kill: status.signal() == Some(SIGKILL) }
+        self.output.extend(self.lines.iter());
+        Ended { output: self.output, by_the_kill: status.signal() == Some(SIGKILL) }
     }
 }
 

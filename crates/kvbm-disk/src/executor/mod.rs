@@ -5,16 +5,25 @@ mod pool;
 mod queue;
 mod ring;
 
-use crate::batch::{IoBatch, OpKind};
+use crate::batch::{IoBatch, Op, OpKind};
+use crate::keyring::Keyring;
 use crate::ops::{self, Begun};
 use crate::shared::{Alive, Shared};
-use crate::{BatchHandle, EngineChoice, EngineKind, EngineMode, IoMemory, OpenError, UnsubmittedBatch};
+use crate::slot_file::Bounce;
+use crate::{
+    BatchHandle, EngineChoice, EngineKind, EngineMode, IoMemory, OpError, OpenError, UnsubmittedBatch,
+};
 use job::{Job, jobs_of};
+use kvbm_plan::deadline_after;
 use queue::Queue;
 use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long a batch of writes of another engine waits for data keys that it makes.
+const KEY_DEADLINE: Duration = Duration::from_millis(250);
+const KEY_PAUSE: Duration = Duration::from_millis(5);
 
 thread_local! {
     static IS_ENGINE_THREAD: Cell<bool> = const { Cell::new(false) };
@@ -112,16 +121,51 @@ impl Executor {
 
     /// Writes of another engine: what they say is noted, and nothing moves.
     fn note(&self, writes: Vec<Job>) {
+        let mut bounce = Bounce::default();
+        if !writes.is_empty() {
+            self.read_keys();
+        }
+        let until = deadline_after(Instant::now(), KEY_DEADLINE);
         for job in writes {
             // SAFETY: the job lives, so the contract of its fragments holds.
-            let begun = unsafe { ops::begin(job.op(), &self.shared) };
+            let mut begun = unsafe { ops::begin(job.op(), &self.shared) };
+            // The first write of a namespace makes its key, and goes on at the same time.
+            while matches!(begun, Err(OpError::NoKey { .. })) && Instant::now() < until {
+                std::thread::sleep(KEY_PAUSE);
+                self.read_keys();
+                // SAFETY: as above.
+                begun = unsafe { ops::begin(job.op(), &self.shared) };
+            }
+            // SAFETY: as above.
+            let begun = begun.map(|begun| unsafe { self.sealed(job.op(), begun, &mut bounce) });
             let outcome = begun.and_then(|begun| match begun {
-                Begun::Write { sums } => ops::note(job.op(), sums, &self.shared),
+                Begun::Write { sums, .. } => ops::note(job.op(), sums, &self.shared),
                 Begun::Read { .. } => Err(job.panicked()),
             });
             self.queue.noted();
             drop(job.finish(outcome));
         }
+    }
+
+    /// Reads the keys again that another engine makes.
+    fn read_keys(&self) {
+        if let Some(Err(error)) = self.shared.keyring.as_ref().map(Keyring::refresh) {
+            tracing::warn!(directory = self.shared.medium.location(), %error, "data keys cannot be read again");
+        }
+    }
+
+    /// With the tag that the block has on the disk, where blocks are encrypted.
+    ///
+    /// Safety: the contract of [`IoFragments::from_raw`](crate::IoFragments::from_raw) holds, for a
+    /// write.
+    unsafe fn sealed(&self, op: &Op, mut begun: Begun, bounce: &mut Bounce) -> Begun {
+        if matches!(begun, Begun::Write { key: Some(_), .. }) {
+            let staged = bounce.part(&self.shared.slots, op.fragments.bytes());
+            // SAFETY: by the caller's contract.
+            unsafe { op.fragments.gather(staged) };
+            begun.seal(op, staged, &self.shared);
+        }
+        begun
     }
 
     /// Operations queued or running.

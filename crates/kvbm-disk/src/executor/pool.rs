@@ -4,7 +4,8 @@ use super::job::Job;
 use super::queue::{Ended, Queue};
 use super::spawn;
 use crate::OpOutcome;
-use crate::ops::{self, Begun};
+use crate::batch::OpKind;
+use crate::ops;
 use crate::shared::{Alive, Shared};
 use crate::slot_file::Bounce;
 use std::io;
@@ -36,16 +37,23 @@ fn work(queue: &Queue, shared: &Shared) {
 fn run(job: &Job, shared: &Shared, bounce: &mut Bounce) -> OpOutcome {
     let op = job.op();
     // SAFETY: the job lives, so the contract of its fragments holds.
-    let begun = unsafe { ops::begin(op, shared) }?;
-    let transfer = AssertUnwindSafe(|| match begun {
-        // SAFETY: as above, and the slot was begun for a read.
-        Begun::Read { .. } => unsafe { shared.slots.read(op.slot, &op.fragments, bounce) },
-        // SAFETY: as above, and the slot was begun for a write.
-        Begun::Write { .. } => unsafe { shared.slots.write(op.slot, &op.fragments, bounce) },
+    let mut begun = unsafe { ops::begin(op, shared) }?;
+    let passing = &mut begun;
+    let transfer = AssertUnwindSafe(|| match op.kind {
+        OpKind::Read => {
+            let open = |staged: &mut [u8]| passing.open(op, staged, shared);
+            // SAFETY: as above, and the slot was begun for a read.
+            unsafe { shared.slots.read(op.slot, &op.fragments, bounce, open) }
+        }
+        OpKind::Write(_) => {
+            let seal = |staged: &mut [u8]| passing.seal(op, staged, shared);
+            // SAFETY: as above, and the slot was begun for a write.
+            unsafe { shared.slots.write(op.slot, &op.fragments, bounce, seal) }
+        }
     });
     if let Ok(result) = catch_unwind(transfer) {
         // SAFETY: as above; the transfer is over.
-        let over = unsafe { ops::over(op, begun, result, shared) };
+        let over = unsafe { ops::over(op, &begun, result, shared) };
         ops::end(op, over, shared)
     } else {
         ops::abandon(op, shared);

@@ -6,9 +6,9 @@ use crate::fault::{JOURNAL_FILE, JOURNAL_TEMP_FILE, SLOT_FILE, SimMedium};
 use crate::journal::{Journal, ReplayError, Replayed, replay};
 use crate::medium::{Medium, OpenFile};
 use crate::open::{Opened, blocks_by_age, open};
-use crate::record::{HEADER_BYTES, Header, RECORD_BYTES, Record, RecordError, RecordState};
+use crate::record::{HEADER_BYTES, Header, Record, RecordError, RecordState, record_bytes};
 use crate::recorded_slots::{RecordedSlots, SlotRecords};
-use crate::seal::Seal;
+use crate::seal::{Recorded, Seal};
 use crate::slot_table::{Content, SlotTable};
 use crate::{Dropped, FormatError, Recovered, RecoveredSlot};
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash};
@@ -82,21 +82,22 @@ fn held(table: &SlotTable) -> Held {
 }
 
 /// What the records come to, one after the other.
-struct Said {
+struct Expected {
     dropped: Dropped,
     clean: bool,
     records: u64,
     slots: BTreeMap<u32, Record>,
 }
 
-fn said(bytes: &[u8], header: &Header, seal: &Seal, most_slots: u32) -> Said {
-    let (records, _) = bytes[HEADER_BYTES..].as_chunks::<RECORD_BYTES>();
-    let read: Vec<_> = records.iter().map(|bytes| Record::decode(header.journal_id, bytes, seal)).collect();
+fn read_records(bytes: &[u8], header: &Header, seal: &Seal, most_slots: u32) -> Expected {
+    let each = record_bytes(header.encrypted);
+    let records = bytes[HEADER_BYTES..].chunks_exact(each);
+    let read: Vec<_> = records.clone().map(|bytes| Record::decode(header.journal_id, bytes, seal)).collect();
     let intact = read.iter().rposition(|record| *record != Err(RecordError::Checksum));
     let whole = intact.map_or(0, |last| last + 1);
-    let torn = bytes.len() - HEADER_BYTES - whole * RECORD_BYTES;
+    let torn = bytes.len() - HEADER_BYTES - whole * each;
     let clean = torn == 0 && whole > 0 && read[whole - 1] == Ok(Record::CLEAN);
-    let mut said = Said {
+    let mut expected = Expected {
         dropped: Dropped { torn_tail_bytes: torn as u64, ..Dropped::default() },
         clean,
         records: whole as u64 - u64::from(clean),
@@ -104,21 +105,21 @@ fn said(bytes: &[u8], header: &Header, seal: &Seal, most_slots: u32) -> Said {
     };
     for (record, bytes) in read[..whole].iter().zip(records) {
         match record {
-            Err(RecordError::Checksum) => said.dropped.damaged_records += 1,
-            Err(RecordError::Invalid) => said.dropped.invalid_records += 1,
+            Err(RecordError::Checksum) => expected.dropped.damaged_records += 1,
+            Err(RecordError::Invalid) => expected.dropped.invalid_records += 1,
             Ok(record) => {
                 assert_eq!(record.encode(header.journal_id, seal), *bytes, "a record is all that it says");
-                said.take(record, header.block_bytes);
+                expected.take(record, header.block_bytes);
             }
         }
     }
-    let beyond = said.slots.split_off(&most_slots);
+    let beyond = expected.slots.split_off(&most_slots);
     let is_block = |record: &&Record| matches!(record.state, RecordState::Present { .. });
-    said.dropped.beyond_capacity = beyond.values().filter(is_block).count() as u64;
-    said
+    expected.dropped.beyond_capacity = beyond.values().filter(is_block).count() as u64;
+    expected
 }
 
-impl Said {
+impl Expected {
     fn take(&mut self, record: &Record, block_bytes: u64) {
         match record.state {
             RecordState::Clean => {}
@@ -136,8 +137,8 @@ impl Said {
 
     fn held(&self) -> Held {
         let block = |record: &Record| match record.state {
-            RecordState::Present { identity, checksum, bytes } => {
-                Some((record.slot, record.generation, Content { identity, checksum, bytes }))
+            RecordState::Present { identity, recorded, bytes } => {
+                Some((record.slot, record.generation, Content { identity, recorded, bytes }))
             }
             _ => None,
         };
@@ -149,13 +150,16 @@ impl Said {
 fn is_what_the_page_says(bytes: &[u8], replayed: &Replayed, table: &SlotTable, seal: &Seal) {
     // Not `assert_eq`: it would print all of both.
     assert!(replayed.header.encode(seal) == bytes[..HEADER_BYTES], "a header is all that it says");
-    let said = said(bytes, &replayed.header, seal, table.num_slots());
+    let expected = read_records(bytes, &replayed.header, seal, table.num_slots());
     assert_eq!(
         (replayed.dropped, replayed.clean, replayed.records),
-        (said.dropped, said.clean, said.records)
+        (expected.dropped, expected.clean, expected.records)
     );
-    assert_eq!(held(table), said.held());
-    assert_eq!(replayed.end(), (HEADER_BYTES as u64) + RECORD_BYTES as u64 * said.records);
+    assert_eq!(held(table), expected.held());
+    assert_eq!(
+        replayed.end(),
+        (HEADER_BYTES + record_bytes(replayed.header.encrypted) * expected.records as usize) as u64
+    );
 }
 
 /// As a snapshot, and then with the mark of a shutdown.
@@ -193,13 +197,14 @@ fn is_opened_or_left_alone(bytes: &[u8], header: Option<&Header>, turn: usize) {
     medium.edit(JOURNAL_TEMP_FILE, |temporary| temporary.extend_from_slice(bytes));
     let mut config = config_for(header, turn);
     config.key = input::key(bytes);
+    config.encryption = input::is_encrypted(bytes).then(input::encryption);
     let fits = header.is_some_and(|header| {
         header.block_bytes == config.block_bytes && config.slot_stride() == Ok(header.slot_stride)
     });
     let decoded = Header::decode(bytes, bytes.len() as u64, &input::seal(bytes));
     match open(&config, &seam(&medium)) {
         Ok(opened) if matches!(decoded, Err(FormatError::Key { ours: Some(_), .. })) => {
-            let records = (bytes.len() - HEADER_BYTES) / RECORD_BYTES;
+            let records = (bytes.len() - HEADER_BYTES) / record_bytes(input::is_encrypted(bytes));
             let dropped = Dropped { other_key: records as u64, ..Dropped::default() };
             assert_eq!(opened.recovered, Recovered { dropped, clean: true, ..Recovered::default() });
         }
@@ -209,8 +214,9 @@ fn is_opened_or_left_alone(bytes: &[u8], header: Option<&Header>, turn: usize) {
         }
         Ok(opened) => {
             assert!(fits, "another directory is refused");
-            let said = header.map(|header| said(bytes, header, &input::seal(bytes), config.num_slots));
-            is_recovered(&opened, said, config.block_bytes.next_multiple_of(4096));
+            let expected =
+                header.map(|header| read_records(bytes, header, &input::seal(bytes), config.num_slots));
+            is_recovered(&opened, expected, config.block_bytes.next_multiple_of(4096));
             is_kept(opened, &config, &medium, turn);
         }
     }
@@ -228,13 +234,15 @@ fn config_for(header: Option<&Header>, turn: usize) -> DiskConfig {
 
 /// All that the records say, but blocks whose bytes the file does not have, and the older ones of a
 /// block in two slots.
-fn is_recovered(opened: &Opened, said: Option<Said>, stride: u64) {
-    let Some(said) = said else { panic!("opened without a header") };
-    let (mut blocks, quarantined) = said.held();
+fn is_recovered(opened: &Opened, expected: Option<Expected>, stride: u64) {
+    let Some(expected) = expected else { panic!("opened without a header") };
+    let (mut blocks, quarantined) = expected.held();
     let has_bytes = |slot: BlockId, bytes: u64| u64::from(slot.0) * stride + bytes <= SLOT_FILE_BYTES as u64;
     let all = blocks.len();
     blocks.retain(|(slot, _, content)| has_bytes(*slot, content.bytes));
     let without_bytes = (all - blocks.len()) as u64;
+    // There is no key file.
+    let without_key = if opened.keyring.is_some() { std::mem::take(&mut blocks).len() as u64 } else { 0 };
     blocks.sort_by_key(|(slot, generation, _)| (*generation, *slot));
     let newest: Vec<RecoveredSlot> = (0..blocks.len())
         .filter(|&at| {
@@ -244,14 +252,17 @@ fn is_recovered(opened: &Opened, said: Option<Said>, stride: u64) {
             blocks[at + 1..].iter().all(|newer| key(newer) != key(&blocks[at]))
         })
         .map(|at| {
-            let (slot, _, Content { identity, checksum, bytes }) = blocks[at];
-            RecoveredSlot { slot, identity, checksum, bytes }
+            let (slot, _, Content { identity, recorded, bytes }) = blocks[at];
+            RecoveredSlot { slot, identity, checksum: recorded.checksum(), bytes }
         })
         .collect();
     let duplicates = (blocks.len() - newest.len()) as u64;
-    assert_eq!(opened.recovered.dropped, Dropped { duplicates, without_bytes, ..said.dropped });
+    assert_eq!(
+        opened.recovered.dropped,
+        Dropped { duplicates, without_bytes, without_key, ..expected.dropped }
+    );
     assert_eq!((&opened.recovered.blocks, &opened.recovered.quarantined), (&newest, &quarantined));
-    assert_eq!(opened.recovered.clean, said.clean);
+    assert_eq!(opened.recovered.clean, expected.clean);
 }
 
 /// A few changes, committed as the engine does it; then the next opening.
@@ -271,6 +282,11 @@ fn is_kept(opened: Opened, config: &DiskConfig, medium: &SimMedium, turn: usize)
         created(journal.mark_clean());
     }
     let again = created(open(config, &seam(medium))).recovered;
+    if config.encryption.is_some() {
+        // What was changed by hand has no key either.
+        assert_eq!((again.blocks.len(), again.quarantined), (0, table.lock().quarantined_slots()));
+        return;
+    }
     let table = table.lock();
     assert_eq!(table.counts().0, table.counts().1, "what was committed is durable");
     assert_eq!((again.blocks, again.quarantined), (blocks_by_age(&*table), table.quarantined_slots()));
@@ -295,7 +311,7 @@ fn change(table: &mut SlotTable, blocks: &[RecoveredSlot], turn: usize, config: 
     let is_new = blocks.iter().all(|block| block.identity.hash != identity.hash);
     let slot = blocks.get(2).map_or(BlockId(0), |block| block.slot);
     if is_new && table.begin_write(slot).is_ok() {
-        let content = Content { identity, checksum: 7, bytes: config.block_bytes };
+        let content = Content { identity, recorded: Recorded::sum(7), bytes: config.block_bytes };
         created(table.end_write(slot, Some(content)));
     }
 }

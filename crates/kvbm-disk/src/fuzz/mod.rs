@@ -1,11 +1,13 @@
-//! What must hold whatever the disk says: the bodies of the fuzz targets `journal` and `stripes`
-//! (`cargo xtask fuzz`). They panic where it does not hold.
+//! What must hold whatever the disk says: the bodies of the fuzz targets `journal`, `keys` and
+//! `stripes` (`cargo xtask fuzz`). They panic where it does not hold.
 
 mod input;
 mod journal;
+mod keys;
 mod stripes;
 
 pub use journal::journal;
+pub use keys::keys;
 pub use stripes::stripes;
 
 #[cfg(test)]
@@ -19,6 +21,7 @@ mod tests {
     #[test]
     fn the_corpora_hold() {
         assert!(corpus::run("journal", &["tests/corpus", "tests/golden"], journal) > 0);
+        assert!(corpus::run("keys", &[], keys) > 0);
         assert!(corpus::run("stripes", &[], stripes) > 0);
     }
 }

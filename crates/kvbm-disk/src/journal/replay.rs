@@ -1,7 +1,7 @@
 //! Reading a journal of unknown history.
 
 use crate::medium::{BlockFile, complete};
-use crate::record::{HEADER_BYTES, Header, RECORD_BYTES, Record, RecordError, RecordState};
+use crate::record::{HEADER_BYTES, Header, Record, RecordError, RecordState, record_bytes};
 use crate::recorded_slots::SlotRecords;
 use crate::seal::Seal;
 use crate::{Dropped, FormatError};
@@ -34,7 +34,8 @@ pub(crate) struct Replayed {
 impl Replayed {
     /// Where the next record goes, in bytes.
     pub(crate) fn end(&self) -> u64 {
-        (HEADER_BYTES as u64).saturating_add(self.records.saturating_mul(RECORD_BYTES as u64))
+        (HEADER_BYTES as u64)
+            .saturating_add(self.records.saturating_mul(record_bytes(self.header.encrypted) as u64))
     }
 }
 
@@ -51,7 +52,8 @@ pub(crate) fn replay<T: SlotRecords, E: From<ReplayError>>(
     let header = Header::decode(&bytes[..read], file_bytes, seal).map_err(ReplayError::from)?;
     let mut table = accept(&header)?;
     let mut replayed = Replayed { header, dropped: Dropped::default(), records: 0, clean: false };
-    let torn = read_records(file, seal, &mut replayed, &mut table).map_err(ReplayError::from)?;
+    let seal = seal.clone().encrypting(replayed.header.encrypted);
+    let torn = read_records(file, &seal, &mut replayed, &mut table).map_err(ReplayError::from)?;
     replayed.dropped.torn_tail_bytes = torn;
     replayed.clean &= torn == 0;
     replayed.records -= u64::from(replayed.clean);
@@ -65,7 +67,8 @@ fn read_records(
     replayed: &mut Replayed,
     table: &mut impl SlotRecords,
 ) -> io::Result<u64> {
-    let mut chunk = vec![0; CHUNK_RECORDS * RECORD_BYTES];
+    let each = record_bytes(replayed.header.encrypted);
+    let mut chunk = vec![0; CHUNK_RECORDS * each];
     let mut offset = HEADER_BYTES as u64;
     let mut beyond = HashMap::new();
     // Records that do not verify, until an intact one follows: damage in the middle then, a torn
@@ -73,7 +76,8 @@ fn read_records(
     let mut suspicious = 0;
     loop {
         let read = complete::read_up_to(file, offset, &mut chunk)?;
-        let (records, rest) = chunk[..read].as_chunks::<RECORD_BYTES>();
+        let records = chunk[..read].chunks_exact(each);
+        let rest = records.remainder().len();
         for bytes in records {
             match Record::decode(replayed.header.journal_id, bytes, seal) {
                 Err(RecordError::Checksum) => suspicious += 1,
@@ -89,7 +93,7 @@ fn read_records(
         if read < chunk.len() {
             let is_block = |(_, is_block): &&(u64, bool)| *is_block;
             replayed.dropped.beyond_capacity = beyond.values().filter(is_block).count() as u64;
-            return Ok(suspicious * RECORD_BYTES as u64 + rest.len() as u64);
+            return Ok(suspicious * each as u64 + rest as u64);
         }
     }
 }

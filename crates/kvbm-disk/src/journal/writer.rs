@@ -1,7 +1,7 @@
 //! Writing the journal: append and sync, or replace the whole by a snapshot.
 
 use crate::medium::{BlockFile, Medium, OpenFile, complete};
-use crate::record::{HEADER_BYTES, Header, RECORD_BYTES, Record, RecordState};
+use crate::record::{HEADER_BYTES, Header, Record, RecordState, record_bytes};
 use crate::seal::Seal;
 use crate::slot_table::SlotTable;
 use parking_lot::Mutex;
@@ -116,11 +116,11 @@ impl Journal {
     }
 
     fn end(&self) -> u64 {
-        HEADER_BYTES as u64 + self.records * RECORD_BYTES as u64
+        HEADER_BYTES as u64 + self.records * record_bytes(self.header.encrypted) as u64
     }
 
     fn append(&mut self, records: &[Record]) -> io::Result<()> {
-        let mut bytes = Vec::with_capacity(records.len() * RECORD_BYTES);
+        let mut bytes = Vec::with_capacity(records.len() * record_bytes(self.header.encrypted));
         for record in records {
             bytes.extend_from_slice(&record.encode(self.header.journal_id, &self.seal));
         }
@@ -207,8 +207,9 @@ fn write_new_file(
     let mut write = |records: &[Record]| {
         let lasting = records.iter().filter(|record| record.state != RecordState::Free);
         let bytes: Vec<u8> = lasting.flat_map(|record| record.encode(journal_id, seal)).collect();
-        let at = HEADER_BYTES as u64 + written * RECORD_BYTES as u64;
-        written += (bytes.len() / RECORD_BYTES) as u64;
+        let each = record_bytes(header.encrypted);
+        let at = HEADER_BYTES as u64 + written * each as u64;
+        written += (bytes.len() / each) as u64;
         complete::write_all(&*file, at, &bytes)
     };
     let num_slots = table.lock().num_slots() as usize;

@@ -149,6 +149,6 @@ pub(crate) fn read_up_to(file: &dyn BlockFile, offset: u64, bytes: &mut [u8]) ->
 
 /// Runs `call`; a panic of the medium becomes an error. The committer has one thread, which must
 /// not end.
-pub(crate) fn contained(call: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+pub(crate) fn contained<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err(io::Error::other("the medium panicked")))
 }

@@ -28,11 +28,11 @@ def hash_of(number):
     return (number + 1).to_bytes(16, "little")
 
 
-def record(slot=0, number=0, generation=1, kind=1, flags=None, length=BLOCK, group=0):
+def record(slot=0, number=0, generation=1, kind=1, flags=None, length=BLOCK, group=0, word=0xC0FFEE, tag=b""):
     parent = hash_of(number - 1) if number else bytes(16)
     flags = int(number > 0) if flags is None else flags
     text = pack("<BBHIQ", kind, flags, group, slot, generation) + hash_of(number) + parent
-    text += pack("<IIQQ", number, 1, 0xC0FFEE, length)
+    text += pack("<IIQQ", number, 1, word, length) + tag
     return text + pack("<Q", crc64(pack("<Q", JOURNAL_ID) + text))
 
 
@@ -47,6 +47,9 @@ def flipped(data, at):
 
 three = [record(slot, slot, slot + 1) for slot in range(3)]
 whole = header() + b"".join(three)
+tagged = header(version=4, record_bytes=96) + b"".join(
+    record(slot, slot, slot + 1, word=5, tag=bytes(range(16))) for slot in range(3)
+)
 corpus = {
     "whole": whole,
     "closed_in_order": whole + plain(4),
@@ -58,7 +61,8 @@ corpus = {
     "header_only": header(),
     "header_flipped": flipped(whole, 100),
     "keyed": header(version=3),
-    "version_4": header(version=4),
+    "encrypted": tagged,
+    "version_6": header(version=6),
     "version_max": header(version=0xFFFFFFFF),
     "header_bytes_lie": header(header_bytes=64) + three[0],
     "record_bytes_lie": header(record_bytes=0) + three[0],

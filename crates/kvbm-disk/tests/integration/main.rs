@@ -3,6 +3,8 @@
 
 mod access;
 mod corpus;
+mod encrypted;
+mod encrypted_keys;
 mod follow;
 mod forged;
 mod invariants;

@@ -18,9 +18,10 @@ def crc64(data):
 
 
 def blob(payload=PAYLOAD, pieces=1, order=0, version=1, group=3, offset=None, length=None, namespace=0xA1, block=0xB2,
-         layers=(1, 2), heads=(3, 4), label=0x08070605, claimed=None, table=None, zero=0, key=None):
+         layers=(1, 2), heads=(3, 4), label=0x08070605, claimed=None, table=None, zero=0, key=None,
+         stamp=b""):
     """An object of the key in the test, unless something else is said; `claimed` pieces are not those that it has."""
-    offset = 96 + 8 * pieces if offset is None else offset
+    offset = 96 + 8 * pieces + len(stamp) if offset is None else offset
     length = len(payload) if length is None else length
     head = b"kvbmblob" + pack("<HHI", version, group, offset) + bytes([namespace]) * 16 + bytes([block]) * 16
     head += pack("<IIIIQIHHII", *layers, *heads, length, label, order, zero, pieces if claimed is None else claimed,
@@ -29,6 +30,7 @@ def blob(payload=PAYLOAD, pieces=1, order=0, version=1, group=3, offset=None, le
         cuts = [payload[len(payload) * at // pieces:len(payload) * (at + 1) // pieces] for at in range(pieces)]
         table = [crc64(head + pack("<I", at) + cut) for at, cut in enumerate(cuts)]
     sums = b"".join(pack("<Q", sum) for sum in table)
+    sums += stamp
     return (head + pack("<Q", crc64(head + sums)) + sums).ljust(offset, b"\0") + payload
 
 
@@ -56,7 +58,9 @@ corpus = {
     "payload_flipped": flipped(whole, 110),
     "version_0": blob(version=0),
     "signed": blob(version=2, key=0x0076617A),
-    "version_3": blob(version=3),
+    "encrypted": blob(version=3, stamp=bytes([0xC3]) * 16 + bytes([0xD4]) * 16),
+    "stamp_cut": blob(version=3),
+    "version_5": blob(version=5),
     "version_max": blob(version=0xFFFF),
     "order_2": blob(order=2),
     "pieces_0": blob(claimed=0),

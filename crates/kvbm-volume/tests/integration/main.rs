@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 mod corpus;
+mod encrypted;
 mod model;
 #[path = "../support/random.rs"]
 mod random;

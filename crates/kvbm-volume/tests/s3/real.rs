@@ -2,8 +2,11 @@
 
 use crate::server::Server;
 use crate::{key, open, within};
+use kvbm_keys::OperatorKey;
 use kvbm_volume::conformance::{self, Subject};
-use kvbm_volume::{BlobKey, S3Volume, Volume, VolumeDescriptor, VolumeExt};
+use kvbm_volume::{
+    BlobKey, EncryptedVolume, S3Volume, Volume, VolumeDescriptor, VolumeEncryption, VolumeExt,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -31,6 +34,39 @@ impl Subject for InBucket {
 fn real_servers_conform() {
     for server in Server::each() {
         conformance::check(&InBucket { server, opened: AtomicUsize::new(0) });
+    }
+}
+
+/// Of two nodes that begin at once each reads what the other one wrote.
+#[test]
+fn encrypted_objects_are_read_by_another_node_until_they_are_forgotten() {
+    for server in Server::each() {
+        let operator = OperatorKey::parse(b"operator's key of this test: 32b").unwrap();
+        let node = || {
+            let store = open(server.uri("encrypted"), Duration::from_secs(20));
+            let encryption = VolumeEncryption { key: operator.clone(), previous: None };
+            EncryptedVolume::open(Arc::new(store), key(1).namespace, encryption).unwrap()
+        };
+        let nodes = [node(), node()];
+        std::thread::scope(|threads| {
+            for (number, node) in nodes.iter().enumerate() {
+                threads
+                    .spawn(move || node.put_one(&key(number as u8), b"keys and values", within(60)).unwrap());
+            }
+        });
+        for node in &nodes {
+            for number in 0..2 {
+                assert_eq!(node.get_one(&key(number), 15, within(60)).unwrap(), b"keys and values");
+            }
+        }
+        let mut stored = Vec::new();
+        let name = format!("encrypted/{}", key(1).object_path());
+        server.tamper(&name, &mut |object| stored.clone_from(object));
+        assert!(stored.starts_with(b"kvbmblob\x03") && !stored.windows(8).any(|part| part == b"keys and"));
+        let destroyed = nodes[0].destroy_keys(key(1).label, within(60)).unwrap();
+        assert!(!destroyed.is_empty() && destroyed.iter().all(|(_, result)| result.is_ok()), "{destroyed:?}");
+        let found = node().get_one(&key(1), 15, within(60)).unwrap_err();
+        assert!(found.is_corrupt(), "{found}");
     }
 }
 

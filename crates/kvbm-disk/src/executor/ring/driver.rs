@@ -196,7 +196,7 @@ impl<P: Port> Driver<P> {
     }
 
     /// Starts a group on its ring slot; through a part of the arena if that is given.
-    fn start(&mut self, ticket: Ticket, group: Group, part: Option<usize>) {
+    fn start(&mut self, ticket: Ticket, mut group: Group, part: Option<usize>) {
         let slots = &self.shared.slots;
         let Some(StartedOp { job, begun }) = group.first() else { return self.free.push(ticket) };
         let (write, place) = (matches!(begun, Begun::Write { .. }), slots.place(job.op().slot));
@@ -204,10 +204,22 @@ impl<P: Port> Driver<P> {
         let staged = part.and_then(|part| Some(self.arena.as_mut()?.part(part)));
         let ring_slot = &mut self.ring_slots[usize::from(ticket)];
         let blocks = group.iter().map(|flight| &flight.job.op().fragments);
-        let (how, port) = ((write, place, slots.alignment()), &self.port);
+        let (how, port, shared) = ((write, place, slots.alignment()), &self.port, &*self.shared);
+        let mut sealed = Vec::new();
+        let seal = |index: usize, staged: &mut [u8]| {
+            if shared.keyring.is_some() {
+                let StartedOp { job, begun } = &group[index];
+                let mut begun = begun.clone();
+                begun.seal(job.op(), staged, shared);
+                sealed.push(begun);
+            }
+        };
         // SAFETY: the jobs live on the ring slot until the transfer is over, so the contract of
         // their fragments holds; the part of the arena is this ring slot's until it is given back.
-        unsafe { ring_slot.transfer.load(blocks, how, staged, |run, next| port.joins(run, next)) };
+        unsafe { ring_slot.transfer.load(blocks, how, staged, seal, |run, next| port.joins(run, next)) };
+        for (flight, begun) in group.iter_mut().zip(sealed) {
+            flight.begun = begun;
+        }
         (ring_slot.group, ring_slot.part) = (group, part);
         self.worked += if part.is_some() && write { bytes } else { 0 };
         self.shared.count(|stats| stats.requests += 1);
@@ -243,7 +255,7 @@ impl<P: Port> Driver<P> {
                     let staged = self.arena.as_mut().map(|arena| arena.part(part));
                     // SAFETY: the transfer is over, and these are the fragments that it was loaded
                     // with.
-                    unsafe { scatter(&ring_slot.group, staged, self.shared.slots.alignment()) };
+                    unsafe { scatter(&mut ring_slot.group, staged, &self.shared) };
                 }
                 let mut moved = Moved { bounced: ring_slot.part.is_some(), continued };
                 for flight in ring_slot.group.drain(..) {
@@ -297,7 +309,7 @@ impl<P: Port> Driver<P> {
         {
             bytes += if job.op().kind == OpKind::Read { job.op().fragments.bytes() } else { 0 };
             // SAFETY: the job lives, and its transfer is over.
-            let over = unsafe { ops::over(job.op(), begun, result, &self.shared) };
+            let over = unsafe { ops::over(job.op(), &begun, result, &self.shared) };
             summed.push((job, over));
         }
         let mut ended = Ended::default();
@@ -339,14 +351,16 @@ fn joins(slots: &SlotFile, group: &[Job], next: &Job, busy: usize) -> bool {
 
 /// Safety: the contract of [`IoFragments::from_raw`](crate::IoFragments::from_raw) holds, for reads
 /// that are over.
-unsafe fn scatter(group: &[StartedOp], staged: Option<Staging<'_>>, alignment: u64) {
+unsafe fn scatter(group: &mut [StartedOp], staged: Option<Staging<'_>>, shared: &Shared) {
     let Some(mut staged) = staged else { return };
     let mut at = 0;
-    for flight in group {
-        let fragments = &flight.job.op().fragments;
-        let part = staged.part(at, fragments.bytes().next_multiple_of(alignment));
+    for StartedOp { job, begun } in group {
+        let fragments = &job.op().fragments;
+        let part = staged.part(at, fragments.bytes().next_multiple_of(shared.slots.alignment()));
         at += part.len() as u64;
-        // SAFETY: by the caller's contract.
-        unsafe { fragments.scatter(part) };
+        if begun.open(job.op(), part, shared) {
+            // SAFETY: by the caller's contract.
+            unsafe { fragments.scatter(part) };
+        }
     }
 }

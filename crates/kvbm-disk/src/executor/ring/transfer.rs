@@ -33,8 +33,9 @@ pub(super) struct Transfer {
 
 impl Transfer {
     /// Prepares to move `blocks`, one after the other in the file from `place` on; through `staged`
-    /// if that is given, which has room for all of them, in units of `alignment`. Runs of memory
-    /// that adjoin become one where `joins` says so.
+    /// if that is given, which has room for all of them, in units of `alignment`; there each block
+    /// that is to be written is given to `seal` first. Runs of memory that adjoin become one where
+    /// `joins` says so.
     ///
     /// # Safety
     /// The contract of [`IoFragments::from_raw`] holds for every block, and nobody else uses
@@ -44,17 +45,19 @@ impl Transfer {
         blocks: impl Iterator<Item = &'a IoFragments>,
         (write, place, alignment): (bool, FileOffset, u64),
         staged: Option<Staging<'_>>,
+        mut seal: impl FnMut(usize, &mut [u8]),
         joins: impl Fn(&iovec, &iovec) -> bool,
     ) {
         self.runs.clear();
         let mut bytes = 0;
         if let Some(mut staged) = staged {
-            for block in blocks {
+            for (index, block) in blocks.enumerate() {
                 let part = staged.part(bytes, block.bytes().next_multiple_of(alignment));
                 bytes += part.len() as u64;
                 if write {
                     // SAFETY: by the caller's contract, for a write.
                     unsafe { block.gather(part) };
+                    seal(index, part);
                 }
             }
             let whole = staged.part(0, bytes);
@@ -145,7 +148,7 @@ mod tests {
         });
         let mut transfer = Transfer::default();
         // SAFETY: as above.
-        unsafe { transfer.load(blocks.iter(), (false, (0, 4096), 512), None, |_, _| true) };
+        unsafe { transfer.load(blocks.iter(), (false, (0, 4096), 512), None, |_, _| (), |_, _| true) };
         let (place, runs) = transfer.rest();
         let found: Vec<_> = runs.iter().map(|run| (run.iov_base.cast::<u8>(), run.iov_len)).collect();
         assert_eq!((place, found), ((0, 4096), vec![run(0, 4), run(6, 1), run(5, 1)]));
@@ -166,7 +169,7 @@ mod tests {
             second(run) == second(next)
         };
         // SAFETY: as above.
-        unsafe { transfer.load(blocks.iter(), (false, (0, 4096), 512), None, alike) };
+        unsafe { transfer.load(blocks.iter(), (false, (0, 4096), 512), None, |_, _| (), alike) };
         let found: Vec<_> =
             transfer.rest().1.iter().map(|run| (run.iov_base.cast::<u8>(), run.iov_len)).collect();
         assert_eq!(found, [run(0, 2), run(2, 2), run(6, 1), run(5, 1)]);

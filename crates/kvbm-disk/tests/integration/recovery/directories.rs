@@ -91,9 +91,9 @@ fn foreign_directories_are_refused_and_left_alone() {
     refuse(&other, &["rank 0 of 2", "rank 1 of 2"]);
 
     let good = medium.bytes(JOURNAL_FILE);
-    medium.edit(JOURNAL_FILE, |bytes| bytes[8] = 4);
-    let error = refuse(&ours, &["version 4", "reads 2 to 3", "clear"]);
-    assert!(matches!(error, OpenError::Format { source: FormatError::Version { found: 4, .. }, .. }));
+    medium.edit(JOURNAL_FILE, |bytes| bytes[8] = 6);
+    let error = refuse(&ours, &["version 6", "reads 2 to 5", "clear"]);
+    assert!(matches!(error, OpenError::Format { source: FormatError::Version { found: 6, .. }, .. }));
     medium.edit(JOURNAL_FILE, |bytes| bytes[0] = b'X');
     refuse(&ours, &["another directory"]);
     medium.edit(JOURNAL_FILE, |bytes| bytes.truncate(100));
