@@ -2,8 +2,8 @@
 
 use crate::arrival::{Arrival, ArrivalOutcome, Refusal};
 use crate::blocks::HeldSlots;
-use crate::core::end_arrivals::FailedSlot;
-use crate::core::reference::Reference;
+use crate::core::arrivals::FailedSlot;
+use crate::core::registered::Reference;
 use crate::core::store::BLOCKS_PER_HOLD;
 use crate::error::AllocError;
 use crate::losses::Losses;
@@ -49,7 +49,7 @@ impl AnyArrivals {
         let mut arrivals = Vec::with_capacity(identities.len());
         let mut rooms = Vec::new();
         let mut hold = shared.store.lock();
-        let parts = hold.by_tenant(identities);
+        let parts = hold.tenants.split(identities);
         for (claim, part) in parts {
             let needed = hold.prepare_arrivals(index, &part, &mut pins);
             let ids = Vec::with_capacity(needed);
@@ -73,7 +73,7 @@ impl AnyArrivals {
                 // The namespace may be another tenant's by now, for which no room was made.
                 let room = rooms.iter_mut().find(|(room, _)| room.claim == claim);
                 let room = room.map_or(&mut no_room, |(room, _)| &mut room.ids);
-                arrivals.push(match hold.check_identity(at, identity) {
+                arrivals.push(match hold.entries.check_identity(at, identity) {
                     Ok(()) => hold.begin_arrival(index, identity, metadata, room),
                     Err(_) => Arrival::Refused(Refusal::BadIdentity),
                 });

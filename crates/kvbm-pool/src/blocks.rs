@@ -40,7 +40,7 @@ impl HeldSlots {
     fn claim_for(&mut self, namespace: NamespaceId) {
         if self.shared.has_tenants && !self.ids.is_empty() {
             let Self { shared, tier, ids, claim, .. } = self;
-            shared.store.lock().claim_for(*tier, claim, namespace, ids.len());
+            shared.store.lock().tenants.claim_for(*tier, claim, namespace, ids.len());
         }
     }
 }
@@ -50,7 +50,7 @@ impl Drop for HeldSlots {
         if !self.ids.is_empty() {
             let mut hold = self.shared.store.lock();
             hold.tenants.let_go(self.tier, self.claim, self.ids.len());
-            hold.give_back(self.tier, &self.ids);
+            hold.tiers[self.tier].give_back(&self.ids);
         }
         self.shared.vectors.keep_ids(std::mem::take(&mut self.ids));
     }

@@ -8,8 +8,13 @@ pub struct PrefixBlock {
     /// Slot; none on G4.
     pub block: BlockId,
     /// Nearest tier that holds the block; G4 for what
-    /// [`Prefix::extend_on_volume`](crate::Prefix::extend_on_volume) added.
+    /// volumes and peers have.
     pub tier: Tier,
+}
+
+impl PrefixBlock {
+    /// On no tier of the registry.
+    pub(crate) const OUTSIDE: Self = Self { block: BlockId(u32::MAX), tier: Tier::G4 };
 }
 
 /// A block that is on no tier yet, but on its way.

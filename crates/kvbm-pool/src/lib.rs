@@ -129,6 +129,7 @@ pub use block_state::{
 };
 pub use blocks::{BlockBatch, MutableBlock};
 pub use config::{ConfigError, GroupConfig, PolicyKind, RegistryConfig};
+pub use core::match_groups::OnVolume;
 pub use entry::BlockMemory;
 pub use error::{AllocError, PinError, RegisterError, RejectedBatch, SequenceError, TtlError};
 pub use event::{Drained, EventBacklog, EventRecord, EventRecordKind};

@@ -1,6 +1,6 @@
 //! Shared batches: Registered blocks that stay in their slots while a handle holds them.
 
-use crate::core::reference::Reference;
+use crate::core::registered::Reference;
 use crate::entry::Presence;
 use crate::losses::Losses;
 use crate::metadata::BlockMetadata;
@@ -55,13 +55,15 @@ impl Pinned {
     pub fn identities(&self) -> Vec<BlockIdentity> {
         let hold = self.shared.store.lock();
         let tier = self.tier.index();
-        self.ids.iter().map(|block| hold.identity(hold.entry_of(tier, block.0))).collect()
+        self.ids.iter().map(|block| hold.identity_in(tier, block.0)).collect()
     }
 
     /// How many uses the eviction policy expects of each block while as many blocks are used as the
     /// largest tier holds; `None` where it does not estimate that.
     pub fn expected_reuse(&self) -> Vec<Option<f32>> {
-        self.shared.store.lock().expected_reuse(self.tier.index(), &self.ids)
+        let hold = self.shared.store.lock();
+        let memory = |block: &BlockId| hold.entry(hold.entry_of(self.tier.index(), block.0)).memory();
+        self.ids.iter().map(|block| hold.policy.expected_reuse(memory(block))).collect()
     }
 
     /// Cuts off the blocks from `at` on; none where `at` is beyond the end.
@@ -157,7 +159,7 @@ impl Pinned {
     pub fn registration(&self, index: usize) -> Option<RegistrationHandle> {
         let block = *self.ids.get(index)?;
         let hold = self.shared.store.lock();
-        let identity = hold.identity(hold.entry_of(self.tier.index(), block.0));
+        let identity = hold.identity_in(self.tier.index(), block.0);
         Some(RegistrationHandle { shared: Arc::downgrade(&self.shared), identity })
     }
 
@@ -298,8 +300,8 @@ impl RegistrationHandle {
     pub fn tiers(&self) -> TierMask {
         let Some(shared) = self.shared.upgrade() else { return TierMask::NONE };
         let hold = shared.store.lock();
-        let found = hold.find(self.identity.group, self.identity.hash);
-        found.map_or(TierMask::NONE, |index| hold.tiers_of(index))
+        let found = hold.entries.find(self.identity.group, self.identity.hash);
+        found.map_or(TierMask::NONE, |index| hold.entries.tiers_of(index))
     }
 
     /// Whether the block is on some tier now.

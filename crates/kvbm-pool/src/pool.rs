@@ -3,8 +3,9 @@
 use crate::arrivals::Arrivals;
 use crate::block_state::{BatchState, BlockTrigger, Complete, Reset};
 use crate::blocks::BlockBatch;
-use crate::core::reference::Reference;
+use crate::core::lookup::PrefixLookup;
 use crate::core::register::RegisterBatch;
+use crate::core::registered::Reference;
 use crate::error::{AllocError, RegisterError, RejectedBatch};
 use crate::metadata::{BlockMetadata, Duplicates};
 use crate::pinned::{Cached, Pinned};
@@ -60,7 +61,8 @@ impl<T: TierTag> BlockPool<T> {
         let losses = self.shared.store.losses.now();
         let mut ids = self.shared.vectors.take_ids(hashes.len());
         let tier = TierMask::only(T::TIER);
-        self.shared.store.lock().match_prefix(group, hashes, tier, |block| ids.push(block.block), None);
+        let lookup = PrefixLookup::new(group, hashes, tier);
+        lookup.pin(&mut self.shared.store.lock(), |block| ids.push(block.block));
         Cached::new(Pinned {
             shared: Arc::clone(&self.shared),
             tier: T::TIER,
@@ -105,7 +107,7 @@ impl<T: TierTag> BlockPool<T> {
         // Read under the lock: a loss that is counted later takes these blocks too.
         let is_lost = self.shared.store.losses.is_lost(tier, losses);
         let batch = RegisterBatch { tier, identities: &identities, duplicates, metadata, claim, is_lost };
-        let registered = hold.register(batch, &mut slots.ids);
+        let registered = batch.register(&mut hold, &mut slots.ids);
         drop(hold);
         if let Err(error) = registered {
             return Err(RejectedBatch { batch: BlockBatch::new(slots, identities), error });

@@ -1,13 +1,13 @@
 //! A matched prefix, over several tiers.
 
-use crate::core::reference::Reference;
+use crate::core::registered::Reference;
 use crate::found::{ArrivingBlock, PrefixBlock};
 use crate::losses::{Losses, Lost};
 use crate::pinned::{Cached, Pinned};
 use crate::shared::Shared;
 use crate::sync::Arc;
 use crate::tier::{G1, G2, G3, TierTag};
-use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, NodeId, SequenceHash, Tier, VolumeId};
+use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, NodeId, SequenceHash, Tier, VolumeId};
 use kvbm_tokens::{ChainLink, ChainOrigin};
 use std::fmt;
 
@@ -120,8 +120,11 @@ impl Prefix {
         self.origin = origin;
         let hold = self.shared.store.lock();
         let same = |(at, block): (usize, &PrefixBlock)| {
-            let entry = hold.entry_of(block.tier.index(), block.block.0);
-            let found = hold.identity(entry);
+            if block.tier == Tier::G4 {
+                // The registry knows nothing of it.
+                return true;
+            }
+            let found = hold.identity_in(block.tier.index(), block.block.0);
             let wanted = self.identity_at(self.start() + at);
             wanted.is_some_and(|wanted| (wanted.parent, wanted.position) == (found.parent, found.position))
         };
@@ -141,7 +144,7 @@ impl Prefix {
     }
 
     /// For each listed block that is not on [`Tier::G4`] whether its slot still is one of the
-    /// block's, see [`Pinned::registered`]. Those on G4 come last and are left out.
+    /// block's, see [`Pinned::registered`]. Those on G4 are left out.
     pub fn registered(&self) -> Vec<bool> {
         let slotted = self.blocks.iter().filter(|block| block.tier != Tier::G4);
         self.shared.store.lock().are_registered(slotted.map(|block| (block.tier.index(), block.block)))
@@ -204,8 +207,7 @@ impl Prefix {
         if more > 0 {
             self.outside = Some(outside);
         }
-        let block = PrefixBlock { block: BlockId(u32::MAX), tier: Tier::G4 };
-        self.blocks.extend(std::iter::repeat_n(block, more));
+        self.blocks.extend(std::iter::repeat_n(PrefixBlock::OUTSIDE, more));
         more
     }
 

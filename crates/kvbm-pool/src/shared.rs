@@ -1,6 +1,6 @@
 //! What handles and registry share.
 
-use crate::core::evict::NoRoom;
+use crate::core::allocate::NoRoom;
 use crate::core::shares::Claim;
 use crate::core::store::Store;
 use crate::error::AllocError;

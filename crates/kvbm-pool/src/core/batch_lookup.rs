@@ -10,8 +10,7 @@
 //! compared in the entry with all 128 bits and the group; a wrong guess costs a lookup in the
 //! table.
 
-use super::entries::BATCH;
-use super::state::Core;
+use super::entries::{BATCH, Entries};
 use crate::entry::NONE;
 use crate::prefetch::prefetch;
 use kvbm_plan::{GroupId, SequenceHash};
@@ -41,48 +40,48 @@ struct Batch<'h> {
 }
 
 impl<'h> BatchLookup<'h> {
-    pub(crate) fn new(core: &Core, group: GroupId, hashes: &'h [SequenceHash]) -> Self {
+    pub(crate) fn new(entries: &Entries, group: GroupId, hashes: &'h [SequenceHash]) -> Self {
         let none = Batch { hashes: &[], guesses: [NONE; BATCH], is_row: true };
         let mut lookup =
             Self { group, rest: hashes, batches: [none; STEPS], oldest: 0, found: [NONE; BATCH] };
         for at in 0..STEPS {
-            lookup.begin(core, at);
+            lookup.begin(entries, at);
         }
         for at in [0, 1] {
-            lookup.batches[at].guess_row(core, group);
+            lookup.batches[at].guess_row(entries, group);
         }
-        lookup.batches[0].guess_each(core, group);
+        lookup.batches[0].guess_each(entries, group);
         lookup
     }
 
     /// The entries of the next [`BATCH`] blocks, `NONE` for those that have none; fewer at the end
     /// of the chain.
     #[inline]
-    pub(crate) fn next(&mut self, core: &Core) -> Option<&[u32]> {
+    pub(crate) fn next(&mut self, entries: &Entries) -> Option<&[u32]> {
         let oldest = self.oldest;
-        self.batches[(oldest + 1) % STEPS].guess_each(core, self.group);
-        self.batches[(oldest + 2) % STEPS].guess_row(core, self.group);
+        self.batches[(oldest + 1) % STEPS].guess_each(entries, self.group);
+        self.batches[(oldest + 2) % STEPS].guess_row(entries, self.group);
         let batch = &self.batches[oldest];
         for ((found, &hash), &guess) in self.found.iter_mut().zip(batch.hashes).zip(&batch.guesses) {
-            let is_right = guess != NONE && core.entry(guess).is_block(self.group, hash);
-            *found = if is_right { guess } else { core.find(self.group, hash).unwrap_or(NONE) };
+            let is_right = guess != NONE && entries[guess].is_block(self.group, hash);
+            *found = if is_right { guess } else { entries.find(self.group, hash).unwrap_or(NONE) };
         }
         let count = batch.hashes.len();
-        self.begin(core, oldest);
+        self.begin(entries, oldest);
         self.oldest = (oldest + 1) % STEPS;
         (count > 0).then(|| &self.found[..count])
     }
 
     /// The first step of the next batch: prefetches the buckets of its first and its last block.
     #[inline]
-    fn begin(&mut self, core: &Core, at: usize) {
+    fn begin(&mut self, entries: &Entries, at: usize) {
         let hashes;
         (hashes, self.rest) = self.rest.split_at(self.rest.len().min(BATCH));
         let batch = &mut self.batches[at];
         (batch.hashes, batch.guesses) = (hashes, [NONE; BATCH]);
         batch.is_row = hashes.is_empty();
         for &hash in [hashes.first(), hashes.last()].into_iter().flatten() {
-            core.table.prefetch(core.table.mix(self.group, hash));
+            entries.prefetch_bucket(self.group, hash);
         }
     }
 }
@@ -91,32 +90,32 @@ impl Batch<'_> {
     /// The second step: guesses the entries between the first and the last one and prefetches them.
     /// Where they are not in a row, it prefetches all buckets.
     #[inline]
-    fn guess_row(&mut self, core: &Core, group: GroupId) {
+    fn guess_row(&mut self, entries: &Entries, group: GroupId) {
         let (Some(&first), Some(&last)) = (self.hashes.first(), self.hashes.last()) else { return };
-        let guess = |hash| core.table.guess(core.table.mix(group, hash));
+        let guess = |hash| entries.guess(group, hash);
         if let (Some(from), Some(to)) = (guess(first), guess(last))
             && from.abs_diff(to) as usize == self.hashes.len() - 1
         {
             self.is_row = true;
             for (guess, at) in self.guesses.iter_mut().zip(0..self.hashes.len() as u32) {
                 *guess = if to >= from { from + at } else { from - at };
-                prefetch(core.entry(*guess));
+                prefetch(&entries[*guess]);
             }
             return;
         }
-        core.prefetch_buckets(self.hashes.iter().map(|&hash| (group, hash)));
+        entries.prefetch_buckets(self.hashes.iter().map(|&hash| (group, hash)));
     }
 
     /// The third step, where the entries are not in a row: reads the buckets, and prefetches the
     /// entries that they name.
     #[inline]
-    fn guess_each(&mut self, core: &Core, group: GroupId) {
+    fn guess_each(&mut self, entries: &Entries, group: GroupId) {
         if self.is_row {
             return;
         }
         for (guess, &hash) in self.guesses.iter_mut().zip(self.hashes) {
-            if let Some(index) = core.table.guess(core.table.mix(group, hash)) {
-                prefetch(core.entry(index));
+            if let Some(index) = entries.guess(group, hash) {
+                prefetch(&entries[index]);
                 *guess = index;
             }
         }
@@ -142,10 +141,10 @@ mod tests {
         }
     }
 
-    fn found_in_batches(core: &Core, group: GroupId, hashes: &[SequenceHash]) -> Vec<u32> {
-        let mut lookup = BatchLookup::new(core, group, hashes);
+    fn found_in_batches(entries: &Entries, group: GroupId, hashes: &[SequenceHash]) -> Vec<u32> {
+        let mut lookup = BatchLookup::new(entries, group, hashes);
         let mut all = Vec::new();
-        while let Some(found) = lookup.next(core) {
+        while let Some(found) = lookup.next(entries) {
             all.extend_from_slice(found);
         }
         all
@@ -182,10 +181,10 @@ mod tests {
             }
             let core = registry.shared.store.lock();
             let one_by_one = |group: GroupId| {
-                wanted.iter().map(|&hash| core.find(group, hash).unwrap_or(NONE)).collect::<Vec<_>>()
+                wanted.iter().map(|&hash| core.entries.find(group, hash).unwrap_or(NONE)).collect::<Vec<_>>()
             };
-            assert_eq!(found_in_batches(&core, GROUP, &wanted), one_by_one(GROUP), "round {round}");
-            assert!(found_in_batches(&core, GroupId(1), &wanted).iter().all(|&index| index == NONE));
+            assert_eq!(found_in_batches(&core.entries, GROUP, &wanted), one_by_one(GROUP), "round {round}");
+            assert!(found_in_batches(&core.entries, GroupId(1), &wanted).iter().all(|&index| index == NONE));
             drop(core);
             let tiers = wanted.iter().map(|&hash| registry.tiers_of(GROUP, hash));
             let there: Vec<_> = tiers.take_while(|tiers| !tiers.is_empty()).collect();

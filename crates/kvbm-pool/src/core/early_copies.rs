@@ -1,5 +1,7 @@
 //! Copies that are complete while that of their parent is on its way.
 
+use super::entries::Entries;
+use crate::entry::{NONE, Presence};
 use crate::tier::TIERS;
 use kvbm_plan::{GroupId, SequenceHash};
 use std::collections::HashMap;
@@ -11,7 +13,7 @@ pub(crate) type BlockKey = (GroupId, SequenceHash);
 #[derive(Default)]
 pub(crate) struct EarlyCopies {
     /// By the entry that is on its way, and the tier: blocks that may be complete there before it.
-    pub waiting: HashMap<(u32, u8), Vec<BlockKey>>,
+    waiting: HashMap<(u32, u8), Vec<BlockKey>>,
     /// On each tier, blocks whose parent failed.
     pub orphaned: [Vec<BlockKey>; TIERS],
 }
@@ -34,5 +36,33 @@ impl EarlyCopies {
     pub(crate) fn fail(&mut self, parent: u32, tier: usize) {
         let children = self.take(parent, tier);
         self.orphaned[tier].extend(children);
+    }
+
+    /// Whether a block that arrives on `tier` needs no parent there, or the parent is there or on
+    /// its way.
+    pub(crate) fn has_needed_parent(&mut self, entries: &Entries, index: u32, tier: usize) -> bool {
+        let entry = &entries[index];
+        let parent = entry.parent.get();
+        parent == NONE || !entries.is_full(entry.group()) || self.awaits(entries, parent, tier, index)
+    }
+
+    /// Whether the parent of a block that arrives on `tier` is there or on its way; in the second
+    /// case the block is noted behind it.
+    fn awaits(&mut self, entries: &Entries, parent: u32, tier: usize, child: u32) -> bool {
+        let presence = entries[parent].presence(tier);
+        if presence == Presence::Arriving {
+            let child = &entries[child];
+            let key = (child.group(), child.hash());
+            self.waiting.entry((parent, tier as u8)).or_default().push(key);
+        }
+        presence != Presence::Absent
+    }
+
+    /// Whether a block is on `tier`, or on its way there, and its parent is neither. Where the
+    /// parent is on its way again, the block is noted behind it once more.
+    pub(crate) fn stays_orphan(&mut self, entries: &Entries, tier: usize, (group, hash): BlockKey) -> bool {
+        let Some(index) = entries.find(group, hash) else { return false };
+        let (parent, presence) = (entries[index].parent.get(), entries[index].presence(tier));
+        presence != Presence::Absent && parent != NONE && !self.awaits(entries, parent, tier, index)
     }
 }

@@ -1,115 +1,28 @@
-//! Making room: allocation of slots, and eviction where too few are free.
+//! Eviction: which blocks leave a tier that needs room.
+//!
+//! Where tenants have shares, the tenant that is furthest over its share gives a block. Its victims
+//! come from the policy, which keeps the slots of each tenant apart, or from the tier's order,
+//! which remembers how far a tenant's blocks were looked for.
 
 use super::entries::BATCH;
 use super::shares::Claim;
 use super::state::Core;
-use super::store::{Hold, MAX_VICTIMS, Store};
+use super::store::MAX_VICTIMS;
 use crate::entry::{NONE, Presence};
 use crate::policy::SlotSet;
 use crate::random::Random;
-use crate::slot::Usage;
-use crate::status::TierStatus;
-use kvbm_plan::{BlockId, Tier};
+use crate::slot::{Slot, Usage};
+use crate::status::EvictionReason;
+use kvbm_plan::BlockId;
 
-/// Most positions of the eviction order looked at for them.
+/// Most positions of the eviction order looked at for one part of an allocation.
 pub(crate) const MAX_LOOKED_AT: usize = 8 * MAX_VICTIMS;
 
-/// Why there are no slots.
-pub(crate) struct NoRoom {
-    /// The slots of the tier by usage.
-    pub status: TierStatus,
-    /// Whether the tenant that claimed them would be over its share.
-    pub over_share: bool,
-}
-
-impl Store {
-    /// Puts `n` Held slots of `tier` into `out`, or none.
-    pub(crate) fn allocate(
-        &self,
-        tier: Tier,
-        n: usize,
-        claim: Claim,
-        out: &mut Vec<BlockId>,
-    ) -> Result<(), NoRoom> {
-        self.lock().allocate(tier, n, claim, out)
-    }
-}
-
-impl Hold<'_> {
-    /// See [`Store::allocate`]. Releases the lock after every [`MAX_VICTIMS`] victims.
-    fn allocate(&mut self, tier: Tier, n: usize, claim: Claim, out: &mut Vec<BlockId>) -> Result<(), NoRoom> {
-        let (index, start) = (tier.index(), out.len());
-        if n > self.slots[index].len() {
-            return Err(self.no_room(tier, n, claim));
-        }
-        self.tenants.hold(index, claim, n);
-        let (mut hopeful, mut in_vain) = (false, 0);
-        loop {
-            self.take_free(index, n - (out.len() - start), out);
-            let missing = n - (out.len() - start);
-            if missing == 0 {
-                return Ok(());
-            }
-            // A hopeless request evicts nothing. One that was hopeful may become hopeless: others
-            // were let in.
-            hopeful = if hopeful {
-                self.might_give(index, claim, missing)
-            } else {
-                self.will_give(index, claim, missing)
-            };
-            let (before, looks) = (out.len(), self.looks(index, in_vain));
-            let more = hopeful && self.evict(index, missing, looks, claim, out);
-            in_vain = if out.len() > before { 0 } else { in_vain + MAX_LOOKED_AT };
-            // Others were let in, and may have given something back.
-            if out.len() - start < n && !more && self.free[index].free == 0 {
-                self.give_back(index, &out[start..]);
-                out.truncate(start);
-                self.tenants.let_go(index, claim, n);
-                return Err(self.no_room(tier, n, claim));
-            }
-            if out.len() - start == n {
-                return Ok(());
-            }
-            self.let_others_in();
-        }
-    }
-}
-
 impl Core {
-    #[cold]
-    fn no_room(&mut self, tier: Tier, n: usize, claim: Claim) -> NoRoom {
-        self.tiers[tier.index()].counters.allocations_failed += 1;
-        NoRoom { over_share: self.is_over_share(tier.index(), claim, n), status: self.status(tier) }
-    }
-
-    /// The slots of a slotted tier by usage.
-    pub(crate) fn status(&self, tier: Tier) -> TierStatus {
-        let on = tier.index();
-        self.tiers[on].status(tier, self.slots[on].len() as u32, &self.free[on], self.pins.counts[on])
-    }
-
-    /// Takes up to `want` free slots.
-    fn take_free(&mut self, tier: usize, want: usize, out: &mut Vec<BlockId>) {
-        self.tiers[tier].held += self.free[tier].take(&self.slots[tier], want, out);
-    }
-
-    /// Held slots are free again.
-    pub(crate) fn give_back(&mut self, tier: usize, blocks: &[BlockId]) {
-        self.free[tier].give_back(&self.slots[tier], blocks);
-        self.tiers[tier].held -= blocks.len() as u32;
-    }
-
-    /// How many positions of a tier's order one part of the search looks at, after so many in vain.
-    /// Other threads that use blocks whenever they are let in may keep a victim as far away as it
-    /// was. Once a search has looked at more positions than there are, the next part looks at all.
-    fn looks(&self, tier: usize, in_vain: usize) -> usize {
-        if in_vain > 2 * self.slots[tier].len() { usize::MAX } else { MAX_LOOKED_AT }
-    }
-
     /// Evicts up to `want` blocks of `tier`, at most [`MAX_VICTIMS`], into `out` as Held slots.
     /// Looks at so many positions of the order for them. Returns whether another call may find
     /// more.
-    fn evict(
+    pub(crate) fn evict(
         &mut self,
         tier: usize,
         want: usize,
@@ -120,9 +33,7 @@ impl Core {
         if self.tenants.are_configured() {
             return self.evict_by_share(tier, want, looks, claim, out);
         }
-        let chooses =
-            |policy: &dyn crate::policy::EvictionPolicy| !policy.follows_recency(SlotSet::of_tier(tier));
-        if self.policy.as_deref().is_some_and(chooses) {
+        if self.policy.chooses(SlotSet::of_tier(tier)) {
             self.evict_chosen(tier, want, looks, out);
             // A policy's own answer may be wrong, so the registry's count decides.
             return self.tiers[tier].listed > 0;
@@ -131,8 +42,45 @@ impl Core {
         !self.tiers[tier].order.is_empty()
     }
 
+    /// Evicts the blocks that the policy chooses, up to `want` of `tier` and at most
+    /// [`MAX_VICTIMS`]. Where none of its answer may go, the oldest go, for which the search looks
+    /// at so many positions.
+    fn evict_chosen(&mut self, tier: usize, want: usize, looks: usize, out: &mut Vec<BlockId>) {
+        let set = SlotSet::of_tier(tier);
+        let wanted = want.min(MAX_VICTIMS);
+        let mut left = wanted;
+        let evicted_before = self.tiers[tier].counters.evicted;
+        while left > 0 {
+            let chosen = self.policy.choose(set, left, &self.entries, &self.tiers[tier]);
+            let before = left;
+            for &slot in &chosen {
+                // Whatever a policy answers, only evictable blocks go, and no more than are wanted.
+                if !self.tiers[tier].slots.get(slot as usize).is_some_and(Slot::is_listed) {
+                    continue;
+                }
+                self.tiers[tier].count_listed(slot, false);
+                if left == 0 {
+                    self.update_evictable(self.entry_of(tier, slot), tier);
+                    continue;
+                }
+                self.vacate(tier, slot);
+                out.push(BlockId(slot));
+                left -= 1;
+            }
+            self.policy.give_back(chosen);
+            if left == before {
+                break;
+            }
+        }
+        let counters = &mut self.tiers[tier].counters;
+        counters.evicted_by_choice += counters.evicted - evicted_before;
+        if left == wanted && self.tiers[tier].listed > 0 {
+            self.evict_oldest(tier, wanted, looks, out);
+        }
+    }
+
     /// Evicts the oldest blocks, at most [`MAX_VICTIMS`], and looks at so many positions.
-    pub(crate) fn evict_oldest(&mut self, tier: usize, want: usize, looks: usize, out: &mut Vec<BlockId>) {
+    fn evict_oldest(&mut self, tier: usize, want: usize, looks: usize, out: &mut Vec<BlockId>) {
         let mut budget = looks;
         for turn in 0..want.min(MAX_VICTIMS) {
             if turn.is_multiple_of(BATCH) {
@@ -149,16 +97,16 @@ impl Core {
 
     /// Prefetches the buckets of the next `count` victims, and what the policy remembers of them.
     fn prefetch_oldest(&mut self, tier: usize, count: usize) {
-        let slots = &self.slots[tier];
-        let (mut next, mut known) = ([NONE; BATCH], 0);
-        self.tiers[tier].order.prefetch_next(count.min(BATCH), slots, |slot| {
+        let on = &mut self.tiers[tier];
+        let (slots, mut next, mut known) = (&on.slots, [NONE; BATCH], 0);
+        on.order.prefetch_next(count.min(BATCH), slots, |slot| {
             next[known] = slots[slot as usize].entry.get();
             known += 1;
         });
-        let block = |&index: &u32| (self.entry(index).group(), self.entry(index).hash());
+        let block = |&index: &u32| (self.entries[index].group(), self.entries[index].hash());
         let blocks = next[..known].iter().filter(|index| **index != NONE).map(block);
-        self.prefetch_buckets(blocks.clone());
-        self.prefetch_policy(blocks);
+        self.entries.prefetch_buckets(blocks.clone());
+        self.policy.prefetch(blocks);
     }
 
     /// The oldest inactive block that no block on the tier continues. The order drops blocks that
@@ -166,7 +114,8 @@ impl Core {
     /// children when its last child leaves, and a block with a timed pin when that ends.
     fn oldest_leaf(&mut self, tier: usize, budget: &mut usize) -> Option<u32> {
         loop {
-            let slot = self.tiers[tier].order.pop_old(&self.slots[tier], budget)?;
+            let on = &mut self.tiers[tier];
+            let slot = on.order.pop_old(&on.slots, budget)?;
             if self.may_go(tier, slot) && !self.is_spared(tier, slot) {
                 return Some(slot);
             }
@@ -176,11 +125,11 @@ impl Core {
     /// Whether the least recently used block stays for another turn of the order, for its priority:
     /// as many turns as its priority says, in the mean.
     #[inline]
-    pub(crate) fn is_spared(&mut self, tier: usize, slot: u32) -> bool {
+    fn is_spared(&mut self, tier: usize, slot: u32) -> bool {
         let priority = self.entry(self.entry_of(tier, slot)).priority.get();
         let spared = priority > 0 && is_spared_by_chance(priority, &mut self.random);
         if spared {
-            self.tiers[tier].order.push_young(slot, &self.slots[tier]);
+            self.tiers[tier].push_young(slot);
         }
         spared
     }
@@ -193,27 +142,27 @@ impl Core {
             return false;
         }
         let (index, has_duplicate) = (state.entry.get(), state.link.get() != NONE);
-        let entry = self.entry(index);
-        if entry.is_pinned() && self.is_in_timed_pins(index, tier) {
+        if self.pins.is_pinned(&self.entries, index, tier) {
             return false;
         }
-        has_duplicate || entry.children(tier) == 0 || !self.is_full(entry.group())
+        let entry = self.entry(index);
+        has_duplicate || entry.children(tier) == 0 || !self.entries.is_full(entry.group())
     }
 
     /// Takes an inactive block out of its slot, which becomes Held. A duplicate takes over if there
     /// is one: then the block stays on the tier.
     #[inline]
-    pub(crate) fn vacate(&mut self, tier: usize, slot: u32) {
+    fn vacate(&mut self, tier: usize, slot: u32) {
         #[cfg(test)]
         crate::probe::block_changes();
-        let state = &self.slots[tier][slot as usize];
+        let on = &mut self.tiers[tier];
+        let state = &on.slots[slot as usize];
         debug_assert!(!state.is_listed(), "the policy does not list a slot that is evicted");
         let (index, heir) = (state.entry.get(), state.link.get());
         state.reset(Usage::Held);
-        let counts = &mut self.tiers[tier];
-        counts.inactive -= 1;
-        counts.held += 1;
-        let entry = &self.entries[index as usize];
+        on.inactive -= 1;
+        on.held += 1;
+        let entry = &self.entries[index];
         let namespace = entry.namespace();
         self.tenants.count_idle(tier, namespace, false);
         self.tenants.count(tier, namespace, false);
@@ -221,36 +170,95 @@ impl Core {
             entry.slots[tier].set(heir);
             return;
         }
-        counts.counters.evicted += 1;
+        on.count_eviction(EvictionReason::Capacity);
         self.set_presence(index, tier, Presence::Absent);
-        self.entry(index).slots[tier].set(NONE);
-        self.remember(index);
-        self.give_up_unused(index);
+        let entry = &self.entries[index];
+        entry.slots[tier].set(NONE);
+        self.policy.remember(entry);
+        self.entries.give_up_unused(index);
     }
 
-    /// A duplicate lost its last user: its slot is free again.
-    pub(crate) fn drop_duplicate(&mut self, tier: usize, slot: u32) {
-        self.unlink_duplicate(tier, slot);
-        let index = self.entry_of(tier, slot);
-        self.update_evictable(index, tier);
-        self.tenants.count(tier, self.entries[index as usize].namespace(), false);
-        self.tiers[tier].active -= 1;
-        self.free[tier].put(&self.slots[tier], slot);
-    }
-
-    /// Takes `slot` off its primary's list.
-    pub(crate) fn unlink_duplicate(&mut self, tier: usize, slot: u32) {
-        let state = self.slot(tier, slot);
-        let mut at = self.entry(state.entry.get()).slot(tier);
-        while at != NONE {
-            let before = self.slot(tier, at);
-            let next = before.link.get();
-            if next == slot {
-                before.link.set(state.link.get());
-                state.link.set(NONE);
-                return;
+    /// As [`evict`](Self::evict), by shares.
+    fn evict_by_share(
+        &mut self,
+        tier: usize,
+        want: usize,
+        looks: usize,
+        claim: Claim,
+        out: &mut Vec<BlockId>,
+    ) -> bool {
+        let (mut budget, mut tried) = (looks, 0);
+        let usable = self.tiers[tier].usable();
+        let enough = out.len() + want.min(MAX_VICTIMS);
+        while out.len() < enough {
+            let Some(number) = self.tenants.giver(tier, usable, claim, tried) else { return false };
+            match self.victim_of(SlotSet { tier, tenant: number }, &mut budget) {
+                Some((slot, by_choice)) => {
+                    let before = self.tiers[tier].counters.evicted;
+                    self.vacate(tier, slot);
+                    let counters = &mut self.tiers[tier].counters;
+                    let gone = counters.evicted - before;
+                    counters.evicted_by_choice += if by_choice { gone } else { 0 };
+                    self.tenants.count_evicted(number, tier, gone);
+                    out.push(BlockId(slot));
+                }
+                None if budget == 0 => return true,
+                None => tried |= 1 << number,
             }
-            at = next;
+        }
+        true
+    }
+
+    /// A slot of the set that may be evicted, off every list, and whether the policy chose it.
+    fn victim_of(&mut self, set: SlotSet, budget: &mut usize) -> Option<(u32, bool)> {
+        if self.policy.chooses(set) {
+            if !self.policy.has_victim(set) {
+                return None;
+            }
+            if let Some(slot) = self.chosen_of(set) {
+                return Some((slot, true));
+            }
+        }
+        let slot = self.oldest_of(set, budget)?;
+        if self.slot(set.tier, slot).is_listed() {
+            self.unlist(set.tier, slot);
+        }
+        Some((slot, false))
+    }
+
+    /// What the policy chooses of the set. Whatever it answers: only what is of the set, and
+    /// evictable.
+    fn chosen_of(&mut self, set: SlotSet) -> Option<u32> {
+        let chosen = self.policy.choose(set, 1, &self.entries, &self.tiers[set.tier]);
+        let mut victim = None;
+        for &slot in &chosen {
+            if !self.tiers[set.tier].slots.get(slot as usize).is_some_and(Slot::is_listed) {
+                continue;
+            }
+            let index = self.entry_of(set.tier, slot);
+            self.tiers[set.tier].count_listed(slot, false);
+            if victim.is_none() && self.set_of(index, set.tier) == set {
+                victim = Some(slot);
+            } else {
+                self.update_evictable(index, set.tier);
+            }
+        }
+        self.policy.give_back(chosen);
+        victim
+    }
+
+    /// The least recently used slot of the set that may be evicted.
+    fn oldest_of(&mut self, set: SlotSet, budget: &mut usize) -> Option<u32> {
+        let SlotSet { tier, tenant } = set;
+        loop {
+            let Self { entries, tenants, tiers, .. } = self;
+            let is_theirs =
+                |index: u32| index != NONE && tenants.number_of(entries[index].namespace()) == tenant;
+            let on = &mut tiers[tier];
+            let slot = on.order.pop_old_of(tenant, &on.slots, budget, is_theirs)?;
+            if self.may_go(tier, slot) && !self.is_spared(tier, slot) {
+                return Some(slot);
+            }
         }
     }
 }

@@ -4,7 +4,7 @@
 //! steps (positions of the order, ancestors) before other threads have their turn, and one call
 //! looks at no ancestor twice.
 
-use super::reference::Reference;
+use super::registered::Reference;
 use super::state::Core;
 use super::store::{Hold, Store};
 use crate::entry::{NONE, Presence};
@@ -74,6 +74,43 @@ impl<'a> Search<'a> {
     fn is_over(&self) -> bool {
         !self.has_room() || self.budget == 0
     }
+
+    /// The position up to which the search, or an earlier one, has come.
+    fn mark(&self, core: &Core) -> u64 {
+        let on = &core.tiers[self.tier];
+        match self.mark {
+            Mark::Cursor => on.cursor,
+            Mark::Watched => on.order.watched(),
+        }
+    }
+
+    fn set_mark(&self, core: &mut Core, number: u64) {
+        let on = &mut core.tiers[self.tier];
+        match self.mark {
+            Mark::Cursor => on.cursor = number,
+            Mark::Watched => on.order.watch(number),
+        }
+    }
+
+    fn wants(&self, core: &Core, slot: u32) -> bool {
+        let state = core.slot(self.tier, slot);
+        if state.usage() != Usage::Registered || (state.refs() > 0 && !self.active_too) {
+            return false;
+        }
+        let entry = core.entry(state.entry.get());
+        let idle = u64::from(core.short_step().wrapping_sub(entry.last_step.get()));
+        let min_idle = self.min_idle.min(u64::from(u16::MAX));
+        entry.presence(self.not_on) == Presence::Absent && idle >= min_idle
+    }
+
+    /// Whether a slot still has the block with this entry and key. Then the block's ancestors are
+    /// what they were.
+    fn is_still(&self, core: &Core, slot: u32, index: u32, (group, hash): (GroupId, SequenceHash)) -> bool {
+        let state = core.slot(self.tier, slot);
+        state.usage() == Usage::Registered
+            && state.entry.get() == index
+            && core.entry(index).is_block(group, hash)
+    }
 }
 
 impl Store {
@@ -118,12 +155,12 @@ impl Store {
 impl Hold<'_> {
     /// Chooses among the positions with these numbers until the search is over.
     fn search(&mut self, numbers: Range<u64>, search: &mut Search<'_>) {
-        self.set_mark(search, numbers.start);
+        search.set_mark(self, numbers.start);
         while !search.is_over() {
             self.step_on(search);
-            let mark = self.mark(search);
-            let order = &self.tiers[search.tier].order;
-            let mut positions = order.positions(mark..numbers.end, &self.slots[search.tier]);
+            let mark = search.mark(self);
+            let on = &self.tiers[search.tier];
+            let mut positions = on.order.positions(mark..numbers.end, &on.slots);
             let Some((number, slot)) = positions.next() else { return };
             drop(positions);
             search.budget -= 1;
@@ -133,8 +170,8 @@ impl Hold<'_> {
             // Not where room ended: there may be only ancestors in it, and the block itself comes
             // next time. Nor where another thread moved the mark meanwhile, because it put a
             // position before it.
-            if search.has_room() && self.mark(search) == mark {
-                self.set_mark(search, number + 1);
+            if search.has_room() && search.mark(self) == mark {
+                search.set_mark(self, number + 1);
             }
         }
     }
@@ -152,7 +189,7 @@ impl Hold<'_> {
 
     /// Pins the block in `slot`, if it is wanted, with the ancestors that must be copied before it.
     fn choose(&mut self, slot: u32, search: &mut Search<'_>) {
-        if self.is_wanted(slot, search) {
+        if search.wants(self, slot) {
             let index = self.entry_of(search.tier, slot);
             if self.collect_missing(slot, index, search) {
                 self.pin_missing(search);
@@ -166,11 +203,11 @@ impl Hold<'_> {
     /// lowest first. False where an ancestor is on neither tier, or the block is gone.
     fn collect_missing(&mut self, slot: u32, index: u32, search: &mut Search<'_>) -> bool {
         let key = (self.entry(index).group(), self.entry(index).hash());
-        let chain = self.is_full(key.0);
+        let chain = self.entries.is_full(key.0);
         let mut above = index;
         search.missing.clear();
         while above != NONE {
-            if self.step_on(search) && !self.is_in(search.tier, slot, index, key) {
+            if self.step_on(search) && !search.is_still(self, slot, index, key) {
                 search.missing.clear();
                 return false;
             }
@@ -206,44 +243,6 @@ impl Hold<'_> {
             search.chosen.insert(index);
             search.out.push(BlockId(slot));
         }
-    }
-}
-
-impl Core {
-    fn mark(&self, search: &Search<'_>) -> u64 {
-        let counts = &self.tiers[search.tier];
-        match search.mark {
-            Mark::Cursor => counts.cursor,
-            Mark::Watched => counts.order.watched(),
-        }
-    }
-
-    fn set_mark(&mut self, search: &Search<'_>, number: u64) {
-        let counts = &mut self.tiers[search.tier];
-        match search.mark {
-            Mark::Cursor => counts.cursor = number,
-            Mark::Watched => counts.order.watch(number),
-        }
-    }
-
-    fn is_wanted(&self, slot: u32, search: &Search<'_>) -> bool {
-        let state = self.slot(search.tier, slot);
-        if state.usage() != Usage::Registered || (state.refs() > 0 && !search.active_too) {
-            return false;
-        }
-        let entry = self.entry(state.entry.get());
-        let idle = u64::from(self.short_step().wrapping_sub(entry.last_step.get()));
-        let min_idle = search.min_idle.min(u64::from(u16::MAX));
-        entry.presence(search.not_on) == Presence::Absent && idle >= min_idle
-    }
-
-    /// Whether a slot still has the block with this entry and key. Then the block's ancestors are
-    /// what they were.
-    fn is_in(&self, tier: usize, slot: u32, index: u32, (group, hash): (GroupId, SequenceHash)) -> bool {
-        let state = self.slot(tier, slot);
-        state.usage() == Usage::Registered
-            && state.entry.get() == index
-            && self.entry(index).is_block(group, hash)
     }
 }
 
@@ -304,11 +303,11 @@ mod tests {
         // In the order: others, then the chain, its end first. The mark says that all before that
         // end was looked at.
         let mut core = registry.shared.store.lock();
-        let end = core.find(GROUP, parted[600]).expect("it was registered");
+        let end = core.entries.find(GROUP, parted[600]).expect("it was registered");
         let slot = core.entry(end).slot(0);
         let position = core.tiers[0]
             .order
-            .positions(0..u64::MAX, &core.slots[0])
+            .positions(0..u64::MAX, &core.tiers[0].slots)
             .find(|(_, found)| *found == Some(slot));
         core.tiers[0].order.watch(position.expect("it has a position").0);
         drop(core);

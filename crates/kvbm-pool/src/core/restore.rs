@@ -42,68 +42,61 @@ pub(crate) fn latest(
     kept
 }
 
-impl Core {
-    /// Makes `blocks`, which [`latest`] chose, Present on an unused tier whose free list was
-    /// emptied, and refills the free list.
-    pub(crate) fn restore(
-        &mut self,
-        tier: usize,
-        blocks: &[RecoveredBlock],
-        metadata: BlockMetadata,
-        outcome: &mut Restored,
-    ) {
-        let mut by_position: Vec<usize> = (0..blocks.len()).collect();
-        by_position.sort_by_key(|&index| blocks[index].identity.position);
-        let mut used = vec![false; self.slots[tier].len()];
-        for index in by_position {
-            let RecoveredBlock { block, identity } = &blocks[index];
-            let unusable = self.slot(tier, block.0).usage() == Usage::Quarantined;
-            if unusable || self.check_identity(index, identity).is_err() {
-                outcome.invalid += 1;
-                outcome.rejected.push(*block);
-            } else if self.has_parent(identity) {
-                used[block.index()] = true;
-                self.place_restored(tier, *block, identity, metadata);
-            } else {
-                outcome.orphans.push(*block);
-            }
-        }
-        self.free[tier].refill(&self.slots[tier], |slot| used[slot as usize]);
-        let restored = || blocks.iter().map(|recovered| recovered.block).filter(|block| used[block.index()]);
-        for block in restored() {
-            self.tiers[tier].order.push_young(block.0, &self.slots[tier]);
-            outcome.restored += 1;
-        }
-        for block in restored() {
-            self.update_evictable(self.entry_of(tier, block.0), tier);
+/// Makes `blocks`, which [`latest`] chose, Present on an unused tier whose free list was emptied,
+/// and refills the free list.
+pub(crate) fn restore(
+    core: &mut Core,
+    tier: usize,
+    blocks: &[RecoveredBlock],
+    metadata: BlockMetadata,
+    outcome: &mut Restored,
+) {
+    let mut by_position: Vec<usize> = (0..blocks.len()).collect();
+    by_position.sort_by_key(|&index| blocks[index].identity.position);
+    let mut used = vec![false; core.tiers[tier].slots.len()];
+    for index in by_position {
+        let RecoveredBlock { block, identity } = &blocks[index];
+        let unusable = core.slot(tier, block.0).usage() == Usage::Quarantined;
+        if unusable || core.entries.check_identity(index, identity).is_err() {
+            outcome.invalid += 1;
+            outcome.rejected.push(*block);
+        } else if core.entries.has_parent(identity) {
+            used[block.index()] = true;
+            place(core, tier, *block, identity, metadata);
+        } else {
+            outcome.orphans.push(*block);
         }
     }
+    let on = &mut core.tiers[tier];
+    on.free.refill(&on.slots, |slot| used[slot as usize]);
+    let restored = || blocks.iter().map(|recovered| recovered.block).filter(|block| used[block.index()]);
+    for block in restored() {
+        on.push_young(block.0);
+        outcome.restored += 1;
+    }
+    for block in restored() {
+        core.update_evictable(core.entry_of(tier, block.0), tier);
+    }
+}
 
-    fn place_restored(
-        &mut self,
-        tier: usize,
-        block: BlockId,
-        identity: &BlockIdentity,
-        metadata: BlockMetadata,
-    ) {
-        let index = self.find_or_insert(identity, None);
-        self.recall(index, FAR_FROM_TAIL);
-        let counts = &mut self.tiers[tier];
-        counts.inactive += 1;
-        counts.counters.stored += 1;
-        let state = &self.slots[tier][block.index()];
-        state.entry.set(index);
-        state.link.set(NONE);
-        state.set_usage(Usage::Registered);
-        let entry = &self.entries[index as usize];
-        if entry.is_nowhere() {
-            entry.priority.set(metadata.priority);
-        }
-        entry.last_step.set(self.step as u16);
-        self.expiry.note(index);
-        entry.slots[tier].set(block.0);
-        self.tenants.count(tier, entry.namespace(), true);
-        self.tenants.count_idle(tier, entry.namespace(), true);
-        self.set_presence(index, tier, Presence::Present);
+/// Makes one block Present in its slot.
+fn place(core: &mut Core, tier: usize, block: BlockId, identity: &BlockIdentity, metadata: BlockMetadata) {
+    let index = core.find_or_insert(identity, None);
+    core.policy.recall(&core.entries[index], FAR_FROM_TAIL);
+    let on = &mut core.tiers[tier];
+    on.inactive += 1;
+    on.counters.stored += 1;
+    let state = on.slot(block.0);
+    state.entry.set(index);
+    state.link.set(NONE);
+    state.set_usage(Usage::Registered);
+    let entry = &core.entries[index];
+    if entry.is_nowhere() {
+        entry.priority.set(metadata.priority);
     }
+    entry.slots[tier].set(block.0);
+    core.tenants.count(tier, entry.namespace(), true);
+    core.tenants.count_idle(tier, entry.namespace(), true);
+    core.note_time(index);
+    core.set_presence(index, tier, Presence::Present);
 }

@@ -1,9 +1,9 @@
 //! Which blocks a removal takes. It looks at all entries, in parts between which other threads have
 //! their turn.
 
-use super::state::Core;
+use super::entries::Entries;
 use super::store::Store;
-use crate::entry::{NONE, Presence};
+use crate::entry::NONE;
 use crate::selection::BlockSelection;
 use crate::tier::TierMask;
 use kvbm_plan::{GroupId, SequenceHash};
@@ -72,6 +72,36 @@ impl Below {
         let answer = *self.answers.get(index as usize)?;
         (answer & !YES == part_of(tag) | KNOWN).then_some(answer & YES != 0)
     }
+
+    /// Notes the blocks at the top of subtrees.
+    fn note_tops(&mut self, entries: &Entries, tops: &[(GroupId, SequenceHash)]) {
+        for &(group, hash) in tops {
+            if let Some(index) = entries.find(group, hash) {
+                self.note(index, entries[index].tag(), true);
+            }
+        }
+    }
+
+    /// Whether an entry is one of the noted blocks or continues one, found by walking up until an
+    /// answer is known.
+    fn contains(&mut self, entries: &Entries, start: u32) -> bool {
+        let known = |below: &Self, at: u32| {
+            if at == NONE { Some(false) } else { below.get(at, entries[at].tag()) }
+        };
+        let mut at = start;
+        let answer = loop {
+            match known(self, at) {
+                Some(answer) => break answer,
+                None => at = entries[at].parent.get(),
+            }
+        };
+        let mut at = start;
+        while known(self, at).is_none() {
+            self.note(at, entries[at].tag(), answer);
+            at = entries[at].parent.get();
+        }
+        answer
+    }
 }
 
 fn part_of(tag: u64) -> u32 {
@@ -86,23 +116,23 @@ impl Store {
         let tops = choice.tops();
         if let Some(tops) = &tops {
             let core = self.lock();
-            if let Some(ends) = core.select_ends(tops, tiers) {
+            if let Some(ends) = select_ends(&core.entries, tops, tiers) {
                 return ends;
             }
-            let entries = core.entries.len();
+            let entries = core.entries.all().len();
             drop(core);
             below = Below::of(entries);
         }
         let mut core = self.lock();
-        core.note_tops(tops.as_deref().unwrap_or_default(), &mut below);
+        below.note_tops(&core.entries, tops.as_deref().unwrap_or_default());
         // Each part has a vector of its own: one for all would be copied under the lock when it
         // grows.
         let (mut found, mut at) = (Vec::new(), 0);
-        while at < core.end() {
-            let part = at..(at + LOOKED_AT).min(core.end());
+        while at < core.entries.end() {
+            let part = at..(at + LOOKED_AT).min(core.entries.end());
             at = part.end;
             let mut selected = Vec::new();
-            core.select_among(part, choice, tiers, &mut below, &mut selected);
+            choice.select_among(&core.entries, part, tiers, &mut below, &mut selected);
             found.push(selected);
             core.let_others_in();
         }
@@ -117,119 +147,86 @@ fn sort(found: &mut [Selected]) {
     found.sort_unstable_by_key(|selected| std::cmp::Reverse(selected.position));
 }
 
-impl Core {
-    /// Blocks of a choice that are on `tiers`, children before their parents, in this hold of the
-    /// lock.
-    pub(crate) fn select_now(&self, choice: &Choice<'_>, tiers: TierMask) -> Vec<Selected> {
-        let (tops, mut below) = (choice.tops(), Below::default());
+impl Selected {
+    fn new(entries: &Entries, index: u32) -> Self {
+        let entry = &entries[index];
+        Self { index, position: entry.position.get(), group: entry.group(), hash: entry.hash() }
+    }
+
+    /// The entry of the block, if it is still that block's.
+    pub(super) fn still(&self, entries: &Entries) -> Option<u32> {
+        let &Self { index, position, group, hash } = self;
+        let entry = &entries[index];
+        (entry.is_block(group, hash) && entry.position.get() == position).then_some(index)
+    }
+}
+
+impl Choice<'_> {
+    /// Blocks that are on `tiers`, children before their parents, in this hold of the lock.
+    pub(super) fn select_now(&self, entries: &Entries, tiers: TierMask) -> Vec<Selected> {
+        let (tops, mut below) = (self.tops(), Below::default());
         if let Some(tops) = &tops {
-            if let Some(ends) = self.select_ends(tops, tiers) {
+            if let Some(ends) = select_ends(entries, tops, tiers) {
                 return ends;
             }
-            self.note_tops(tops, &mut below);
+            below.note_tops(entries, tops);
         }
         let mut found = Vec::new();
-        self.select_among(0..self.end(), choice, tiers, &mut below, &mut found);
+        self.select_among(entries, 0..entries.end(), tiers, &mut below, &mut found);
         sort(&mut found);
         found
     }
 
-    /// The blocks at the top of subtrees on `tiers`, children before their parents, where no block
-    /// continues one of them.
-    fn select_ends(&self, tops: &[(GroupId, SequenceHash)], tiers: TierMask) -> Option<Vec<Selected>> {
-        let found: Vec<u32> = tops.iter().filter_map(|&(group, hash)| self.find(group, hash)).collect();
-        let is_end = |&index: &u32| self.entry(index).links.get() == 0;
-        if !found.iter().all(is_end) {
-            return None;
-        }
-        let mut ends: Vec<Selected> = found
-            .iter()
-            .filter(|&&index| self.is_on_any(index, tiers))
-            .map(|&index| self.selected(index))
-            .collect();
-        sort(&mut ends);
-        Some(ends)
-    }
-
-    /// Notes the blocks at the top of subtrees.
-    fn note_tops(&self, tops: &[(GroupId, SequenceHash)], below: &mut Below) {
-        for &(group, hash) in tops {
-            if let Some(index) = self.find(group, hash) {
-                below.note(index, self.entry(index).tag(), true);
-            }
-        }
-    }
-
-    fn selected(&self, index: u32) -> Selected {
-        let entry = self.entry(index);
-        Selected { index, position: entry.position.get(), group: entry.group(), hash: entry.hash() }
-    }
-
-    /// The entry of a block that was selected, if it is still that block's.
-    pub(super) fn still(&self, selected: &Selected) -> Option<u32> {
-        let &Selected { index, position, group, hash } = selected;
-        let entry = self.entry(index);
-        (entry.is_block(group, hash) && entry.position.get() == position).then_some(index)
-    }
-
-    /// Those of a choice among the entries with these indices.
+    /// Those among the entries with these indices.
     fn select_among(
         &self,
+        entries: &Entries,
         indices: Range<usize>,
-        choice: &Choice<'_>,
         tiers: TierMask,
         below: &mut Below,
         found: &mut Vec<Selected>,
     ) {
         for index in indices.start as u32..indices.end as u32 {
-            let entry = self.entry(index);
-            if !entry.in_use() || !self.is_on_any(index, tiers) {
+            let entry = &entries[index];
+            if !entry.in_use() || !entries.is_on_any(index, tiers) {
                 continue;
             }
-            let is_chosen = match *choice {
-                Choice::By(BlockSelection::All) => true,
-                Choice::By(BlockSelection::Group(group)) => entry.group() == group,
-                Choice::By(BlockSelection::Namespace(namespace)) => entry.namespace() == namespace,
-                Choice::By(BlockSelection::Subtree { .. }) | Choice::Subtrees(_) => {
-                    self.is_below(index, below)
+            let is_chosen = match *self {
+                Self::By(BlockSelection::All) => true,
+                Self::By(BlockSelection::Group(group)) => entry.group() == group,
+                Self::By(BlockSelection::Namespace(namespace)) => entry.namespace() == namespace,
+                Self::By(BlockSelection::Subtree { .. }) | Self::Subtrees(_) => {
+                    below.contains(entries, index)
                 }
             };
             if is_chosen {
-                found.push(self.selected(index));
+                found.push(Selected::new(entries, index));
             }
         }
     }
+}
 
-    fn is_on_any(&self, index: u32, tiers: TierMask) -> bool {
-        let entry = self.entry(index);
-        tiers.iter().any(|tier| entry.presence(tier.index()) != Presence::Absent)
+/// The blocks at the top of subtrees on `tiers`, children before their parents, where no block
+/// continues one of them.
+fn select_ends(
+    entries: &Entries,
+    tops: &[(GroupId, SequenceHash)],
+    tiers: TierMask,
+) -> Option<Vec<Selected>> {
+    let found: Vec<u32> = tops.iter().filter_map(|&(group, hash)| entries.find(group, hash)).collect();
+    let is_end = |&index: &u32| entries[index].links.get() == 0;
+    if !found.iter().all(is_end) {
+        return None;
     }
-
-    /// Whether an entry is one of the blocks noted in `below` or continues one, found by walking up
-    /// until an answer is known.
-    fn is_below(&self, start: u32, below: &mut Below) -> bool {
-        let known = |below: &Below, at: u32| {
-            if at == NONE { Some(false) } else { below.get(at, self.entry(at).tag()) }
-        };
-        let mut at = start;
-        let answer = loop {
-            match known(below, at) {
-                Some(answer) => break answer,
-                None => at = self.entry(at).parent.get(),
-            }
-        };
-        let mut at = start;
-        while known(below, at).is_none() {
-            below.note(at, self.entry(at).tag(), answer);
-            at = self.entry(at).parent.get();
-        }
-        answer
-    }
+    let is_on = |index: &&u32| entries.is_on_any(**index, tiers);
+    let mut ends: Vec<_> = found.iter().filter(is_on).map(|&index| Selected::new(entries, index)).collect();
+    sort(&mut ends);
+    Some(ends)
 }
 
 #[cfg(all(test, not(any(kvbm_loom, kvbm_shuttle))))]
 mod tests {
-    use super::super::remove::Reach;
+    use super::super::remove::{Reach, Removal};
     use super::*;
     use crate::entry::tag_of;
     use crate::test_chains::register_as;
@@ -253,10 +250,14 @@ mod tests {
         registry.remove(BlockSelection::All, TierMask::ALL);
         drop(register_as::<G1>((NamespaceId(0), GroupId(1)), &registry, &[hash(1)], 0));
         let mut core = store.lock();
-        assert_eq!(core.find(GroupId(1), hash(1)), Some(selected[0].index), "the entry is used again");
-        let mut removed = Removed::default();
-        core.remove(&selected[0], TierMask::ALL, Reach::All, EvictionReason::Removed, &mut removed);
-        assert_eq!(removed, Removed::default());
+        assert_eq!(
+            core.entries.find(GroupId(1), hash(1)),
+            Some(selected[0].index),
+            "the entry is used again"
+        );
+        let mut removal = Removal::new(TierMask::ALL, Reach::Ends, EvictionReason::Removed);
+        removal.take(&mut core, &selected[0]);
+        assert_eq!(removal.removed, Removed::default());
 
         let mut below = Below::default();
         below.note(0, tag_of(GroupId(0), hash(1)), true);

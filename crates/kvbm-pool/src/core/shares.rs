@@ -1,9 +1,19 @@
-//! Counts of each tenant's blocks on every tier against its share.
+//! Counts of each tenant's blocks on every tier against its share, and which tenant gives a block
+//! when another needs room.
+//!
+//! Every tenant has the slots on a tier that its share says. A tenant that wants more gets free
+//! slots, and blocks of others beyond their shares. So a victim comes from the tenant that is
+//! furthest over its share and has one, and no tenant over its share takes from one that is not.
+//! Blocks of namespaces without a tenant have what the shares leave.
+//!
+//! A block costs no memory for it: its namespace tells its tenant.
 
 use crate::config::RegistryConfig;
 use crate::share::{Share, TenantConfig, TenantError, TenantId, TenantUsage};
 use crate::tier::TIERS;
-use kvbm_plan::NamespaceId;
+use kvbm_plan::{BlockIdentity, NamespaceId};
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 /// A tenant's number here: its index in the configuration plus one; 0 for blocks without a tenant.
 pub(crate) type Number = usize;
@@ -33,7 +43,7 @@ pub(crate) struct TenantState {
 pub(crate) struct TenantShares {
     pub all: Vec<TenantState>,
     /// By namespace.
-    pub of: Vec<(NamespaceId, u8)>,
+    of: Vec<(NamespaceId, u8)>,
 }
 
 impl TenantShares {
@@ -73,6 +83,39 @@ impl TenantShares {
     /// The claim of slots for blocks of a namespace.
     pub(crate) fn claim_of(&self, namespace: NamespaceId) -> Claim {
         self.are_configured().then(|| self.number_of(namespace) as u8)
+    }
+
+    /// The blocks of each tenant, in their order, with the claim of slots for them.
+    pub(crate) fn split<'a>(&self, blocks: &'a [BlockIdentity]) -> Vec<(Claim, Cow<'a, [BlockIdentity]>)> {
+        let claim_of = |identity: &BlockIdentity| self.claim_of(identity.namespace);
+        let Some(first) = blocks.first().map(claim_of) else { return Vec::new() };
+        if blocks.iter().all(|identity| claim_of(identity) == first) {
+            return vec![(first, Cow::Borrowed(blocks))];
+        }
+        let claims: BTreeSet<Claim> = blocks.iter().map(claim_of).collect();
+        let part = |claim| blocks.iter().filter(|&identity| claim_of(identity) == claim).copied().collect();
+        claims.into_iter().map(|claim| (claim, Cow::Owned(part(claim)))).collect()
+    }
+
+    /// `n` slots that were allocated without a claim, or for another tenant, are for blocks of a
+    /// namespace.
+    pub(crate) fn claim_for(&mut self, tier: usize, claim: &mut Claim, namespace: NamespaceId, n: usize) {
+        self.let_go(tier, *claim, n);
+        *claim = self.claim_of(namespace);
+        self.hold(tier, *claim, n);
+    }
+
+    /// Whether a namespace was named as a tenant's.
+    pub(crate) fn owns(&self, number: Number, namespace: NamespaceId) -> bool {
+        self.of.binary_search(&(namespace, number as u8)).is_ok()
+    }
+
+    /// Makes a namespace a tenant's. The caller has taken its blocks out of all counts.
+    pub(crate) fn set_owner(&mut self, namespace: NamespaceId, number: Number) {
+        match self.of.binary_search_by_key(&namespace, |&(known, _)| known) {
+            Ok(at) => self.of[at].1 = number as u8,
+            Err(at) => self.of.insert(at, (namespace, number as u8)),
+        }
     }
 
     /// The number of a tenant by its public id.
@@ -159,6 +202,12 @@ impl TenantShares {
     pub(crate) fn excess(&self, number: Number, tier: usize, usable: u32) -> i64 {
         let TierCounts { blocks, held, .. } = self.all[number].on[tier];
         i64::from(blocks) + i64::from(held) - i64::from(self.limit(number, usable))
+    }
+
+    /// Whether `n` blocks more would be over the share of the tenant that claims them.
+    pub(crate) fn is_over_share(&self, tier: usize, usable: u32, claim: Claim, n: usize) -> bool {
+        let n = i64::try_from(n).unwrap_or(i64::MAX);
+        claim.is_some_and(|number| self.excess(usize::from(number), tier, usable).saturating_add(n) > 0)
     }
 
     /// How many blocks the tenants give to the claiming one where each has so many to give: all,

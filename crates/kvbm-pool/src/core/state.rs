@@ -1,42 +1,32 @@
 //! Everything that the lock of a registry protects.
 
 use super::early_copies::EarlyCopies;
-use super::free_slots::FreeSlots;
-use super::pin_ends::TimedPins;
+use super::entries::Entries;
+use super::policy_calls::PolicyCalls;
 use super::shares::TenantShares;
-use super::table::Table;
 use super::tier_state::TierState;
 use super::time_to_live::TimesToLive;
-use crate::config::{GroupConfig, RegistryConfig};
-use crate::entry::{Entry, NONE, identity_of};
+use super::timed_pins::TimedPins;
+use crate::config::RegistryConfig;
+use crate::entry::Entry;
 use crate::event::EventRing;
 use crate::policy::{EvictionPolicy, SlotSet};
 use crate::random::Random;
 use crate::slot::Slot;
+use crate::status::TierStatus;
 use crate::tier::TIERS;
-use kvbm_plan::{BlockIdentity, GroupId, GroupKind};
+use kvbm_plan::{BlockIdentity, Tier};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// The registry without its lock and without handles: entries, slots, eviction orders, policy,
-/// tenants, events.
+/// The registry without its lock and without handles. Each part owns its data and what concerns it
+/// alone; the methods here change several parts together.
 pub(crate) struct Core {
-    pub groups: Box<[GroupConfig]>,
+    pub entries: Entries,
+    pub tiers: [TierState; TIERS],
     /// For each tier, the next one further from the compute that exists.
     pub below: [Option<usize>; TIERS],
-    pub entries: Vec<Entry>,
-    pub table: Table,
-    /// First of the vacant entries, a list through `Entry::parent`.
-    pub vacant: u32,
-    /// Entries from here on were never used.
-    pub fresh: u32,
-    /// Entries in use.
-    pub used: usize,
-    pub slots: [Box<[Slot]>; TIERS],
-    pub free: [FreeSlots; TIERS],
-    pub tiers: [TierState; TIERS],
-    /// Chooses victims; none for least recently used, which is built in.
-    pub policy: Option<Box<dyn EvictionPolicy>>,
+    pub policy: PolicyCalls,
     /// Decides which blocks of some priority are passed over.
     pub random: Random,
     pub tenants: TenantShares,
@@ -50,11 +40,7 @@ pub(crate) struct Core {
     /// The iteration clock.
     pub step: u64,
     /// Ticket of the next arrival.
-    pub next_ticket: u64,
-    /// Entry that the policy observes next.
-    pub observed: u32,
-    /// Slots that the policy chose.
-    pub chosen: Vec<u32>,
+    next_ticket: u64,
     /// Entries of a batch that is being registered.
     pub entered: Vec<u32>,
     /// Entries of a request that is being touched.
@@ -71,19 +57,12 @@ impl Core {
         events_due: Arc<AtomicBool>,
     ) -> Self {
         let capacity = config.capacity.map(|blocks| blocks as usize);
-        let entries = Entry::many(capacity.iter().sum::<usize>().max(64));
+        let blocks = capacity.iter().sum::<usize>().max(64);
         Self {
-            groups: config.groups.clone().into_boxed_slice(),
-            below: std::array::from_fn(|tier| (tier + 1..TIERS).find(|&lower| capacity[lower] > 0)),
-            table: Table::new(entries.len(), seed),
-            entries,
-            vacant: NONE,
-            fresh: 0,
-            used: 0,
-            slots: capacity.map(Slot::many),
-            free: capacity.map(FreeSlots::new),
+            entries: Entries::new(&config.groups, blocks, seed),
             tiers: capacity.map(TierState::new),
-            policy,
+            below: std::array::from_fn(|tier| (tier + 1..TIERS).find(|&lower| capacity[lower] > 0)),
+            policy: PolicyCalls::new(policy),
             random: Random::new(config.policy_seed),
             tenants: TenantShares::new(&config.tenants),
             events: EventRing::new(config.event_capacity, events_due),
@@ -92,8 +71,6 @@ impl Core {
             expiry: TimesToLive::default(),
             step: 0,
             next_ticket: 1,
-            observed: 0,
-            chosen: Vec::with_capacity(RegistryConfig::MOST_EVICTED_AT_ONCE),
             entered: Vec::new(),
             touched: Vec::new(),
         }
@@ -101,12 +78,12 @@ impl Core {
 
     #[inline]
     pub(crate) fn entry(&self, index: u32) -> &Entry {
-        &self.entries[index as usize]
+        &self.entries[index]
     }
 
     #[inline]
     pub(crate) fn slot(&self, tier: usize, slot: u32) -> &Slot {
-        &self.slots[tier][slot as usize]
+        self.tiers[tier].slot(slot)
     }
 
     /// The entry of the block in a slot.
@@ -115,25 +92,9 @@ impl Core {
         self.slot(tier, slot).entry.get()
     }
 
-    /// Identity of the block of an entry in use.
-    #[inline]
-    pub(crate) fn identity(&self, index: u32) -> BlockIdentity {
-        identity_of(&self.entries, index)
-    }
-
-    pub(crate) fn group(&self, group: GroupId) -> Option<GroupConfig> {
-        self.groups.get(usize::from(group.0)).copied()
-    }
-
-    /// Whether the group's blocks are useless without their parents.
-    #[inline]
-    pub(crate) fn is_full(&self, group: GroupId) -> bool {
-        self.groups.get(usize::from(group.0)).is_some_and(|config| config.kind == GroupKind::Full)
-    }
-
-    /// Slots of a tier that blocks can be in.
-    pub(crate) fn usable(&self, tier: usize) -> u32 {
-        self.slots[tier].len() as u32 - self.free[tier].quarantined
+    /// What the block in a slot is.
+    pub(crate) fn identity_in(&self, tier: usize, slot: u32) -> BlockIdentity {
+        self.entries.identity(self.entry_of(tier, slot))
     }
 
     /// The iteration clock as entries keep it. It may wrap; differences stay right as long as they
@@ -141,6 +102,13 @@ impl Core {
     #[inline]
     pub(crate) fn short_step(&self) -> u16 {
         self.step as u16
+    }
+
+    /// The entry's block is used now.
+    #[inline]
+    pub(crate) fn note_time(&self, index: u32) {
+        self.entry(index).last_step.set(self.short_step());
+        self.expiry.note(index);
     }
 
     /// A ticket that no other arrival has.
@@ -155,8 +123,9 @@ impl Core {
         SlotSet { tier, tenant: self.tenants.number_of(self.entry(index).namespace()) }
     }
 
-    /// Entries with an index in use are below this.
-    pub(crate) fn end(&self) -> usize {
-        self.fresh as usize
+    /// The slots of a slotted tier by usage.
+    pub(crate) fn status(&self, tier: Tier) -> TierStatus {
+        let on = tier.index();
+        self.tiers[on].status(tier, self.pins.count(on))
     }
 }

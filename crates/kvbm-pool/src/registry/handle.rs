@@ -4,12 +4,11 @@ use crate::arrivals::AnyArrivals;
 use crate::block_state::BatchState;
 use crate::blocks::BlockBatch;
 use crate::config::{ConfigError, RegistryConfig};
-use crate::core::lookup::FoundPrefix;
-use crate::core::reference::Reference;
+use crate::core::lookup::{PrefixLookup, tiers_of_each};
+use crate::core::registered::Reference;
 use crate::core::store::Store;
 use crate::error::{AllocError, PinError, TtlError};
 use crate::event::{Drained, EventBacklog, EventRecord};
-use crate::found::PrefixBlock;
 use crate::metadata::BlockMetadata;
 use crate::pinned::Pinned;
 use crate::policy::{self, EvictionPolicy};
@@ -118,10 +117,10 @@ impl Registry {
         let losses = self.losses();
         let mut blocks = Vec::with_capacity(hashes.len());
         let hashes_kept = hashes.to_vec();
-        let mut arriving = Vec::new();
-        let push = |block| blocks.push(block);
+        let lookup = PrefixLookup::new(group, hashes, TierMask::ALL);
         let mut hold = self.shared.store.lock();
-        let found = hold.match_prefix(group, hashes, TierMask::ALL, push, Some(&mut arriving));
+        let found = lookup.pin(&mut hold, |block| blocks.push(block));
+        let arriving = lookup.arriving_after(&hold, found.start + found.count);
         drop(hold);
         Prefix {
             shared: Arc::clone(&self.shared),
@@ -156,63 +155,30 @@ impl Registry {
         if found.start() < prefix.start() { found.split_off(prefix.start()) } else { found }
     }
 
-    /// The longest prefix on `tiers` that every cache group can serve, in one look: for each group
-    /// its part, all of one length, with the blocks that the group needs pinned. A chain that need
-    /// not begin with the first block of a sequence, as with [`match_chain`](Self::match_chain):
-    /// where a group disagrees about it, all parts are empty.
-    pub fn match_groups(&self, chain: BlockChain<'_>, tiers: TierMask) -> Vec<Prefix> {
-        let losses = self.losses();
-        let hashes = chain.hashes();
-        let mut hold = self.shared.store.lock();
-        let mut blocks = vec![Vec::new(); hold.groups.len()];
-        let found = hold.match_groups(hashes, tiers, |group, block| blocks[group].push(block));
-        drop(hold);
-        let part = |((group, found), blocks): ((usize, FoundPrefix), Vec<PrefixBlock>)| Prefix {
-            shared: Arc::clone(&self.shared),
-            namespace: found.namespace,
-            group: GroupId(group as u16),
-            hashes: hashes.to_vec(),
-            origin: ChainOrigin::Root,
-            start: found.start as u32,
-            losses,
-            blocks,
-            arriving: Vec::new(),
-            outside: None,
-        };
-        let mut parts: Vec<_> = found.into_iter().enumerate().zip(blocks).map(part).collect();
-        let agrees = |part: &mut Prefix| chain.origin() == ChainOrigin::Root || part.begin_at(chain.origin());
-        if !parts.iter_mut().all(agrees) {
-            for part in &mut parts {
-                part.truncate(0);
-            }
-        }
-        parts
-    }
-
     /// Whether a copy of the block is on its way to `tier`.
     pub fn is_arriving(&self, tier: Tier, group: GroupId, hash: SequenceHash) -> bool {
-        self.shared.store.lock().is_arriving(tier, group, hash)
+        tier.index() < TIERS && self.shared.store.lock().entries.is_arriving(tier.index(), group, hash)
     }
 
     /// On which tiers the blocks are, up to the first that is on none. Neither pins nor touches.
     pub fn peek_prefix(&self, group: GroupId, hashes: &[SequenceHash]) -> Vec<TierMask> {
         let mut tiers = Vec::with_capacity(hashes.len());
-        self.shared.store.lock().tiers_of_each(group, hashes, &mut tiers);
+        tiers_of_each(&self.shared.store.lock().entries, group, hashes, &mut tiers);
         tiers
     }
 
     /// On which tiers one block is. Neither pins nor touches.
     pub fn tiers_of(&self, group: GroupId, hash: SequenceHash) -> TierMask {
-        let hold = self.shared.store.lock();
-        hold.find(group, hash).map_or(TierMask::NONE, |index| hold.tiers_of(index))
+        let entries = &self.shared.store.lock().entries;
+        entries.find(group, hash).map_or(TierMask::NONE, |index| entries.tiers_of(index))
     }
 
     /// In which slot of `tier` a block is, where it is there. Neither pins nor touches: by the time
     /// it is known it may be gone from there.
     pub fn slot_of(&self, tier: Tier, group: GroupId, hash: SequenceHash) -> Option<BlockId> {
-        let hold = self.shared.store.lock();
-        let found = hold.find(group, hash).filter(|&index| hold.tiers_of(index).contains(tier));
-        found.map(|index| BlockId(hold.entry(index).slot(tier.index())))
+        let entries = &self.shared.store.lock().entries;
+        let found = entries.find(group, hash).filter(|&index| entries.tiers_of(index).contains(tier));
+        found.map(|index| BlockId(entries[index].slot(tier.index())))
     }
 
     /// A use of these blocks, tail to head, on every tier that holds them: once for each request,
@@ -285,7 +251,7 @@ impl Registry {
     pub fn set_ttl_time(&self, namespace: NamespaceId, time: Option<Duration>) -> Result<(), TtlError> {
         Self::check_ttl(None, time)?;
         let mut hold = self.shared.store.lock();
-        let end = hold.end();
+        let end = hold.entries.end();
         hold.expiry.limit_seconds(namespace, time.map(|time| time.as_secs() as u32));
         hold.expiry.cover(end);
         Ok(())
@@ -307,7 +273,8 @@ impl Registry {
     /// So many seconds of a clock have passed: removes the blocks whose time to live is over.
     pub fn second(&self, second: u32) {
         let mut hold = self.shared.store.lock();
-        if hold.begin_second(second) {
+        let end = hold.entries.end();
+        if hold.expiry.begin_second(second, end) {
             while hold.expire() {
                 hold.let_others_in();
             }
@@ -328,7 +295,8 @@ impl Registry {
         while hold.end_timed_pins() {
             hold.let_others_in();
         }
-        hold.begin_expiry();
+        let end = hold.entries.end();
+        hold.expiry.begin_iteration(end);
         while hold.expire() {
             hold.let_others_in();
         }
@@ -412,7 +380,7 @@ impl Registry {
     /// Blocks of which there is a record: those on some tier or on their way, and those that
     /// something on a tier continues.
     pub fn known_blocks(&self) -> usize {
-        self.shared.store.lock().used
+        self.shared.store.lock().entries.used()
     }
 
     /// Appends up to `max` events to `out`, oldest first.
@@ -488,11 +456,11 @@ impl Registry {
         let mut copied = Vec::with_capacity(known);
         let mut hold = self.shared.store.lock();
         // Read first: what changes behind the copy is in the events from here on.
-        let (next_seq, last) = (hold.events.next_seq(), hold.fresh);
+        let (next_seq, last) = (hold.events.next_seq(), hold.entries.end() as u32);
         let mut at = 0;
         while at < last {
             let end = last.min(at + ENTRIES_PER_HOLD);
-            hold.copy_blocks(at..end, tiers, &mut copied);
+            hold.entries.copy_blocks(at..end, tiers, &mut copied);
             at = end;
             hold.let_others_in();
         }

@@ -1,9 +1,10 @@
 //! Blocks and slots that the caller takes out: of a model or tenant, of a chain, with bad bytes.
 
 use super::handle::Registry;
-use crate::core::remove::Reach;
+use crate::core::remove::{Reach, Removal};
 use crate::core::select::Choice;
 use crate::core::store::BLOCKS_PER_HOLD;
+use crate::core::tier_state::TierState;
 use crate::losses::Losses;
 use crate::selection::{BlockSelection, Quarantine, Removed};
 use crate::slot::Usage;
@@ -14,7 +15,7 @@ use kvbm_plan::{BlockId, GroupId, NamespaceId, SequenceHash, Tier};
 impl Registry {
     /// Removes every block from `tier` that has no users and that no block in use continues.
     pub fn clear(&self, tier: Tier) -> Removed {
-        self.remove_if(BlockSelection::All, TierMask::only(tier), Reach::Unused)
+        self.remove_chosen(&Choice::By(BlockSelection::All), TierMask::only(tier), Reach::Unused)
     }
 
     /// Removes the blocks of a namespace from all tiers.
@@ -31,10 +32,7 @@ impl Registry {
     /// The same for several blocks at once: the registry is looked through for all of them
     /// together.
     pub fn remove_subtrees(&self, blocks: &[(GroupId, SequenceHash)], tiers: TierMask) -> Removed {
-        let mut removed = Removed::default();
-        let how = (Reach::Ends, EvictionReason::Removed);
-        self.shared.store.remove_in_parts(&Choice::Subtrees(blocks), tiers, how, &mut removed);
-        removed
+        self.remove_chosen(&Choice::Subtrees(blocks), tiers, Reach::Ends)
     }
 
     /// Removes the blocks of a selection that are on `tiers` now. Blocks in use become invisible
@@ -44,14 +42,13 @@ impl Registry {
     /// something came meanwhile goes in another turn, of which there are a few, the last in one
     /// hold.
     pub fn remove(&self, selection: BlockSelection, tiers: TierMask) -> Removed {
-        self.remove_if(selection, tiers, Reach::Ends)
+        self.remove_chosen(&Choice::By(selection), tiers, Reach::Ends)
     }
 
-    fn remove_if(&self, selection: BlockSelection, tiers: TierMask, reach: Reach) -> Removed {
-        let mut removed = Removed::default();
-        let how = (reach, EvictionReason::Removed);
-        self.shared.store.remove_in_parts(&Choice::By(selection), tiers, how, &mut removed);
-        removed
+    fn remove_chosen(&self, choice: &Choice<'_>, tiers: TierMask, reach: Reach) -> Removed {
+        let mut removal = Removal::new(tiers, reach, EvictionReason::Removed);
+        self.shared.store.remove_in_parts(choice, &mut removal);
+        removal.removed
     }
 
     /// The bytes on `tiers` are gone (the memory of a worker that has a part of every block, for
@@ -63,14 +60,14 @@ impl Registry {
     /// in small parts, in a few turns where others bring more behind it; the loss is counted in the
     /// last hold, in which the rest goes.
     pub fn lose(&self, tiers: TierMask) -> Removed {
-        let mut lost = Removed::default();
+        let mut lost = Removal::new(tiers, Reach::Ends, EvictionReason::Lost);
         let all = Choice::By(BlockSelection::All);
         let store = &self.shared.store;
-        store.remove_in_turns(&all, tiers, (Reach::Ends, EvictionReason::Lost), &mut lost);
+        store.remove_in_turns(&all, &mut lost);
         let mut hold = store.lock();
         store.losses.count(tiers);
-        hold.remove_now(&all, tiers, EvictionReason::Lost, &mut lost);
-        lost
+        lost.take_all(&mut hold, &all);
+        lost.removed
     }
 
     /// How many losses there were: what is given out from now on, or was looked at after this,
@@ -100,7 +97,7 @@ impl Registry {
     /// under the lock.
     pub fn vacant_slots(&self, tier: Tier) -> Vec<BlockId> {
         let hold = self.shared.store.lock();
-        let Some(slots) = hold.slots.get(tier.index()) else { return Vec::new() };
+        let Some(TierState { slots, .. }) = hold.tiers.get(tier.index()) else { return Vec::new() };
         let is_vacant = |&slot: &BlockId| {
             matches!(slots[slot.index()].usage(), Usage::Free | Usage::Tainted | Usage::Quarantined)
         };

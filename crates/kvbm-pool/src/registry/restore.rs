@@ -2,7 +2,6 @@
 
 use super::handle::Registry;
 use crate::core::restore;
-use crate::core::state::Core;
 use crate::metadata::BlockMetadata;
 use crate::recovery::{RestoreError, Restored};
 use kvbm_plan::{RecoveredBlock, Tier};
@@ -29,12 +28,11 @@ impl Registry {
         }
         let kept = restore::latest(blocks, capacity, &mut outcome);
         let mut hold = self.shared.store.lock();
-        let Core { free, slots, .. } = &mut *hold;
-        let free = &mut free[tier.index()];
-        if !free.empty(&slots[tier.index()]) {
-            return Err(RestoreError::InUse { tier, free: free.free, capacity });
+        let on = &mut hold.tiers[tier.index()];
+        if !on.free.empty(&on.slots) {
+            return Err(RestoreError::InUse { tier, free: on.free.free, capacity });
         }
-        hold.restore(tier.index(), &kept, metadata, &mut outcome);
+        restore::restore(&mut hold, tier.index(), &kept, metadata, &mut outcome);
         Ok(outcome)
     }
 }

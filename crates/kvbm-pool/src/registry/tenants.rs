@@ -1,6 +1,7 @@
 //! Tenants: their shares, and what they have.
 
 use super::handle::Registry;
+use crate::core::assign::assign;
 use crate::share::{Share, TenantError, TenantId, TenantUsage};
 use kvbm_plan::{NamespaceId, Tier};
 
@@ -20,7 +21,7 @@ impl Registry {
     /// # Errors
     /// [`TenantError`]: no such tenant. Nothing changed.
     pub fn assign(&self, namespace: NamespaceId, tenant: TenantId) -> Result<(), TenantError> {
-        self.shared.store.lock().assign(namespace, tenant)
+        assign(&mut self.shared.store.lock(), namespace, tenant)
     }
 
     /// Whose the blocks of a namespace are.
@@ -35,6 +36,6 @@ impl Registry {
             return Vec::new();
         }
         let hold = self.shared.store.lock();
-        hold.tenants.status(tier.index(), hold.usable(tier.index()))
+        hold.tenants.status(tier.index(), hold.tiers[tier.index()].usable())
     }
 }

@@ -73,7 +73,7 @@ fn under_lru_leaf_what_has_ended_is_older_than_anything_else() {
         }
         world.check_events();
         let kept: BTreeSet<_> = model.there.keys().copied().collect();
-        assert_eq!(world.told[0], kept);
+        assert_eq!(world.announced[0], kept);
     }
     assert!(ended > 3000, "hints meant something: {ended}");
 }

@@ -36,7 +36,7 @@ impl Model {
         }
         let mut pins = self.pins.clone();
         for &tier in tiers {
-            let there = hashes.iter().filter(|hash| world.told[tier].contains(hash));
+            let there = hashes.iter().filter(|hash| world.announced[tier].contains(hash));
             for above in there.flat_map(|&hash| self.line(hash)) {
                 let end = pins.entry((tier, above)).or_default();
                 *end = until.max(*end);
@@ -67,7 +67,7 @@ impl Model {
 
     fn check(&self, world: &World) {
         for (tier, hash) in self.pins.keys() {
-            assert!(world.told[*tier].contains(hash), "{hash} is pinned on tier {tier} and gone");
+            assert!(world.announced[*tier].contains(hash), "{hash} is pinned on tier {tier} and gone");
         }
         for tier in TIERS {
             assert_eq!(world.registry.occupancy(tier).pinned as usize, self.count(tier.index()));
@@ -183,6 +183,6 @@ fn pins_that_end_together_end_in_their_iteration() {
         assert_eq!(world.registry.occupancy(Tier::G1).pinned, 0);
         assert!(world.registry.pool::<G1>().get_mutable_blocks(600).is_ok());
         world.check_events();
-        assert!(world.told[0].is_empty());
+        assert!(world.announced[0].is_empty());
     }
 }

@@ -72,9 +72,9 @@ fn every_hint_does_what_it_says_under_every_policy() {
     for policy in POLICIES {
         let without = mean(policy, Hint::None);
         let [one, four] = [1, 4].map(|priority| mean(policy, Hint::Priority(priority)));
-        let told = format!("{policy:?}: {without} without, {one} and {four} by priority");
-        assert!((10..=60).contains(&without), "{told}");
-        assert!(one > without + 10 && four > one + 40, "{told}");
+        let summary = format!("{policy:?}: {without} without, {one} and {four} by priority");
+        assert!((10..=60).contains(&without), "{summary}");
+        assert!(one > without + 10 && four > one + 40, "{summary}");
         assert_eq!(mean(policy, Hint::TimeToLive), 4, "{policy:?}");
         let pinned = mean(policy, Hint::Pin);
         assert!((99..=160).contains(&pinned), "{policy:?}: {pinned}");

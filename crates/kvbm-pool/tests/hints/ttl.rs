@@ -84,7 +84,7 @@ fn run(policy: PolicyKind, seed: u64, steps: usize) -> usize {
                 let until = model.now + 1 + rng.below(9) as u64;
                 let part = &chain[..3];
                 if world.registry.pin(GROUP, part, TierMask::only(Tier::G2), until).is_ok() {
-                    for hash in part.iter().filter(|hash| world.told[1].contains(hash)) {
+                    for hash in part.iter().filter(|hash| world.announced[1].contains(hash)) {
                         let end = model.pins.entry((1, *hash)).or_default();
                         *end = until.max(*end);
                     }
@@ -96,11 +96,11 @@ fn run(policy: PolicyKind, seed: u64, steps: usize) -> usize {
                 let now = model.now;
                 model.pins.retain(|_, until| *until > now);
                 let in_use: Vec<Chain> = held.iter().map(|(chain, _)| chain.clone()).collect();
-                let before = world.told[0].len() + world.told[1].len();
-                let expected = [0, 1].map(|tier| model.left(tier, world.told[tier].clone(), &in_use));
+                let before = world.announced[0].len() + world.announced[1].len();
+                let expected = [0, 1].map(|tier| model.left(tier, world.announced[tier].clone(), &in_use));
                 world.check_events();
-                assert_eq!(world.told, expected);
-                expired += before - world.told[0].len() - world.told[1].len();
+                assert_eq!(world.announced, expected);
+                expired += before - world.announced[0].len() - world.announced[1].len();
             }
             _ => {}
         }
@@ -142,7 +142,7 @@ fn a_large_registry_is_done_within_a_round() {
     assert_eq!(world.registry.occupancy(Tier::G1).free, 5000);
     assert_eq!(world.registry.counters(Tier::G1).expired, 4000);
     world.check_events();
-    assert!(world.told[0].is_empty());
+    assert!(world.announced[0].is_empty());
 }
 
 /// The engine is idle: no iteration ends meanwhile.
@@ -161,7 +161,7 @@ fn blocks_leave_after_a_time_without_use_and_others_stay() {
     }
     let there = |world: &mut World, chain: &Chain| {
         world.check_events();
-        chain.iter().filter(|hash| world.told[0].contains(hash)).count()
+        chain.iter().filter(|hash| world.announced[0].contains(hash)).count()
     };
     world.registry.second(130);
     world.serve::<G1>(talks, NamespaceId(1));

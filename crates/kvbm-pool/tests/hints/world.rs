@@ -43,7 +43,7 @@ pub(crate) fn chains() -> Vec<Chain> {
 pub(crate) struct World {
     pub(crate) registry: Registry,
     /// What is on each tier, by the events.
-    pub(crate) told: [BTreeSet<SequenceHash>; 2],
+    pub(crate) announced: [BTreeSet<SequenceHash>; 2],
     drained: Vec<EventRecord>,
 }
 
@@ -54,7 +54,7 @@ impl World {
 
     pub(crate) fn seeded(policy: PolicyKind, policy_seed: u64) -> Self {
         let config = RegistryConfig { policy, policy_seed, ..RegistryConfig::new([CAPACITY, CAPACITY, 0]) };
-        Self { registry: Registry::new(&config).unwrap(), told: Default::default(), drained: Vec::new() }
+        Self { registry: Registry::new(&config).unwrap(), announced: Default::default(), drained: Vec::new() }
     }
 
     /// Makes the chain present on `T` as far as there is room, and lets go of it.
@@ -83,20 +83,20 @@ impl World {
     pub(crate) fn check_events(&mut self) {
         self.registry.drain_events(&mut self.drained, usize::MAX);
         for record in self.drained.drain(..) {
-            let told = &mut self.told[record.tier.index()];
+            let announced = &mut self.announced[record.tier.index()];
             let (hash, parent) = (record.identity.hash, record.identity.parent);
             match record.kind {
                 EventRecordKind::Store => {
-                    assert!(parent.is_none_or(|parent| told.contains(&parent)), "{record:?}");
-                    assert!(told.insert(hash), "{record:?}");
+                    assert!(parent.is_none_or(|parent| announced.contains(&parent)), "{record:?}");
+                    assert!(announced.insert(hash), "{record:?}");
                 }
-                EventRecordKind::Remove => assert!(told.remove(&hash), "{record:?}"),
+                EventRecordKind::Remove => assert!(announced.remove(&hash), "{record:?}"),
             }
         }
         for tier in [Tier::G1, Tier::G2] {
             let (all, _) = self.registry.snapshot(tier);
             let there: BTreeSet<_> = all.iter().map(|(_, identity)| identity.hash).collect();
-            assert_eq!(there, self.told[tier.index()]);
+            assert_eq!(there, self.announced[tier.index()]);
         }
     }
 }

@@ -25,33 +25,33 @@ enum Answer {
 /// A policy that answers so.
 struct Wrong {
     answer: Answer,
-    told: BTreeSet<u32>,
+    listed: BTreeSet<u32>,
 }
 
 impl Wrong {
     fn boxed(answer: Answer) -> Box<dyn EvictionPolicy> {
-        Box::new(Self { answer, told: BTreeSet::new() })
+        Box::new(Self { answer, listed: BTreeSet::new() })
     }
 }
 
 impl EvictionPolicy for Wrong {
     fn evictable(&mut self, _: SlotSet, slot: u32, _: BlockMemory, _: u8, _: &mut SlotNumbers<'_>) {
-        self.told.insert(slot);
+        self.listed.insert(slot);
     }
 
     fn kept(&mut self, _: SlotSet, slot: u32, _: &mut SlotNumbers<'_>) {
-        self.told.remove(&slot);
+        self.listed.remove(&slot);
     }
 
     fn victims(&mut self, _: SlotSet, want: usize, out: &mut Vec<u32>, _: &mut SlotNumbers<'_>) {
         match self.answer {
             Answer::Others => {
-                out.extend((0..SLOTS).filter(|slot| !self.told.contains(slot)));
+                out.extend((0..SLOTS).filter(|slot| !self.listed.contains(slot)));
                 out.extend([SLOTS, u32::MAX]);
             }
-            Answer::TooMany => out.extend(std::mem::take(&mut self.told)),
+            Answer::TooMany => out.extend(std::mem::take(&mut self.listed)),
             Answer::OneTooOften => {
-                let one = self.told.pop_first().into_iter();
+                let one = self.listed.pop_first().into_iter();
                 out.extend(one.flat_map(|slot| std::iter::repeat_n(slot, want + 1)));
             }
             Answer::Nothing => {}

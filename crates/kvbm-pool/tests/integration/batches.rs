@@ -295,17 +295,17 @@ fn batches_of_all_sizes_end_with_the_truth() {
 
 /// What a policy is told of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Told {
+enum PolicyCall {
     Begins { blocks: usize },
     Looks { every: u64 },
     Comes { from_tail: u32 },
 }
 
 /// A policy that listens; any block that may go goes.
-struct Listener(Arc<Mutex<Vec<Told>>>, BTreeSet<u32>);
+struct Listener(Arc<Mutex<Vec<PolicyCall>>>, BTreeSet<u32>);
 
 impl Listener {
-    fn tell(&self, told: Told) {
+    fn tell(&self, told: PolicyCall) {
         self.0.lock().unwrap().push(told);
     }
 }
@@ -313,16 +313,16 @@ impl Listener {
 impl EvictionPolicy for Listener {
     fn begin(&mut self, _: Option<BlockMemory>, part: RequestPart, blocks: usize) {
         assert_eq!(part, RequestPart::Registered);
-        self.tell(Told::Begins { blocks });
+        self.tell(PolicyCall::Begins { blocks });
     }
 
     fn registered(&mut self, block: &BlockUse) -> BlockMemory {
-        self.tell(Told::Comes { from_tail: block.from_tail });
+        self.tell(PolicyCall::Comes { from_tail: block.from_tail });
         BlockMemory::default()
     }
 
     fn observe(&mut self, memory: BlockMemory, every: u64) -> BlockMemory {
-        self.tell(Told::Looks { every });
+        self.tell(PolicyCall::Looks { every });
         memory
     }
 
@@ -345,8 +345,8 @@ impl EvictionPolicy for Listener {
 
 /// A registry of one shard whose policy listens, what that hears, and a way to register all blocks
 /// of a chain.
-fn listened_to(blocks: u32) -> (Registry, Arc<Mutex<Vec<Told>>>) {
-    let heard = Arc::<Mutex<Vec<Told>>>::default();
+fn listened_to(blocks: u32) -> (Registry, Arc<Mutex<Vec<PolicyCall>>>) {
+    let heard = Arc::<Mutex<Vec<PolicyCall>>>::default();
     let policy = Box::new(Listener(Arc::clone(&heard), BTreeSet::new()));
     (Registry::with_policy(&config(blocks), policy).unwrap(), heard)
 }
@@ -365,10 +365,10 @@ fn a_policy_learns_of_a_batch_before_its_blocks_have_entries() {
     let (mut held, mut there) = (Vec::new(), 0);
     for size in SIZES {
         held.push(come(&registry, GROUP, &hashes(there as u64, size), 0));
-        let looks = vec![Told::Looks { every: (there / 2).max(1) as u64 }; (2 * size).min(there)];
-        let mut expected = vec![Told::Begins { blocks: size }];
+        let looks = vec![PolicyCall::Looks { every: (there / 2).max(1) as u64 }; (2 * size).min(there)];
+        let mut expected = vec![PolicyCall::Begins { blocks: size }];
         expected.extend(looks);
-        expected.extend((0..size as u32).rev().map(|from_tail| Told::Comes { from_tail }));
+        expected.extend((0..size as u32).rev().map(|from_tail| PolicyCall::Comes { from_tail }));
         assert_eq!(std::mem::take(&mut *heard.lock().unwrap()), expected, "{size} behind {there}");
         there += size;
     }
@@ -389,9 +389,9 @@ fn a_policy_learns_once_of_a_batch_that_is_entered_twice() {
         }
         drop(come(&registry, GROUP, &chain, 0));
         let heard = std::mem::take(&mut *heard.lock().unwrap());
-        let begun = heard.iter().filter(|told| matches!(told, Told::Begins { .. })).collect::<Vec<_>>();
-        assert_eq!(begun, [&Told::Begins { blocks: 33 }], "{orphans} orphans");
-        let came = heard.iter().filter(|told| matches!(told, Told::Comes { .. })).count();
+        let begun = heard.iter().filter(|told| matches!(told, PolicyCall::Begins { .. })).collect::<Vec<_>>();
+        assert_eq!(begun, [&PolicyCall::Begins { blocks: 33 }], "{orphans} orphans");
+        let came = heard.iter().filter(|told| matches!(told, PolicyCall::Comes { .. })).count();
         assert_eq!(came, 33 - usize::from(repeats));
         assert_eq!(registry.known_blocks(), 2 * orphans as usize + came);
         drop(held);

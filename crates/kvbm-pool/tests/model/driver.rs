@@ -71,7 +71,7 @@ pub(crate) struct Driver {
     prefixes: Vec<Prefix>,
     arrivals: Vec<AnyArrivals>,
     /// What the events say is on each tier.
-    told: [BTreeMap<(GroupId, SequenceHash), BlockIdentity>; 3],
+    announced: [BTreeMap<(GroupId, SequenceHash), BlockIdentity>; 3],
     next_seq: u64,
     drain: Vec<EventRecord>,
     /// Number of the last operation, for messages.
@@ -108,7 +108,7 @@ impl Driver {
             pinned: Vec::new(),
             prefixes: Vec::new(),
             arrivals: Vec::new(),
-            told: Default::default(),
+            announced: Default::default(),
             next_seq: 0,
             drain: Vec::new(),
             last: 0,

@@ -221,8 +221,8 @@ impl Model {
     fn check(&self) {
         for (tenant, status) in self.registry.tenants(Tier::G1).iter().enumerate() {
             let counts = (self.blocks_of(tenant), self.held_by(tenant), self.limit(tenant));
-            let told = (status.blocks as usize, status.held as usize, status.limit as usize);
-            assert_eq!(told, counts, "{}: tenant {tenant}", self.name);
+            let counted = (status.blocks as usize, status.held as usize, status.limit as usize);
+            assert_eq!(counted, counts, "{}: tenant {tenant}", self.name);
         }
     }
 }

@@ -15,7 +15,7 @@ const NAMESPACE: NamespaceId = NamespaceId(1);
 
 /// What the events have said so far: of each block the last, and the number of the next.
 #[derive(Default)]
-struct Told {
+struct Followed {
     last: BTreeMap<(Tier, SequenceHash), bool>,
     /// What is there, by the block that it continues.
     children: BTreeMap<(Tier, SequenceHash), BTreeSet<SequenceHash>>,
@@ -26,7 +26,7 @@ struct Told {
     next: u64,
 }
 
-impl Told {
+impl Followed {
     /// No block is told of before its parent, but for a copy that ended while that of its parent
     /// was on its way: then that one comes, or this one leaves.
     fn note_parent(&mut self, event: &EventRecord) {
@@ -61,7 +61,7 @@ impl Told {
 #[derive(Clone)]
 pub(crate) struct World {
     pub(crate) registry: Registry,
-    told: Arc<Mutex<Told>>,
+    followed: Arc<Mutex<Followed>>,
 }
 
 /// Both halves differ from block to block: policies know them by one.
@@ -82,7 +82,7 @@ impl World {
 
     /// Of a registry of which nobody has looked at an event.
     pub(crate) fn of(registry: Registry) -> Self {
-        Self { registry, told: Arc::default() }
+        Self { registry, followed: Arc::default() }
     }
 
     pub(crate) fn pool(&self) -> BlockPool<G1> {
@@ -159,15 +159,15 @@ impl World {
 
     /// Copies of these blocks begin.
     pub(crate) fn note_copies(&self, tier: Tier, blocks: &[BlockIdentity]) {
-        let mut told = self.told.lock().expect("no thread panicked with it");
-        told.copied.extend(blocks.iter().map(|block| (tier, block.hash)));
+        let mut followed = self.followed.lock().expect("no thread panicked with it");
+        followed.copied.extend(blocks.iter().map(|block| (tier, block.hash)));
     }
 
     /// Events are dense, none repeats the one before of its block, none tells of a block before its
     /// parent, none says that a block is gone which another continues on that tier, and the last of
     /// each block tells the truth.
     pub(crate) fn check_events(&self) {
-        let mut told = self.told.lock().expect("no thread panicked with it");
+        let mut followed = self.followed.lock().expect("no thread panicked with it");
         let mut events = Vec::new();
         loop {
             events.clear();
@@ -177,22 +177,26 @@ impl World {
                 break;
             }
             for event in &events {
-                assert_eq!(event.seq, told.next, "numbers are dense");
-                told.next += 1;
+                assert_eq!(event.seq, followed.next, "numbers are dense");
+                followed.next += 1;
                 let stored = event.kind == EventRecordKind::Store;
-                let before = told.last.insert((event.tier, event.identity.hash), stored);
+                let before = followed.last.insert((event.tier, event.identity.hash), stored);
                 assert_ne!(before.unwrap_or(false), stored, "{event:?} repeats the event before");
-                told.note_chain(event);
-                told.note_parent(event);
+                followed.note_chain(event);
+                followed.note_parent(event);
             }
         }
-        assert!(told.early.is_empty(), "these came, and what they continue did not: {:?}", told.early);
+        assert!(
+            followed.early.is_empty(),
+            "these came, and what they continue did not: {:?}",
+            followed.early
+        );
         for tier in Tier::SLOTTED {
             let (blocks, _) = self.registry.snapshot(tier);
-            let stored = told.last.iter().filter(|((on, _), stored)| *on == tier && **stored).count();
+            let stored = followed.last.iter().filter(|((on, _), stored)| *on == tier && **stored).count();
             assert_eq!(blocks.len(), stored, "what events say is on {tier}");
             for (_, identity) in &blocks {
-                assert_eq!(told.last.get(&(tier, identity.hash)), Some(&true), "{identity:?}");
+                assert_eq!(followed.last.get(&(tier, identity.hash)), Some(&true), "{identity:?}");
                 assert!(self.registry.tiers_of(GROUP, identity.hash).contains(tier));
             }
         }

@@ -79,7 +79,7 @@ impl Driver {
             assert_eq!(event.seq, self.next_seq, "numbers are dense");
             self.next_seq += 1;
             let key = (event.identity.group, event.identity.hash);
-            let tier = &mut self.told[event.tier.index()];
+            let tier = &mut self.announced[event.tier.index()];
             let before = match event.kind {
                 EventRecordKind::Store => tier.insert(key, event.identity),
                 EventRecordKind::Remove => tier.remove(&key),
@@ -90,12 +90,12 @@ impl Driver {
                 "an event that changes nothing"
             );
         }
-        for (tier, told) in self.told.iter().enumerate() {
+        for (tier, announced) in self.announced.iter().enumerate() {
             let present = self.oracle.tiers[tier].present.keys().map(|&node| {
                 let identity = self.oracle.universe[node];
                 ((identity.group, identity.hash), identity)
             });
-            assert_eq!(*told, present.collect::<BTreeMap<_, _>>(), "events of tier {tier}");
+            assert_eq!(*announced, present.collect::<BTreeMap<_, _>>(), "events of tier {tier}");
         }
     }
 
@@ -120,10 +120,10 @@ impl Driver {
         for tier in Tier::SLOTTED {
             let (blocks, next_seq) = self.registry.snapshot(tier);
             assert_eq!(next_seq, self.next_seq);
-            let told: BTreeMap<_, _> =
+            let announced: BTreeMap<_, _> =
                 blocks.iter().map(|(_, identity)| ((identity.group, identity.hash), *identity)).collect();
-            assert_eq!(told, self.told[tier.index()]);
-            assert_eq!(told.len(), blocks.len());
+            assert_eq!(announced, self.announced[tier.index()]);
+            assert_eq!(announced.len(), blocks.len());
             let status = self.registry.occupancy(tier);
             assert_eq!(status.free + status.inactive + status.quarantined, status.capacity);
             assert_eq!(status.transfer_pins, 0);

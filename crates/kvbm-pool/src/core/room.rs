@@ -6,11 +6,10 @@
 //! that could go are counted one by one, no more than are needed, and in parts between which others
 //! have their turn.
 
-use super::super::evict::MAX_LOOKED_AT;
-use super::super::shares::{Claim, Number, TierCounts};
-use super::super::state::Core;
-use super::super::store::Hold;
-
+use super::evict::MAX_LOOKED_AT;
+use super::shares::{Claim, Number, TierCounts};
+use super::state::Core;
+use super::store::Hold;
 use crate::entry::{NONE, Presence};
 use crate::policy::SlotSet;
 use crate::slot::Usage;
@@ -23,36 +22,20 @@ const PLACES_AT_ONCE: usize = 128;
 /// Counts of a request, where what was counted moved meanwhile and did not suffice.
 const MOST_COUNTS: usize = 2;
 
-/// Entries that would be evicted.
-#[derive(Default)]
-struct Gone {
-    /// As many slots as are needed.
-    enough: u32,
-    all: HashSet<u32>,
-    /// How many of them continue others that stay so far.
-    children: HashMap<u32, u32>,
-    /// Slots that they leave.
-    slots: u32,
-    /// Slots without users that were looked at, also those that stay.
-    idle: HashSet<u32>,
-}
-
-impl Core {
-    /// Whether `wanted` blocks of `tier` might be given to the tenant that claims them. If not, no
-    /// tenant gives one.
-    pub(crate) fn might_give(&self, tier: usize, claim: Claim, wanted: usize) -> bool {
-        let tenants = &self.tenants;
-        let idle = |number: Number| tenants.all[number].on[tier].idle;
-        wanted <= self.evictable_at_most(tier, wanted)
-            && (!tenants.are_configured() || wanted <= tenants.given(tier, self.usable(tier), claim, idle))
-    }
+/// Whether `wanted` blocks of `tier` might be given to the tenant that claims them. If not, no
+/// tenant gives one.
+pub(super) fn might_give(core: &Core, tier: usize, claim: Claim, wanted: usize) -> bool {
+    let (tenants, on) = (&core.tenants, &core.tiers[tier]);
+    let idle = |number: Number| tenants.all[number].on[tier].idle;
+    wanted <= core.pins.evictable_at_most(tier, on, &core.entries, wanted)
+        && (!tenants.are_configured() || wanted <= tenants.given(tier, on.usable(), claim, idle))
 }
 
 impl Hold<'_> {
     /// Whether they will be, as things are now. Exact where there are tenants and no other thread
     /// changes anything meanwhile; where others go on changing things, true rather than false.
-    pub(crate) fn will_give(&mut self, tier: usize, claim: Claim, wanted: usize) -> bool {
-        let might = self.might_give(tier, claim, wanted);
+    pub(super) fn will_give(&mut self, tier: usize, claim: Claim, wanted: usize) -> bool {
+        let might = might_give(self, tier, claim, wanted);
         if !might || !self.tenants.are_configured() {
             return might;
         }
@@ -74,7 +57,7 @@ impl Hold<'_> {
 
     /// Whether what each could give, counted one by one, is enough.
     fn counts_suffice(&mut self, tier: usize, claim: Claim, wanted: usize) -> bool {
-        let usable = self.usable(tier);
+        let usable = self.tiers[tier].usable();
         let tenants = &self.tenants;
         // In the order in which tenants give.
         let mut numbers: Vec<Number> = (0..tenants.all.len()).collect();
@@ -99,14 +82,14 @@ impl Hold<'_> {
         let until = self.tiers[tier].order.end();
         let turns = (until - self.tiers[tier].order.first()) / MAX_LOOKED_AT as u64;
         for _ in 0..=turns {
-            if self.pass_over(set) {
+            if pass_over(self, set) {
                 break;
             }
             self.let_others_in();
         }
-        let mut gone = Gone { enough: enough as u32, ..Gone::default() };
+        let mut gone = Gone::new(set, enough);
         let mut from = 0;
-        while let Some(next) = self.count_part(set, from..until, &mut gone) {
+        while let Some(next) = gone.count_part(self, from..until) {
             from = next;
             self.let_others_in();
         }
@@ -114,89 +97,107 @@ impl Hold<'_> {
     }
 }
 
-impl Core {
+/// Passes over what is first in the order and none of the set's, or may not go: it was looked at
+/// then, as in an eviction. False where there may be more of that.
+fn pass_over(core: &mut Core, set: SlotSet) -> bool {
+    let SlotSet { tier, tenant } = set;
+    let mut budget = MAX_LOOKED_AT;
+    while budget > 0 {
+        let Core { entries, tenants, tiers, .. } = core;
+        let is_theirs = |index: u32| index != NONE && tenants.number_of(entries[index].namespace()) == tenant;
+        let on = &mut tiers[tier];
+        let Some(slot) = on.order.look_for(tenant, &on.slots, &mut budget, is_theirs) else {
+            return budget > 0;
+        };
+        if core.may_go(tier, slot) {
+            return true;
+        }
+        core.slot(tier, slot).order_position.set(NONE);
+    }
+    false
+}
+
+/// Entries of a set that would be evicted.
+struct Gone {
+    set: SlotSet,
+    /// As many slots as are needed.
+    enough: u32,
+    all: HashSet<u32>,
+    /// How many of them continue others that stay so far.
+    children: HashMap<u32, u32>,
+    /// Slots that they leave.
+    slots: u32,
+    /// Slots without users that were looked at, also those that stay.
+    idle: HashSet<u32>,
+}
+
+impl Gone {
+    fn new(set: SlotSet, enough: usize) -> Self {
+        let (all, children, idle) = (HashSet::new(), HashMap::new(), HashSet::new());
+        Self { set, enough: enough as u32, all, children, slots: 0, idle }
+    }
+
     /// Counts among the next positions of the order with these numbers. Where to go on, if there
     /// may be more.
-    fn count_part(&self, set: SlotSet, numbers: Range<u64>, gone: &mut Gone) -> Option<u64> {
-        let SlotSet { tier, tenant } = set;
-        let idle = self.tenants.all[tenant].on[tier].idle as usize;
-        let slots = &self.slots[tier];
-        let positions = self.tiers[tier].order.unseen(tenant, numbers, slots);
+    fn count_part(&mut self, core: &Core, numbers: Range<u64>) -> Option<u64> {
+        let SlotSet { tier, tenant } = self.set;
+        let idle = core.tenants.all[tenant].on[tier].idle as usize;
+        let on = &core.tiers[tier];
+        let positions = on.order.unseen(tenant, numbers, &on.slots);
         for (looked_at, (number, slot)) in positions.enumerate() {
-            if gone.slots >= gone.enough || gone.idle.len() >= idle {
+            if self.slots >= self.enough || self.idle.len() >= idle {
                 return None;
             }
             if looked_at == PLACES_AT_ONCE {
                 return Some(number);
             }
             if let Some(slot) = slot
-                && self.set_of(slots[slot as usize].entry.get(), tier) == set
+                && core.set_of(on.slot(slot).entry.get(), tier) == self.set
             {
-                self.let_go(tier, slot, gone);
+                self.take(core, slot);
             }
         }
         None
     }
 
-    /// Passes over what is first in the order and none of the set's, or may not go: it was looked
-    /// at then, as in an eviction. False where there may be more of that.
-    fn pass_over(&mut self, set: SlotSet) -> bool {
-        let SlotSet { tier, tenant } = set;
-        let mut budget = MAX_LOOKED_AT;
-        while budget > 0 {
-            let Self { entries, slots, tenants, tiers, .. } = self;
-            let is_theirs = |index: u32| {
-                index != NONE && tenants.number_of(entries[index as usize].namespace()) == tenant
-            };
-            let order = &mut tiers[tier].order;
-            let Some(slot) = order.look_for(tenant, &slots[tier], &mut budget, is_theirs) else {
-                return budget > 0;
-            };
-            if self.may_go(tier, slot) {
-                return true;
-            }
-            self.slot(tier, slot).order_position.set(NONE);
-        }
-        false
-    }
-
     /// The block in a slot would be evicted, if it may be, and then those before it that nothing
     /// else continues, as far as they are needed.
-    fn let_go(&self, tier: usize, slot: u32, gone: &mut Gone) {
+    fn take(&mut self, core: &Core, slot: u32) {
+        let tier = self.set.tier;
         let mut slot = slot;
         loop {
-            let state = self.slot(tier, slot);
+            let state = core.slot(tier, slot);
             let index = state.entry.get();
-            let entry = self.entry(index);
+            let entry = core.entry(index);
             let in_use = state.usage() != Usage::Registered || state.refs() > 0;
             if in_use {
                 return;
             }
-            gone.idle.insert(slot);
-            if self.is_pinned(index, tier) || gone.all.contains(&index) {
+            self.idle.insert(slot);
+            if core.pins.is_pinned(&core.entries, index, tier) || self.all.contains(&index) {
                 return;
             }
             // Where there is a copy, that takes over.
             let goes = state.link.get() == NONE;
-            let is_full = self.is_full(entry.group());
-            let left = entry.children(tier).saturating_sub(gone.children.get(&index).copied().unwrap_or(0));
+            let is_full = core.entries.is_full(entry.group());
+            let left = entry.children(tier).saturating_sub(self.children.get(&index).copied().unwrap_or(0));
             if goes && is_full && left > 0 {
                 return;
             }
-            gone.all.insert(index);
-            gone.slots += 1;
+            self.all.insert(index);
+            self.slots += 1;
             let parent = entry.parent.get();
-            let enough = gone.slots >= gone.enough;
+            let enough = self.slots >= self.enough;
             if enough
                 || !goes
                 || !is_full
                 || parent == NONE
-                || self.entry(parent).presence(tier) != Presence::Present
+                || core.entry(parent).presence(tier) != Presence::Present
             {
                 return;
             }
-            *gone.children.entry(parent).or_default() += 1;
-            slot = self.entry(parent).slot(tier);
+            *self.children.entry(parent).or_default() += 1;
+            slot = core.entry(parent).slot(tier);
         }
     }
 }
