@@ -2,7 +2,7 @@
 
 use crate::descriptors::{receive, send};
 use crate::frame::{FrameKind, MAX_HANDSHAKE, frame, read_frame};
-use crate::handshake::Timed;
+use crate::timed::Timed;
 use rustix::fd::{AsFd, OwnedFd};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

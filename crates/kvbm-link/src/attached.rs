@@ -4,9 +4,9 @@ use crate::attach::{self, AttachError};
 use crate::connection::{Connection, LineTimes};
 use crate::daemon::{AttachedSendError, AttachedSender};
 use crate::frame::MAX_BODY;
-use crate::handshake::Timed;
 use crate::peer::Peer;
 use crate::queue::Lane;
+use crate::timed::Timed;
 use rustix::fd::OwnedFd;
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -92,10 +92,10 @@ impl DaemonLine {
 
     /// The daemon's process.
     pub fn pid(&self) -> i32 {
-        self.connection.peer.pid
+        self.connection.peer.pid()
     }
 
-    /// For how long the daemon has not been heard.
+    /// For how long the daemon has sent nothing.
     pub fn silence(&self) -> Duration {
         self.connection.silence()
     }

@@ -4,10 +4,11 @@ use crate::frame::{FrameKind, frame, read_frame};
 use crate::handshake::read_failure;
 use crate::peer::{Peer, ProcessState, Ready};
 use crate::queue::{Lane, Next, PushError, SendQueue};
+use crate::stream::Stream;
+use crate::timed::Timeouts;
 use rustix::io::Errno;
 use rustix::net::SendFlags;
-use std::io::{self, BufReader, Read, Write};
-use std::net::Shutdown;
+use std::io::{self, BufReader, Read};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -26,6 +27,9 @@ pub struct LineTimes {
     pub heartbeat: Duration,
     /// An end that was not heard for so long counts as silent.
     pub silent_after: Duration,
+    /// The line to an end that may be on another machine is closed when it was not heard for so
+    /// long. A line to a process of this machine is not: the system says when the process ends.
+    pub lost_after: Duration,
     /// A handshake takes no longer.
     pub handshake: Duration,
     /// A leader that finds no worker tries again after this time at most.
@@ -37,6 +41,7 @@ impl Default for LineTimes {
         Self {
             heartbeat: Duration::from_millis(500),
             silent_after: Duration::from_secs(3),
+            lost_after: Duration::from_secs(10),
             handshake: Duration::from_secs(2),
             reconnect: Duration::from_millis(500),
         }
@@ -45,7 +50,7 @@ impl Default for LineTimes {
 
 /// A line after its handshake.
 pub(crate) struct Connection {
-    stream: UnixStream,
+    stream: Stream,
     pub(crate) peer: Peer,
     pub(crate) queue: SendQueue,
     times: LineTimes,
@@ -57,11 +62,12 @@ pub(crate) struct Connection {
 
 impl Connection {
     pub(crate) fn new(
-        stream: UnixStream,
+        stream: impl Into<Stream>,
         peer: Peer,
         times: LineTimes,
         queue_bytes: usize,
     ) -> io::Result<Self> {
+        let stream = stream.into();
         rustix::net::sockopt::set_socket_send_buffer_size(&stream, SOCKET_BUFFER)?;
         Ok(Self {
             stream,
@@ -84,6 +90,14 @@ impl Connection {
         self.silence() > self.times.silent_after
     }
 
+    /// Why nobody is there any more, as far as silence tells.
+    fn lost(&self) -> Option<io::Error> {
+        let silence = self.silence();
+        let is_lost = self.peer.is_elsewhere() && silence > self.times.lost_after;
+        let text = || format!("{} was not heard for {} ms", self.peer.id, silence.as_millis());
+        is_lost.then(|| io::Error::new(io::ErrorKind::TimedOut, text()))
+    }
+
     /// What became of the process at the other end, now that the line has ended.
     pub(crate) fn process_state(&self) -> ProcessState {
         self.peer.state(EXIT_TIME)
@@ -100,24 +114,34 @@ impl Connection {
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.queue.close();
-        // A socket that is closed already is as good.
-        let _ = self.stream.shutdown(Shutdown::Both);
+        self.stream.shut();
     }
 
     /// Sends a frame, at once where nothing waits: that saves a thread's wake-up. Never waits.
     pub(crate) fn send(&self, lane: Lane, frame: Vec<u8>) -> Result<(), PushError> {
-        if self.queue.claim() { self.write_now(frame) } else { self.queue.push(lane, frame) }
+        match self.claim() {
+            Some(socket) => self.write_now(socket, frame),
+            None => self.queue.push(lane, frame),
+        }
     }
 
     /// Sends a bulk frame; waits for room in the queue until the line ends.
     pub(crate) fn send_when_room(&self, frame: Vec<u8>) -> Result<(), PushError> {
-        if self.queue.claim() { self.write_now(frame) } else { self.queue.push_when_room(frame) }
+        match self.claim() {
+            Some(socket) => self.write_now(socket, frame),
+            None => self.queue.push_when_room(frame),
+        }
+    }
+
+    /// The socket, where the caller may write to it. Over TLS the line's own thread writes.
+    fn claim(&self) -> Option<&UnixStream> {
+        self.stream.as_plain().filter(|_| self.queue.claim())
     }
 
     /// Writes what the socket takes without waiting; the queue gets the rest.
-    fn write_now(&self, mut frame: Vec<u8>) -> Result<(), PushError> {
+    fn write_now(&self, socket: &UnixStream, mut frame: Vec<u8>) -> Result<(), PushError> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let sent = match rustix::net::send(&self.stream, &frame, flags) {
+        let sent = match rustix::net::send(socket, &frame, flags) {
             Ok(sent) => sent,
             Err(Errno::AGAIN | Errno::INTR) => 0,
             Err(_) => {
@@ -136,8 +160,8 @@ impl Connection {
         loop {
             let sent = match self.queue.next(kvbm_plan::deadline_after(Instant::now(), self.times.heartbeat))
             {
-                Next::Frame(bytes) => (&mut &self.stream).write_all(&bytes),
-                Next::Idle => (&mut &self.stream).write_all(&heartbeat),
+                Next::Frame(bytes) => self.stream.write_all(&bytes),
+                Next::Idle => self.stream.write_all(&heartbeat),
                 Next::Closed => return,
             };
             if sent.is_err() {
@@ -176,18 +200,28 @@ struct Watched<'a>(&'a Connection);
 impl Read for Watched<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let Self(line) = self;
+        if let Some(count) = line.stream.read_waiting(bytes)? {
+            return Ok(count);
+        }
         loop {
             match line.peer.wait(&line.stream, line.times.heartbeat)? {
                 Ready::Socket => {
-                    let count = (&mut &line.stream).read(bytes)?;
+                    let read = line.stream.read(bytes);
                     line.heard.store(line.started.elapsed().as_millis() as u64, Ordering::Relaxed);
-                    return Ok(count);
+                    match read {
+                        Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                        read => return read,
+                    }
                 }
                 Ready::Gone => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ready::Nothing if line.closed.load(Ordering::Acquire) => {
                     return Err(io::ErrorKind::ConnectionAborted.into());
                 }
-                Ready::Nothing => {}
+                Ready::Nothing => {
+                    if let Some(error) = line.lost() {
+                        return Err(error);
+                    }
+                }
             }
         }
     }

@@ -3,10 +3,10 @@
 use crate::attach::{self, AttachError};
 use crate::connection::{Connection, LineTimes};
 use crate::frame::{FrameKind, MAX_BODY, frame};
-use crate::handshake::Timed;
 use crate::peer::{Peer, ProcessState};
 use crate::queue::{Lane, PushError};
 use crate::socket_file::SocketFile;
+use crate::timed::Timed;
 use crate::worker::BindError;
 use kvbm_plan::{LogLimit, clock};
 use parking_lot::Mutex;
@@ -38,7 +38,7 @@ pub enum AttachedSendError {
         /// The process at the other end.
         pid: i32,
     },
-    /// It has not been heard for a while.
+    /// It has sent nothing for a while.
     #[error("process {pid} has been silent for {} ms: it is stopped or overloaded", silence.as_millis())]
     Silent {
         /// The process at the other end.
@@ -64,7 +64,7 @@ impl AttachedSender {
     /// # Errors
     /// [`AttachedSendError`]: they reach nobody.
     pub fn send(&self, lane: Lane, bytes: &[u8]) -> Result<(), AttachedSendError> {
-        let pid = self.0.peer.pid;
+        let pid = self.0.peer.pid();
         if self.0.is_silent() {
             return Err(AttachedSendError::Silent { pid, silence: self.0.silence() });
         }
@@ -87,10 +87,10 @@ impl AttachedSender {
 
     /// The process at the other end.
     pub fn pid(&self) -> i32 {
-        self.0.peer.pid
+        self.0.peer.pid()
     }
 
-    /// What became of that process; waits for its end, `time` at most (less than a second).
+    /// Whether that process has ended; waits for its end, `time` at most (less than a second).
     pub fn process(&self, time: Duration) -> ProcessState {
         self.0.peer.state(time)
     }
@@ -98,7 +98,7 @@ impl AttachedSender {
 
 /// A process that is attached.
 pub struct Attachment {
-    /// What it is told first.
+    /// The first message to it.
     pub welcome: Vec<u8>,
     /// What it gets with that, at most 64.
     pub files: Vec<OwnedFd>,
@@ -141,7 +141,7 @@ struct Open {
     times: LineTimes,
     sessions: AtomicUsize,
     lines: Mutex<Vec<AttachedSender>>,
-    /// Whoever connects again and again must not fill the log.
+    /// A process that connects again and again must not fill the log.
     log_limit: LogLimit<&'static str>,
 }
 
@@ -215,7 +215,7 @@ impl Drop for Place {
 }
 
 impl Open {
-    /// Serves whoever connected on a thread of its own: one that says nothing keeps no other.
+    /// Serves each connection on a thread of its own, so that a silent one delays no other.
     fn accept(self: &Arc<Self>, stream: UnixStream) {
         if self.sessions.fetch_add(1, Ordering::AcqRel) >= MAX_SESSIONS {
             self.sessions.fetch_sub(1, Ordering::AcqRel);
@@ -227,7 +227,7 @@ impl Open {
         let place = Place(Arc::clone(self));
         let thread = std::thread::Builder::new().name("kvbm-attached".into());
         let serve = move || {
-            let Err(error) = place.0.meet(stream) else { return };
+            let Err(error) = place.0.shake_hands(stream) else { return };
             if let Some(suppressed) = place.0.log_limit.allow("meet", clock::now()) {
                 tracing::warn!(suppressed, "a process was not attached: {error}");
             }
@@ -238,7 +238,7 @@ impl Open {
     }
 
     /// The handshake, and what follows it.
-    fn meet(&self, stream: UnixStream) -> Result<(), AttachError> {
+    fn shake_hands(&self, stream: UnixStream) -> Result<(), AttachError> {
         stream.set_nonblocking(false)?;
         let peer = Peer::of(&stream)?;
         peer.expect_same_user()?;
@@ -254,7 +254,7 @@ impl Open {
             Ok(attachment) => attachment,
             Err(reason) => {
                 if let Some(suppressed) = self.log_limit.allow("refuse", clock::now()) {
-                    tracing::warn!(pid = connection.peer.pid, suppressed, "refused a process: {reason}");
+                    tracing::warn!(pid = connection.peer.pid(), suppressed, "refused a process: {reason}");
                 }
                 return attach::refuse(&mut line, &reason);
             }
@@ -284,11 +284,11 @@ fn serve(line: &Arc<Connection>, mut session: Box<dyn AttachedSession>) {
         }
         let ended = line.read(|bytes| {
             if let Err(error) = session.take(&bytes) {
-                tracing::error!(pid = line.peer.pid, "a process sent what means nothing: {error}");
+                tracing::error!(pid = line.peer.pid(), "a process sent what means nothing: {error}");
                 line.close();
             }
         });
-        tracing::info!(pid = line.peer.pid, "the line to an attached process ended: {ended}");
+        tracing::info!(pid = line.peer.pid(), "the line to an attached process ended: {ended}");
         session.end();
     });
 }

@@ -1,6 +1,6 @@
 //! File descriptors that pass over a Unix socket beside its bytes.
 
-use crate::handshake::Timed;
+use crate::timed::Timed;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,

@@ -4,13 +4,12 @@
 //! values.
 
 use crate::frame::{FrameKind, MAX_HANDSHAKE, frame, read_frame};
+use crate::pem::TlsRefused;
 use kvbm_plan::{Epoch, Rank, wire};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
 
 /// Begins every offer: another program's bytes are found at once.
 const MAGIC: [u8; 8] = *b"KVBMLINK";
@@ -93,6 +92,21 @@ pub enum HandshakeError {
     },
 }
 
+impl HandshakeError {
+    /// Whether the other end refuses this one, or is refused, for a reason that time does not
+    /// change.
+    pub(crate) fn is_refusal(&self) -> bool {
+        match self {
+            // A leader that is still being served goes some time.
+            Self::Refused { field, .. } => field != SERVED,
+            Self::Io(error) => {
+                error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<TlsRefused>)
+            }
+            Self::Malformed(_) | Self::NotServed(_) => false,
+        }
+    }
+}
+
 /// The worker's reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Refusal {
@@ -136,59 +150,6 @@ struct Answer {
     build: String,
 }
 
-/// A socket of which each read and write ends at a deadline.
-pub(crate) struct Timed<'a> {
-    stream: &'a UnixStream,
-    until: Instant,
-}
-
-impl<'a> Timed<'a> {
-    pub(crate) fn new(stream: &'a UnixStream, time: Duration) -> Self {
-        Self { stream, until: kvbm_plan::deadline_after(Instant::now(), time) }
-    }
-
-    fn left(&self) -> io::Result<Option<Duration>> {
-        let left = self.until.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
-    }
-
-    /// The socket, of which the next read ends at the deadline.
-    pub(crate) fn for_read(&self) -> io::Result<&'a UnixStream> {
-        self.stream.set_read_timeout(self.left()?)?;
-        Ok(self.stream)
-    }
-
-    /// The socket, of which the next write ends at the deadline.
-    pub(crate) fn for_write(&self) -> io::Result<&'a UnixStream> {
-        self.stream.set_write_timeout(self.left()?)?;
-        Ok(self.stream)
-    }
-}
-
-impl Read for Timed<'_> {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.for_read()?.read(bytes)
-    }
-}
-
-impl Write for Timed<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.for_write()?.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Drop for Timed<'_> {
-    fn drop(&mut self) {
-        // The established line waits by poll; a socket that fails here fails there too.
-        let _ = self.stream.set_read_timeout(None);
-        let _ = self.stream.set_write_timeout(None);
-    }
-}
-
 fn encode(body: &impl Serialize) -> Result<Vec<u8>, HandshakeError> {
     rmp_serde::to_vec(body).map_err(|error| HandshakeError::Malformed(error.to_string()))
 }
@@ -202,7 +163,7 @@ fn build() -> String {
 }
 
 /// The leader's part: offers, and waits for the answer.
-pub(crate) fn offer(line: &mut Timed<'_>, terms: &LeaderTerms) -> Result<(), HandshakeError> {
+pub(crate) fn offer(line: &mut (impl Read + Write), terms: &LeaderTerms) -> Result<(), HandshakeError> {
     if terms.deployment.len() > MAX_DEPLOYMENT {
         let name: String = terms.deployment.chars().take(32).collect();
         return Err(HandshakeError::Malformed(format!(
@@ -253,7 +214,7 @@ fn refused(Refusal { field, leader, worker }: Refusal) -> HandshakeError {
 }
 
 /// The worker's part: reads the offer of a leader.
-pub(crate) fn read_offer(line: &mut Timed<'_>) -> Result<(LeaderTerms, Result<(), Refusal>), HandshakeError> {
+pub(crate) fn read_offer(line: &mut impl Read) -> Result<(LeaderTerms, Result<(), Refusal>), HandshakeError> {
     let (FrameKind::Handshake, body) = read_frame(line)? else {
         return Err(HandshakeError::Malformed("no offer came first".into()));
     };
@@ -286,13 +247,13 @@ pub(crate) fn decode_offer(body: &[u8]) -> Result<(LeaderTerms, Result<(), Refus
 }
 
 /// The worker accepts.
-pub(crate) fn accept(line: &mut Timed<'_>) -> Result<(), HandshakeError> {
+pub(crate) fn accept(line: &mut impl Write) -> Result<(), HandshakeError> {
     let answer = Answer { magic: MAGIC, protocol: PROTOCOLS[1], build: build() };
     Ok(line.write_all(&frame(FrameKind::Handshake, &encode(&answer)?))?)
 }
 
 /// The worker refuses.
-pub(crate) fn refuse(line: &mut Timed<'_>, refusal: &Refusal) -> Result<(), HandshakeError> {
+pub(crate) fn refuse(line: &mut impl Write, refusal: &Refusal) -> Result<(), HandshakeError> {
     Ok(line.write_all(&refusal.frame()?)?)
 }
 
@@ -332,6 +293,9 @@ impl WorkerTerms {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::timed::Timed;
+    use std::os::unix::net::UnixStream;
+    use std::time::{Duration, Instant};
 
     fn setting(name: &str, value: &str) -> SharedSetting {
         SharedSetting { name: name.into(), value: value.into() }

@@ -1,17 +1,18 @@
-//! The leader's end: connects to a worker's socket, and connects again when the worker was started
+//! The leader's end: connects to a worker, and connects again when the worker was started
 //! again.
 
+use crate::address::WorkerAddress;
 use crate::connection::{Connection, LineTimes};
 use crate::frame::{FrameKind, MAX_BODY, frame};
-use crate::handshake::{self, HandshakeError, LeaderTerms, Timed};
-use crate::peer::{Peer, ProcessState};
+use crate::handshake::{self, HandshakeError, LeaderTerms};
+use crate::listener;
+use crate::peer::{PeerId, ProcessState};
 use crate::queue::{Lane, PushError};
+use crate::timed::Timed;
 use kvbm_plan::{Message, wire};
 use parking_lot::{Condvar, Mutex};
 use std::fmt;
 use std::io;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -26,26 +27,26 @@ const FIRST_PAUSE: Duration = Duration::from_millis(5);
 #[non_exhaustive]
 pub enum LineSendError {
     /// No worker is connected, or the one that is has not said yet that it is ready.
-    #[error("no worker is ready at {}: {reason}", path.display())]
+    #[error("no worker is ready at {address}: {reason}")]
     Closed {
-        /// The socket.
-        path: PathBuf,
+        /// Where it is to listen.
+        address: String,
         /// What the last try came to.
         reason: String,
     },
-    /// The worker has not been heard for a while.
-    #[error("the worker (process {pid}) has been silent for {} ms: it is stopped or overloaded", silence.as_millis())]
+    /// The worker has sent nothing for a while.
+    #[error("the worker ({peer}) has been silent for {} ms: it is stopped or overloaded", silence.as_millis())]
     Silent {
-        /// Its process.
-        pid: i32,
+        /// Its process or address.
+        peer: PeerId,
         /// For how long.
         silence: Duration,
     },
     /// The queue is full.
-    #[error("{QUEUE_BYTES} bytes of commands wait for the worker (process {pid}): no more are taken")]
+    #[error("{QUEUE_BYTES} bytes of commands wait for the worker ({peer}): no more are taken")]
     Full {
-        /// Its process.
-        pid: i32,
+        /// Its process or address.
+        peer: PeerId,
     },
 }
 
@@ -57,16 +58,16 @@ pub enum LineStatus {
         /// What the last try came to.
         reason: String,
     },
-    /// The worker refuses this leader, and is asked again: settings differ, or a newer leader has
-    /// been there.
+    /// The worker refuses this leader, and is asked again: settings or certificates do not fit, or
+    /// a newer leader has been there.
     Refused {
         /// What differs.
         reason: String,
     },
     /// A worker is connected.
     Connected {
-        /// Its process.
-        pid: i32,
+        /// Its process or address.
+        peer: PeerId,
         /// Whether commands reach it.
         is_open: bool,
         /// For how long it has not been heard.
@@ -91,7 +92,7 @@ type Sink = Box<dyn Fn(Vec<u8>) + Send + Sync>;
 type OnEnd = Box<dyn Fn(ProcessState) + Send + Sync>;
 
 struct Shared {
-    path: PathBuf,
+    address: WorkerAddress,
     terms: LeaderTerms,
     times: LineTimes,
     sink: Sink,
@@ -113,23 +114,25 @@ struct LineState {
 }
 
 impl LeaderLine {
-    /// A line to the worker that listens, or will listen, at `path`. Returns at once; messages go
-    /// to `sink`. `on_end` is called each time when a connection has ended, before the next one is
-    /// tried.
+    /// A line to the worker that listens, or will listen, at `address`. Returns at once; messages
+    /// go to `sink`. `on_end` is called each time when a connection has ended, before the next one
+    /// is tried.
     ///
     /// # Errors
-    /// The system refuses a thread.
+    /// A certificate of this end cannot be used; the system refuses a thread.
     pub fn connect(
-        path: &Path,
+        address: impl Into<WorkerAddress>,
         terms: LeaderTerms,
         times: LineTimes,
         sink: impl Fn(Vec<u8>) + Send + Sync + 'static,
         on_end: impl Fn(ProcessState) + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let state = LineState { reason: "not tried yet".into(), ..LineState::default() };
-        let (path, state, ended) = (path.to_owned(), Mutex::new(state), Condvar::new());
+        let address = address.into();
+        listener::check(&address)?;
+        let (state, ended) = (Mutex::new(state), Condvar::new());
         let (sink, on_end) = (Box::new(sink), Box::new(on_end));
-        let shared = Arc::new(Shared { path, terms, times, sink, on_end, state, ended });
+        let shared = Arc::new(Shared { address, terms, times, sink, on_end, state, ended });
         let own = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("kvbm-link-lead".into()).spawn(move || own.run())?;
         Ok(Self { shared, thread: Some(thread) })
@@ -142,7 +145,7 @@ impl LeaderLine {
     pub fn send(&self, lane: Lane, command: &[u8]) -> Result<(), LineSendError> {
         let state = self.shared.state.lock();
         let closed = |reason: &str| LineSendError::Closed {
-            path: self.shared.path.clone(),
+            address: self.shared.address.to_string(),
             reason: reason.to_owned(),
         };
         let Some(line) = &state.connection else { return Err(closed(&state.reason)) };
@@ -150,10 +153,10 @@ impl LeaderLine {
             return Err(closed("its worker is not ready yet"));
         }
         if line.is_silent() {
-            return Err(LineSendError::Silent { pid: line.peer.pid, silence: line.silence() });
+            return Err(LineSendError::Silent { peer: line.peer.id, silence: line.silence() });
         }
         line.queue.push(lane, frame(FrameKind::Body, command)).map_err(|error| match error {
-            PushError::Full => LineSendError::Full { pid: line.peer.pid },
+            PushError::Full => LineSendError::Full { peer: line.peer.id },
             PushError::Closed => closed("the worker is gone"),
         })
     }
@@ -165,7 +168,7 @@ impl LeaderLine {
             None if state.is_refused => LineStatus::Refused { reason: state.reason.clone() },
             None => LineStatus::Connecting { reason: state.reason.clone() },
             Some(line) => {
-                LineStatus::Connected { pid: line.peer.pid, is_open: state.is_open, silence: line.silence() }
+                LineStatus::Connected { peer: line.peer.id, is_open: state.is_open, silence: line.silence() }
             }
         }
     }
@@ -190,7 +193,7 @@ impl Drop for LeaderLine {
 
 impl fmt::Debug for LeaderLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "LeaderLine({}, {:?})", self.shared.path.display(), self.status())
+        write!(f, "LeaderLine({}, {:?})", self.shared.address, self.status())
     }
 }
 
@@ -220,9 +223,7 @@ impl Shared {
     }
 
     fn try_connect(&self) -> Result<Arc<Connection>, HandshakeError> {
-        let stream = UnixStream::connect(&self.path)?;
-        let peer = Peer::of(&stream)?;
-        peer.expect_same_user()?;
+        let (stream, peer) = listener::connect(&self.address, self.times.handshake)?;
         handshake::offer(&mut Timed::new(&stream, self.times.handshake), &self.terms)?;
         Ok(Arc::new(Connection::new(stream, peer, self.times, QUEUE_BYTES)?))
     }
@@ -231,11 +232,9 @@ impl Shared {
     fn note(&self, error: &HandshakeError) {
         let reason = error.to_string();
         let mut state = self.state.lock();
-        // A leader that is still being served goes some time.
-        state.is_refused =
-            matches!(error, HandshakeError::Refused { field, .. } if field != handshake::SERVED);
+        state.is_refused = error.is_refusal();
         if state.reason != reason {
-            tracing::warn!(path = %self.path.display(), rank = self.terms.rank.0, "no line to the worker: {reason}");
+            tracing::warn!(address = %self.address, rank = self.terms.rank.0, "no line to the worker: {reason}");
             state.reason = reason;
         }
     }
@@ -250,7 +249,7 @@ impl Shared {
             state.connection = Some(Arc::clone(line));
             (state.is_open, state.is_refused) = (false, false);
         }
-        tracing::info!(path = %self.path.display(), pid = line.peer.pid, "connected to the worker of rank {}", self.terms.rank.0);
+        tracing::info!(address = %self.address, peer = %line.peer.id, "connected to the worker of rank {}", self.terms.rank.0);
         let mut is_ready = false;
         let error = std::thread::scope(|scope| {
             let writer = std::thread::Builder::new().name("kvbm-link-send".into());
@@ -271,7 +270,7 @@ impl Shared {
         let mut state = self.state.lock();
         state.connection = None;
         state.is_open = false;
-        state.reason = format!("the line to process {} ended: {error}", line.peer.pid);
+        state.reason = format!("the line to {} ended: {error}", line.peer.id);
         let goes_on = !state.ending;
         drop(state);
         if goes_on {

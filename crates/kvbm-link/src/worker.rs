@@ -1,31 +1,34 @@
 //! The worker's end: listens, and serves one leader at a time.
 
+use crate::address::WorkerAddress;
 use crate::connection::{Connection, LineTimes};
 use crate::frame::{FrameKind, MAX_BODY, frame};
-use crate::handshake::{self, HandshakeError, LeaderTerms, Refusal, Timed, WorkerTerms};
-use crate::peer::Peer;
-use crate::socket_file::SocketFile;
+use crate::handshake::{self, HandshakeError, LeaderTerms, Refusal, WorkerTerms};
+use crate::listener::{Listener, Stranger};
+use crate::peer::{Peer, PeerId};
+use crate::timed::Timed;
 use kvbm_plan::{Epoch, LogLimit, clock};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{JoinHandle, Scope};
+use std::time::{Duration, Instant};
 
 /// Bytes of messages that wait for the leader; who sends more waits.
 const QUEUE_BYTES: usize = 4 * MAX_BODY;
+/// Handshakes at a time; who connects beyond is not served.
+const MAX_HANDSHAKES: usize = 32;
 /// How often a listener looks whether it was stopped.
 const TICK: Duration = Duration::from_millis(100);
 
-/// A socket that cannot be listened at.
+/// A place that cannot be listened at.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen at {}: {source}", path.display())]
 pub struct BindError {
-    /// The path.
+    /// The path, or the address.
     pub path: PathBuf,
     /// Why.
     #[source]
@@ -35,8 +38,8 @@ pub struct BindError {
 /// The leader that a session serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaderInfo {
-    /// Its process.
-    pub pid: i32,
+    /// Its process or address.
+    pub peer: PeerId,
     /// What it offered.
     pub terms: LeaderTerms,
 }
@@ -75,9 +78,10 @@ impl MessageSender {
     }
 }
 
-/// A worker's socket.
+/// Where a worker listens.
 pub struct WorkerListener {
-    socket: SocketFile,
+    listener: Listener,
+    address: WorkerAddress,
     terms: WorkerTerms,
     times: LineTimes,
     stop: Arc<AtomicBool>,
@@ -91,21 +95,46 @@ struct Serving {
     last: Option<Epoch>,
 }
 
+/// What all handshakes of a listener share.
+struct Meeting<'a> {
+    service: &'a Arc<dyn Service>,
+    serving: Mutex<Serving>,
+    /// How many are under way.
+    now: AtomicUsize,
+    /// Whoever connects again and again must not fill the log.
+    log_limit: LogLimit<&'static str>,
+}
+
+/// A place among the handshakes.
+struct Place<'a>(&'a AtomicUsize);
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 impl WorkerListener {
-    /// Listens at `path`: the socket has mode 0600, and its folder is created with mode 0700 where
-    /// it is absent. The file of a process that is gone is replaced.
+    /// Listens at a Unix socket or over TCP. A Unix socket has mode 0600, and its folder is created
+    /// with mode 0700 where it is absent. The file of a process that is gone is replaced.
     ///
     /// # Errors
-    /// [`BindError`], also where another process listens there or others can write to the folder.
-    pub fn bind(path: &Path, terms: WorkerTerms, times: LineTimes) -> Result<Self, BindError> {
-        let wrong = |source| BindError { path: path.to_owned(), source };
-        let socket = SocketFile::bind(path).map_err(wrong)?;
-        Ok(Self { socket, terms, times, stop: Arc::default() })
+    /// [`BindError`], also where another process listens there, others can write to the folder, or
+    /// a certificate cannot be used.
+    pub fn bind(
+        address: impl Into<WorkerAddress>,
+        terms: WorkerTerms,
+        times: LineTimes,
+    ) -> Result<Self, BindError> {
+        let address = address.into();
+        let wrong = |source| BindError { path: address.to_string().into(), source };
+        let (listener, address) = Listener::bind(&address).map_err(wrong)?;
+        Ok(Self { listener, address, terms, times, stop: Arc::default() })
     }
 
-    /// Where it listens.
-    pub fn path(&self) -> &Path {
-        self.socket.path()
+    /// Where it listens: with the port that the system chose where any was asked for.
+    pub fn address(&self) -> &WorkerAddress {
+        &self.address
     }
 
     /// Ends [`serve`](Self::serve) when it is called, from any thread.
@@ -117,60 +146,81 @@ impl WorkerListener {
     /// Serves leaders, one at a time, until it is stopped. The session of the last one has ended
     /// when it returns.
     pub fn serve(&self, service: &Arc<dyn Service>) {
-        let (serving, limit) = (Mutex::new(Serving::default()), LogLimit::default());
-        while !self.stop.load(Ordering::Acquire) {
-            self.wait();
-            match self.socket.listener.accept() {
-                Ok((stream, _)) => match self.meet(stream, &serving, service) {
-                    Ok(()) => {}
+        let meeting = Meeting {
+            service,
+            serving: Mutex::default(),
+            now: AtomicUsize::new(0),
+            log_limit: LogLimit::default(),
+        };
+        std::thread::scope(|scope| {
+            while !self.stop.load(Ordering::Acquire) {
+                self.wait();
+                match self.listener.accept() {
+                    Ok(stranger) => self.meet(scope, stranger, &meeting),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) => {
-                        // Whoever connects again and again must not fill the log.
-                        if let Some(suppressed) = limit.allow("meet", clock::now()) {
-                            tracing::warn!(path = %self.path().display(), suppressed, "{error}");
-                        }
+                        tracing::warn!(address = %self.address, "cannot accept a leader: {error}");
+                        // Out of descriptors, for example: it may pass.
+                        std::thread::sleep(TICK);
                     }
-                },
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => {
-                    tracing::warn!(path = %self.path().display(), "cannot accept a leader: {error}");
-                    // Out of descriptors, for example: it may pass.
-                    std::thread::sleep(TICK);
                 }
             }
-        }
-        if let Some((line, thread)) = serving.lock().now.take() {
+        });
+        if let Some((line, thread)) = meeting.serving.lock().now.take() {
             line.close();
             // A session that panicked has said so.
             let _ = thread.join();
         }
     }
 
+    /// Shakes hands on a thread of its own, so that a silent stranger delays nobody.
+    fn meet<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        stranger: Stranger,
+        meeting: &'scope Meeting<'_>,
+    ) {
+        let say = |topic, text: &str| {
+            if let Some(suppressed) = meeting.log_limit.allow(topic, clock::now()) {
+                tracing::warn!(address = %self.address, suppressed, "{text}");
+            }
+        };
+        let place = Place(&meeting.now);
+        if meeting.now.fetch_add(1, Ordering::AcqRel) >= MAX_HANDSHAKES {
+            return say("full", &format!("nobody else is served: {MAX_HANDSHAKES} handshakes are under way"));
+        }
+        let thread = std::thread::Builder::new().name("kvbm-link-meet".into());
+        let spawned = thread.spawn_scoped(scope, move || {
+            let _place = place;
+            if let Err(error) = self.shake_hands(stranger, meeting) {
+                say("meet", &error.to_string());
+            }
+        });
+        if let Err(error) = spawned {
+            say("thread", &format!("no thread for a leader: {error}"));
+        }
+    }
+
     fn wait(&self) {
-        let mut fds = [PollFd::new(&self.socket.listener, PollFlags::IN)];
+        let mut fds = [PollFd::new(&self.listener, PollFlags::IN)];
         let time = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as i64 };
         // An interrupted wait is a short one.
         let _ = poll(&mut fds, Some(&time));
     }
 
     /// The handshake with whoever connected.
-    fn meet(
-        &self,
-        stream: UnixStream,
-        serving: &Mutex<Serving>,
-        service: &Arc<dyn Service>,
-    ) -> Result<(), HandshakeError> {
-        stream.set_nonblocking(false)?;
-        let peer = Peer::of(&stream)?;
-        peer.expect_same_user()?;
-        let mut line = Timed::new(&stream, self.times.handshake);
+    fn shake_hands(&self, stranger: Stranger, meeting: &Meeting<'_>) -> Result<(), HandshakeError> {
+        let until = kvbm_plan::deadline_after(Instant::now(), self.times.handshake);
+        let (stream, peer) = self.listener.admit(stranger, until)?;
+        let mut line = Timed::until(&stream, until);
         let (terms, versions) = handshake::read_offer(&mut line)?;
-        let mut serving = serving.lock();
+        let mut serving = meeting.serving.lock();
         let fits = versions
             .and_then(|()| self.terms.check(&terms, serving.last))
             .and_then(|()| Self::is_free(&mut serving, &peer));
         if let Err(refusal) = fits {
             tracing::warn!(
-                pid = peer.pid,
+                peer = %peer.id,
                 "refused a leader: {} is {} there and {} here",
                 refusal.field,
                 refusal.leader,
@@ -181,9 +231,9 @@ impl WorkerListener {
         handshake::accept(&mut line)?;
         drop(line);
         serving.last = Some(terms.epoch);
-        let leader = LeaderInfo { pid: peer.pid, terms };
+        let leader = LeaderInfo { peer: peer.id, terms };
         let line = Arc::new(Connection::new(stream, peer, self.times, QUEUE_BYTES)?);
-        let (own, service) = (Arc::clone(&line), Arc::clone(service));
+        let (own, service) = (Arc::clone(&line), Arc::clone(meeting.service));
         let thread = std::thread::Builder::new()
             .name("kvbm-link-serve".into())
             .spawn(move || serve_leader(&own, &leader, service.as_ref()))?;
@@ -197,8 +247,8 @@ impl WorkerListener {
             Some((line, thread)) if !thread.is_finished() => {
                 let refusal = Refusal::new(
                     handshake::SERVED,
-                    format!("process {}", peer.pid),
-                    format!("process {}, whose session has not ended", line.peer.pid),
+                    peer.id,
+                    format!("{}, whose session has not ended", line.peer.id),
                 );
                 serving.now = Some((line, thread));
                 Err(refusal)
@@ -224,18 +274,18 @@ fn serve_leader(line: &Arc<Connection>, leader: &LeaderInfo, service: &dyn Servi
         let mut session = match service.start(leader, MessageSender(Arc::clone(line))) {
             Ok(session) => session,
             Err(error) => {
-                tracing::error!(pid = leader.pid, "cannot serve the leader: {error}");
+                tracing::error!(peer = %leader.peer, "cannot serve the leader: {error}");
                 let refusal = Refusal::not_served(&error).frame();
                 return line.end_with(refusal.unwrap_or_default());
             }
         };
         let ended = line.read(|command| {
             if let Err(error) = session.command(&command) {
-                tracing::error!(pid = leader.pid, "the leader sent what is no command: {error}");
+                tracing::error!(peer = %leader.peer, "the leader sent what is no command: {error}");
                 line.close();
             }
         });
-        tracing::info!(pid = leader.pid, "the line to the leader ended: {ended}");
+        tracing::info!(peer = %leader.peer, "the line to the leader ended: {ended}");
         session.end();
     });
     line.close();

@@ -32,7 +32,7 @@ pub fn zmtp(input: &[u8]) {
     }
 }
 
-/// A peer that sends the property is read so.
+/// A property that a peer sends is decoded unchanged.
 fn check_property(socket: SocketType, value: &[u8]) {
     let partner = match socket {
         SocketType::Pub => SocketType::Sub,
@@ -41,7 +41,7 @@ fn check_property(socket: SocketType, value: &[u8]) {
         SocketType::Dealer => SocketType::Router,
     };
     let (mut sent, mut answered) = (Vec::new(), Vec::new());
-    // After a greeting, and before anything else, the peer has sent all that it says of itself.
+    // After the greeting the peer has sent its complete READY command.
     let cut = now(exchange(partner, &[(PROPERTY, value)], (GREETING.as_slice(), &mut sent)));
     assert!(matches!(cut, Err(ZmtpError::Io(_))));
     let read = now(exchange(socket, &[], (sent.as_slice(), &mut answered)));

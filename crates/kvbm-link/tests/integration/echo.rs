@@ -2,10 +2,9 @@
 
 use kvbm_link::{
     LeaderInfo, LeaderLine, LeaderTerms, LineSendError, LineTimes, MessageSender, ProcessState, Service,
-    Session, SharedSetting, WorkerListener, WorkerTerms,
+    Session, SharedSetting, WorkerAddress, WorkerListener, WorkerTerms,
 };
 use kvbm_plan::{Epoch, Message, Rank, wire};
-use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -14,6 +13,7 @@ use std::time::{Duration, Instant};
 pub(crate) const TIMES: LineTimes = LineTimes {
     heartbeat: Duration::from_millis(20),
     silent_after: Duration::from_millis(300),
+    lost_after: Duration::from_secs(3),
     handshake: Duration::from_secs(2),
     reconnect: Duration::from_millis(20),
 };
@@ -89,12 +89,18 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn start(path: &Path) -> Self {
-        let listener = WorkerListener::bind(path, worker_terms(), TIMES).unwrap();
+    pub(crate) fn start(address: impl Into<WorkerAddress>) -> Self {
+        Self::listen(address).0
+    }
+
+    /// Also where it listens: the port may be any.
+    pub(crate) fn listen(address: impl Into<WorkerAddress>) -> (Self, WorkerAddress) {
+        let listener = WorkerListener::bind(address, worker_terms(), TIMES).unwrap();
+        let bound = listener.address().clone();
         let (echo, stop) = (Arc::new(Echo::default()), Box::new(listener.stopper()));
         let service: Arc<dyn Service> = Arc::clone(&echo) as _;
         let thread = Some(std::thread::spawn(move || listener.serve(&service)));
-        Self { echo, stop, thread }
+        (Self { echo, stop, thread }, bound)
     }
 }
 
@@ -116,14 +122,14 @@ pub(crate) struct Leader {
 }
 
 impl Leader {
-    pub(crate) fn start(path: &Path, terms: LeaderTerms) -> Self {
+    pub(crate) fn start(address: impl Into<WorkerAddress>, terms: LeaderTerms) -> Self {
         let received = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&received);
         let ended = Arc::new(Mutex::new(Vec::new()));
         let ends = Arc::clone(&ended);
         let sink = move |bytes| sink.lock().unwrap().push(bytes);
         let line =
-            LeaderLine::connect(path, terms, TIMES, sink, move |state| ends.lock().unwrap().push(state));
+            LeaderLine::connect(address, terms, TIMES, sink, move |state| ends.lock().unwrap().push(state));
         Self { line: line.unwrap(), received, ended }
     }
 

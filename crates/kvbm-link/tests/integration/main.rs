@@ -5,3 +5,5 @@ mod births;
 mod echo;
 mod hostile;
 mod processes;
+#[cfg(feature = "tls")]
+mod tcp;

@@ -1,7 +1,9 @@
 //! A worker in another process, which is killed and stopped. It is this test program, started anew.
 
 use crate::echo::{Echo, Leader, PATIENCE, TIMES, leader_terms, soon, worker_terms};
-use kvbm_link::{Lane, LineSendError, LineStatus, ProcessState, Service, WorkerListener};
+use kvbm_link::{
+    Lane, LineSendError, LineStatus, PeerId, ProcessState, Service, WorkerAddress, WorkerListener,
+};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -15,21 +17,27 @@ const WORKER: &str = "KVBM_TEST_LINK_WORKER";
 fn worker_process() {
     let Ok(path) = std::env::var(WORKER) else { return };
     let listener = WorkerListener::bind(Path::new(&path), worker_terms(), TIMES).unwrap();
-    assert_eq!(listener.path(), Path::new(&path));
+    assert_eq!(*listener.address(), WorkerAddress::from(&path));
     let service: Arc<dyn Service> = Arc::new(Echo::default());
     listener.serve(&service);
 }
 
-struct Process(Child);
+/// A worker's process; it ends with this.
+pub(crate) struct Process(Child);
 
 impl Process {
-    fn start(path: &Path) -> Self {
+    /// `value` says where it listens, in the variable that starts the worker of a kind.
+    pub(crate) fn of(test: &str, variable: &str, value: &Path) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "processes::worker_process", "--test-threads", "1"]).env(WORKER, path);
+        command.args(["--exact", test, "--test-threads", "1"]).env(variable, value);
         Self(command.stdout(Stdio::null()).spawn().unwrap())
     }
 
-    fn signal(&self, name: &str) {
+    fn start(path: &Path) -> Self {
+        Self::of("processes::worker_process", WORKER, path)
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
         let status = Command::new("kill").args([name, &self.0.id().to_string()]).status().unwrap();
         assert!(status.success());
     }
@@ -51,8 +59,8 @@ fn a_killed_worker_is_noticed_at_once_and_its_successor_is_found() {
         let process = Process::start(&path);
         leader.send(&[round]);
         soon(|| (leader.echoes().len() > round as usize).then_some(())).unwrap();
-        let LineStatus::Connected { pid, .. } = leader.line.status() else { panic!("{:?}", leader.line) };
-        assert_eq!(pid as u32, process.0.id());
+        let LineStatus::Connected { peer, .. } = leader.line.status() else { panic!("{:?}", leader.line) };
+        assert_eq!(peer, PeerId::Process(process.0.id().cast_signed()));
         drop(process);
         let start = Instant::now();
         soon(|| matches!(leader.line.status(), LineStatus::Connecting { .. }).then_some(())).unwrap();
