@@ -38,7 +38,7 @@ pub struct EventBatch {
     /// The stream.
     pub stream: StreamId,
     /// Number that follows the last event that the publisher has seen from its source, lost ones
-    /// included. Whoever has less has lost something.
+    /// included. A follower that has fewer has lost some.
     pub next_sequence: u64,
     /// Strictly increasing in `sequence`, all below `next_sequence`, at most
     /// [`EventBatch::MAX_EVENTS`].

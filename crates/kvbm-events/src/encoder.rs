@@ -17,8 +17,8 @@ pub trait BatchEncoder: Send {
         Replacement::Nothing { events: u64::MAX }
     }
 
-    /// Whether a batch may be encoded again in smaller pieces when a transport refuses it. Not if
-    /// the format remembers what it has said.
+    /// Whether a batch may be encoded again in smaller pieces when a transport refuses it. It may
+    /// not if the format remembers what it has published.
     fn is_repeatable(&self) -> bool;
 }
 
@@ -29,7 +29,7 @@ pub enum Replacement {
     Smaller(Vec<Vec<u8>>),
     /// It cannot be said over this transport.
     Nothing {
-        /// How many events nobody is told of; at most as many as were encoded.
+        /// How many events are not published; at most as many as were encoded.
         events: u64,
     },
 }

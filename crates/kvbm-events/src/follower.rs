@@ -90,7 +90,7 @@ impl<S: SnapshotSource> IndexFollower<S> {
             match delivery {
                 Ok(Some(delivery)) => self.take(&delivery),
                 Err(error) if !any => return Err(error),
-                // What came before an end counts; the next call tells of the end.
+                // What came before an end counts; the next call reports the end.
                 Ok(None) | Err(_) => break,
             }
             any = true;

@@ -2,7 +2,8 @@
 //!
 //! **Knows:** what an event says, and how events are batched, encoded, carried and followed:
 //! [`KvEvent`], [`EventManager`] and [`Publisher`], the [`EventTransport`] seam with an in-process
-//! implementation, and a [`Subscriber`] that detects loss.
+//! implementation, and a [`Subscriber`] that detects loss. With the feature `nats` also a bucket of
+//! named values (`nats::NatsBucket`), in which nodes find each other.
 //!
 //! **Must never know:** the pool (events come as plain data through an [`EventSource`]), where
 //! bytes are in memory, who subscribes, and any network unless a feature adds one: without features
@@ -101,4 +102,4 @@ pub use snapshot::{Answer, Part, Question, RemoteSnapshots, Snapshot, SnapshotSe
 pub use subscriber::{Subscriber, SubscriberStats};
 pub use tracker::{Delivery, Tracker, TrackerStats, TwoLives};
 pub use transport::{Answering, EventReceiver, EventTransport, Payload, Responder, TransportError};
-pub use url::EventUrl;
+pub use url::{BucketUrl, EventUrl};

@@ -66,7 +66,7 @@ impl Resync {
             }
             Delivery::Gap { stream, missing } => {
                 // All that was remembered is older than the end of this gap.
-                self.suspects.entry(*stream).or_default().needs(missing.end, &mut self.waiting);
+                self.suspects.entry(*stream).or_default().require(missing.end, &mut self.waiting);
             }
             Delivery::Restarted { .. } => {}
         }
@@ -96,7 +96,7 @@ impl Resync {
                 suspect.is_fetched_from(snapshots.under_way(stream), &mut self.waiting, self.most);
                 continue;
             };
-            suspect.needs(snapshot.next_sequence, &mut self.waiting);
+            suspect.require(snapshot.next_sequence, &mut self.waiting);
             repairs.push(StreamRepair { stream, snapshot, since: std::mem::take(&mut suspect.since).into() });
             // What is left of it is the caller's now.
             suspect.settle(0, &mut self.waiting);
@@ -134,7 +134,7 @@ impl Suspect {
 
     /// The snapshot has to be the state after every event below `reach`: no event below it is
     /// needed any more.
-    fn needs(&mut self, reach: u64, waiting: &mut usize) {
+    fn require(&mut self, reach: u64, waiting: &mut usize) {
         self.reach = self.reach.max(reach);
         while self.since.front().is_some_and(|event| event.sequence < self.reach) {
             self.forget_oldest(waiting);
@@ -150,7 +150,7 @@ impl Suspect {
             self.settle(bytes, waiting);
             self.fit(waiting, most);
         }
-        self.needs(from.unwrap_or(0), waiting);
+        self.require(from.unwrap_or(0), waiting);
     }
 
     fn fit(&mut self, waiting: &mut usize, most: usize) {

@@ -25,7 +25,7 @@ pub enum Delivery {
         missing: Range<u64>,
     },
     /// The source began a new life: forget all that came from it. Numbers start again at 0. The
-    /// life is a higher one, or a lower one that has spoken alone for [`Tracker::SILENCE`].
+    /// life is a higher one, or a lower one that alone has published for [`Tracker::SILENCE`].
     Restarted {
         /// The source.
         source: SourceId,
@@ -92,13 +92,14 @@ struct SourceState {
     lower: Option<Lower>,
 }
 
-/// A life below the followed one that speaks.
+/// A life below the followed one that publishes.
 #[derive(Clone, Copy, Debug)]
 struct Lower {
     epoch: Epoch,
     first: Instant,
     last: Instant,
-    /// Since when it has spoken without a word of the followed life, and how often.
+    /// Since when it has published without a batch of the followed life between, and how many
+    /// batches.
     alone: Option<(Instant, u32)>,
 }
 
@@ -106,8 +107,8 @@ impl Tracker {
     /// Streams that are followed by default.
     pub const DEFAULT_MAX_STREAMS: usize = 65_536;
 
-    /// How long a life has to be silent, while a lower one of its source speaks, to be over: five
-    /// heartbeats as they are by default.
+    /// A life is over when it publishes nothing for this time while a lower one of its source does:
+    /// five heartbeats of the default interval.
     pub const SILENCE: Duration = Duration::from_secs(5);
 
     /// Batches of the lower life that have to come meanwhile.
@@ -150,7 +151,7 @@ impl Tracker {
         }
     }
 
-    /// Sources of which two lives speak, for [`Self::SILENCE`] at least and both of them lately.
+    /// Sources of which two lives publish, for [`Self::SILENCE`] at least and both of them lately.
     pub fn two_lives(&self, now: Instant) -> impl Iterator<Item = TwoLives> + '_ {
         self.sources.iter().filter_map(move |(source, state)| {
             let lower = state.lower.filter(|lower| lower.is_living_beside(now))?;
@@ -205,7 +206,7 @@ impl Tracker {
         self.stats.add(&new);
     }
 
-    /// Takes note of which life of a source speaks. A lower one may be believed from now on.
+    /// Notes which life of a source publishes. A lower one may be followed from now on.
     fn observe_life(&mut self, stream: StreamId, now: Instant, out: &mut Vec<Delivery>) {
         let Some(state) = self.sources.get_mut(&stream.source) else { return };
         if stream.epoch >= state.epoch {
@@ -268,7 +269,7 @@ impl Tracker {
 }
 
 impl Lower {
-    /// Whether it and the followed one speak in turns.
+    /// Whether it and the followed one publish in turns.
     fn is_living_beside(&self, now: Instant) -> bool {
         let is_lately = now.saturating_duration_since(self.last) < 2 * Tracker::SILENCE;
         let is_long = self.last.saturating_duration_since(self.first) >= Tracker::SILENCE;

@@ -83,7 +83,7 @@ pub trait EventTransport: Send + Sync {
     /// that answer for one source, any may be asked.
     fn answer(&self, source: SourceId, responder: Responder) -> Result<Answering, TransportError>;
 
-    /// Asks whoever answers for `source`, waiting at most `timeout`.
+    /// Asks the responder of `source`, and waits at most `timeout`.
     /// [`TransportError::Unavailable`] when nobody does.
     fn ask(&self, source: SourceId, question: &Payload, timeout: Duration)
     -> Result<Payload, TransportError>;

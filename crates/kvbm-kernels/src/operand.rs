@@ -84,6 +84,7 @@ pub(crate) struct Side {
     /// Added to every address; the first block's address where there is no table.
     pub(crate) base: u64,
     pub(crate) blocks: u64,
+    // Strides.
     pub(crate) block: u64,
     pub(crate) layer: u64,
     pub(crate) outer: u64,
@@ -197,8 +198,7 @@ impl Side {
         Ok(())
     }
 
-    /// All bits that an address of a row of this side can have, so that their trailing zeros are
-    /// its alignment.
+    /// Bitwise OR of all addresses and strides: its trailing zeros are the alignment of each row.
     pub(crate) fn address_bits(&self, shape: &BlockShape) -> u64 {
         let when = |more: bool, stride| if more { stride } else { 0 };
         self.table.iter().fold(self.base, |bits, address| bits | address)

@@ -251,7 +251,8 @@ impl<D: Driver> Converter<D> {
         if words.is_empty() {
             return Ok(0);
         }
-        let words = self.driver.stage(stream, words).map_err(|error| said("staging addresses", &error))?;
+        let words =
+            self.driver.stage(stream, words).map_err(|error| driver_error("staging addresses", &error))?;
         let address = D::address(&words);
         staged.push(words);
         Ok(address)
@@ -271,7 +272,7 @@ impl<D: Driver> Converter<D> {
         let function = &loaded.functions[&launch.kernel];
         // SAFETY: the caller answers for the argument and the memory.
         unsafe { self.driver.launch(stream, function, launch, THREADS, staged) }
-            .map_err(|error| said(name, &error))
+            .map_err(|error| driver_error(name, &error))
     }
 
     /// # Safety
@@ -286,24 +287,24 @@ impl<D: Driver> Converter<D> {
         if backend == Backend::Batch {
             // SAFETY: the caller answers for the memory.
             return unsafe { self.driver.copy_batch(stream, pieces) }
-                .map_err(|error| said("a batch of copies", &error));
+                .map_err(|error| driver_error("a batch of copies", &error));
         }
         // SAFETY: the caller answers for the memory.
-        unsafe { self.driver.copy_each(stream, pieces) }.map_err(|error| said("copies", &error))
+        unsafe { self.driver.copy_each(stream, pieces) }.map_err(|error| driver_error("copies", &error))
     }
 }
 
 fn load<D: Driver>(driver: &D, fatbin: &'static [u8]) -> Result<Loaded<D>, KernelError> {
-    let module = driver.load(fatbin).map_err(|error| said("loading the kernels", &error))?;
+    let module = driver.load(fatbin).map_err(|error| driver_error("loading the kernels", &error))?;
     let mut functions = HashMap::new();
     for kernel in Kernel::ALL {
         let function =
-            driver.function(&module, kernel.name()).map_err(|error| said(kernel.name(), &error))?;
+            driver.function(&module, kernel.name()).map_err(|error| driver_error(kernel.name(), &error))?;
         functions.insert(kernel, function);
     }
     Ok(Loaded { functions, _module: module })
 }
 
-fn said(doing: &'static str, error: &dyn std::error::Error) -> KernelError {
+fn driver_error(doing: &'static str, error: &dyn std::error::Error) -> KernelError {
     KernelError::Driver { doing, reason: error.to_string() }
 }

@@ -54,6 +54,11 @@ pub struct NodeAnnouncement {
 }
 
 impl NodeAnnouncement {
+    /// The name under which a node's announcement is published, in folders and buckets.
+    pub fn name_of(node: NodeId) -> String {
+        format!("node-{node}.kvbm")
+    }
+
     /// The bytes to publish. With the deployment's `key` they are signed: peers that have it take
     /// no others.
     ///
@@ -88,14 +93,13 @@ impl NodeAnnouncement {
             bytes.extend((set.len() as u32).to_le_bytes());
             bytes.extend(set);
         }
-        let sum = match key {
-            None => checksum(CrcAlgorithm::Crc64Nvme, &bytes),
-            Some(key) => {
-                bytes.extend(key.id().as_bytes());
-                mac_key(key).of(&[&bytes])
+        let bytes = match key {
+            None => {
+                bytes.extend(checksum(CrcAlgorithm::Crc64Nvme, &bytes).to_le_bytes());
+                bytes
             }
+            Some(key) => signed(bytes, key),
         };
-        bytes.extend(sum.to_le_bytes());
         let total = bytes.len();
         check(total <= MAX_ANNOUNCEMENT_BYTES, "announcement length", total, "at most 16 MiB are allowed")?;
         Ok(bytes)
@@ -132,6 +136,13 @@ impl NodeAnnouncement {
         announcement.encode(key)?;
         Ok(announcement)
     }
+}
+
+/// With the name of the key and the signature behind it.
+pub(crate) fn signed(mut bytes: Vec<u8>, key: &DeploymentKey) -> Vec<u8> {
+    bytes.extend(key.id().as_bytes());
+    bytes.extend(mac_key(key).of(&[&bytes]).to_le_bytes());
+    bytes
 }
 
 fn mac_key(key: &DeploymentKey) -> MacKey {

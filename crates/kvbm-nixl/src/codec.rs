@@ -194,8 +194,8 @@ impl<'a> Reader<'a> {
         }
         let truncated = |field| ImportError::Truncated { field, length: total };
         let (body, sum) = bytes.split_last_chunk::<CHECKSUM_BYTES>().ok_or(truncated("checksum"))?;
-        // Magic and version stand where every version has them: another version is named before its
-        // length is judged.
+        // Every version has magic and version in this place. So an error names another version
+        // before the length is checked.
         let (&found, rest) = body.split_first_chunk().ok_or(truncated("magic"))?;
         if found != magic {
             return Err(ImportError::Magic { found });

@@ -50,12 +50,12 @@ fn side(make: &dyn Fn(&str) -> Box<dyn RemoteAgent>, name: &str, byte: u8) -> Si
 /// Two sides that know each other.
 fn pair(make: &dyn Fn(&str) -> Box<dyn RemoteAgent>, name: &str) -> (Side, Side) {
     let (one, two) = (side(make, &format!("{name}-1"), 1), side(make, &format!("{name}-2"), 2));
-    meet(&one, &two);
-    meet(&two, &one);
+    introduce(&one, &two);
+    introduce(&two, &one);
     (one, two)
 }
 
-fn meet(one: &Side, two: &Side) {
+fn introduce(one: &Side, two: &Side) {
     let metadata = two.agent.metadata().expect("metadata");
     assert_eq!(one.agent.add_peer(&metadata).expect("a peer"), two.agent.name());
 }
@@ -137,7 +137,7 @@ fn a_forgotten_peer_is_unknown(make: &dyn Fn(&str) -> Box<dyn RemoteAgent>) {
     assert!(transfer(&one, &two, TransferDirection::Read, &[(0, 0, 64)]).is_err());
     one.agent.forget_peer(two.agent.name()).expect("one that is not known any more");
     one.agent.forget_peer("nobody").expect("one that never was");
-    meet(&one, &two);
+    introduce(&one, &two);
     transfer(&one, &two, TransferDirection::Read, &[(0, 0, 64)]).expect("it was added again");
 }
 

@@ -84,7 +84,7 @@ impl FileDirectory {
     }
 
     fn file(&self, node: NodeId) -> PathBuf {
-        self.folder.join(format!("node-{node}.kvbm"))
+        self.folder.join(NodeAnnouncement::name_of(node))
     }
 
     /// Publishes an announcement in place of the node's last one, signed with the deployment's

@@ -1,9 +1,11 @@
-//! What must hold whatever a peer sends for its block set: the body of the fuzz target `block_set`
-//! (`cargo xtask fuzz`). It panics where it does not hold.
+//! What must hold whatever a peer sends for its block set, or announces: the bodies of the fuzz
+//! targets `block_set` and `announcement` (`cargo xtask fuzz`). They panic where it does not hold.
 
+use crate::announcement::{self, MAX_BLOCK_SETS};
 use crate::codec::{MAGIC, decode, encode};
-use crate::{BlockSet, ImportError, SerializedBlockSet, UnixMillis};
+use crate::{BlockSet, ImportError, NodeAnnouncement, SerializedBlockSet, UnixMillis};
 use crc_fast::{CrcAlgorithm, checksum};
+use kvbm_keys::DeploymentKey;
 use kvbm_layout::BlockLayout;
 
 /// What stands behind the format version and before the agent's name.
@@ -69,16 +71,11 @@ fn message(input: &[u8]) -> Vec<u8> {
     if input.starts_with(&MAGIC) {
         return input.to_vec();
     }
-    let (head, mut rest) = input.split_at(HEAD.min(input.len()));
+    let (head, rest) = input.split_at(HEAD.min(input.len()));
     let mut bytes = [&MAGIC[..], &[1, 0], head].concat();
     bytes.resize(MAGIC.len() + 2 + HEAD, 0);
-    let mut short = || {
-        let (length, behind) = rest.split_first().unwrap_or((&0, &[]));
-        let (text, behind) = behind.split_at(behind.len().min(usize::from(*length)));
-        rest = behind;
-        text
-    };
-    let (agent, metadata) = (short(), short());
+    let (agent, rest) = short(rest);
+    let (metadata, rest) = short(rest);
     bytes.extend((agent.len() as u16).to_le_bytes());
     bytes.extend(agent);
     bytes.extend((metadata.len() as u32).to_le_bytes());
@@ -87,6 +84,89 @@ fn message(input: &[u8]) -> Vec<u8> {
     bytes.extend((length as u32).to_le_bytes());
     bytes.extend(sealed([LAYOUT, &(length as u32).to_le_bytes(), rest].concat()));
     sealed(bytes)
+}
+
+/// Node, epoch and sequence of an announcement.
+const ANNOUNCEMENT_HEAD: usize = 20;
+/// Where a block set names its node.
+const NODE_OF_SET: std::ops::Range<usize> = 20..24;
+
+/// An announcement that is accepted has this one form, and only with the key that it was signed
+/// with, or without one. What nobody signed is refused where a key is needed. For what the input
+/// says see [`announced`].
+pub fn announcement(input: &[u8]) {
+    let (ours, other) = (DeploymentKey::from_secret(b"ours"), DeploymentKey::from_secret(b"another"));
+    let (bytes, is_signed) = announced(input, &ours);
+    let key = is_signed.then_some(&ours);
+    let with = |key| NodeAnnouncement::decode(&bytes, key);
+    let found = match with(key) {
+        Ok(found) => found,
+        Err(error) => return assert!(!error.to_string().is_empty()),
+    };
+    assert!(
+        matches!(found.encode(key), Ok(again) if again == bytes),
+        "what is accepted has one form: {found:?}"
+    );
+    assert!(found.sets.iter().all(|set| set.node == found.node), "{found:?}");
+    let strangers = if is_signed { [None, Some(&other)] } else { [Some(&ours), Some(&other)] };
+    for key in strangers {
+        assert!(matches!(with(key), Err(ImportError::Key { .. })), "{found:?}");
+    }
+}
+
+/// An announcement, and whether it is signed: the input itself, if it begins as one does. Else it
+/// says one in few bytes, whose lengths, checksums and signature are right:
+///
+/// | bytes | what |
+/// |---|---|
+/// | 1 | odd: signed |
+/// | 20 | node, epoch, sequence |
+/// | 1, n | the agent's name |
+/// | 1, n | its metadata |
+/// | 2, n | each block set as [`block_set`] reads it, of the announcing node |
+fn announced(input: &[u8], key: &DeploymentKey) -> (Vec<u8>, bool) {
+    if input.starts_with(&announcement::MAGIC) {
+        return (input.to_vec(), input.get(8) == Some(&2));
+    }
+    let (flags, rest) = input.split_first().unwrap_or((&0, &[]));
+    let is_signed = flags & 1 == 1;
+    let (given, rest) = rest.split_at(ANNOUNCEMENT_HEAD.min(rest.len()));
+    let mut head = [0; ANNOUNCEMENT_HEAD];
+    head[..given.len()].copy_from_slice(given);
+    let (agent, rest) = short(rest);
+    let (metadata, mut rest) = short(rest);
+    let mut sets = Vec::new();
+    while let Some((length, behind)) = rest.split_first_chunk::<2>()
+        && sets.len() <= MAX_BLOCK_SETS
+    {
+        let (set, behind) = behind.split_at(behind.len().min(usize::from(u16::from_le_bytes(*length))));
+        rest = behind;
+        let mut set = message(set);
+        if let Some(node) = set.get_mut(NODE_OF_SET) {
+            node.copy_from_slice(&head[..4]);
+            set.truncate(set.len() - 8);
+            set = sealed(set);
+        }
+        sets.push(set);
+    }
+    let version = if is_signed { [2, 0] } else { [1, 0] };
+    let count = (sets.len() as u16).to_le_bytes();
+    let mut bytes = [&announcement::MAGIC[..], &version, &count, &head].concat();
+    bytes.extend((agent.len() as u16).to_le_bytes());
+    bytes.extend(agent);
+    bytes.extend((metadata.len() as u32).to_le_bytes());
+    bytes.extend(metadata);
+    for set in sets {
+        bytes.extend((set.len() as u32).to_le_bytes());
+        bytes.extend(set);
+    }
+    if is_signed { (announcement::signed(bytes, key), true) } else { (sealed(bytes), false) }
+}
+
+/// Bytes behind their length of one byte, and the rest.
+fn short(bytes: &[u8]) -> (&[u8], &[u8]) {
+    let (length, behind) = bytes.split_first().unwrap_or((&0, &[]));
+    behind.split_at(behind.len().min(usize::from(*length)))
 }
 
 /// With its checksum behind it.
@@ -106,6 +186,28 @@ mod tests {
     #[test]
     fn the_corpus_holds() {
         assert!(corpus::run("block_set", &[], block_set) > 0);
+    }
+
+    #[test]
+    fn the_corpus_of_announcements_holds() {
+        assert!(corpus::run("announcement", &[], announcement) > 0);
+    }
+
+    /// Otherwise nothing behind the signature is reached.
+    #[test]
+    fn the_corpus_has_announcements_that_are_accepted_with_and_without_a_signature() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/announcement");
+        let key = DeploymentKey::from_secret(b"ours");
+        let mut found = std::collections::BTreeSet::new();
+        for file in folder.read_dir().expect("committed") {
+            let input = std::fs::read(file.expect("a file").path()).expect("a file");
+            let (bytes, is_signed) = announced(&input, &key);
+            if let Ok(accepted) = NodeAnnouncement::decode(&bytes, is_signed.then_some(&key)) {
+                found.insert((is_signed, accepted.sets.len().min(2)));
+            }
+        }
+        let wanted = [(false, 0), (false, 1), (false, 2), (true, 0), (true, 1), (true, 2)];
+        assert!(wanted.iter().all(|kind| found.contains(kind)), "{found:?}");
     }
 
     /// Otherwise nothing behind the checksums is reached.

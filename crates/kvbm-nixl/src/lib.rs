@@ -45,7 +45,8 @@
 //! # Modules
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `fuzz` | bodies of the fuzz targets | `exchange`, `codec`, `error`, `block_set`, `lease` |
+//! | `fuzz` | bodies of the fuzz targets | `announcement`, `exchange`, `codec`, `error`, `block_set`, `lease` |
+//! | `watch` | what a node makes of the announcements that it finds | `node`, `registry`, `announcement` |
 //! | `node` | a node among peers: leases, verified reads | `registry`, `announcement`, `shapes`, `digest`, `agent`, `error`, `block_set`, `lease` |
 //! | `digest` | digests of parts of blocks | `shapes` |
 //! | `conformance` | what every agent must do | `agent` |
@@ -85,6 +86,7 @@ mod node;
 mod registry;
 mod shapes;
 mod storage;
+mod watch;
 
 pub use agent::{
     AgentError, Descriptor, DescriptorList, MAX_DESCRIPTORS, MAX_NOTIFICATION_BYTES, NixlEnabledStorage,
@@ -108,3 +110,4 @@ pub use node::{
 pub use registry::{BlockSetRegistry, Imported, MAX_PEERS, RegistryError};
 pub use shapes::{ModelPart, ReadPlan, ShapeError, TransferLists};
 pub use storage::NixlStorage;
+pub use watch::{OwnAnnouncement, PeerChange, PeerWatch};

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvbm_keys::DeploymentKey;
+use kvbm_plan::simulation::{Planted, planted};
 use kvbm_plan::{Epoch, GroupId, NamespaceTag, NodeId};
 use parking_lot::RwLock;
 
@@ -84,7 +85,9 @@ impl BlockSetRegistry {
             None if count >= MAX_PEERS => return Err(RegistryError::Full { node }),
             None => Imported::New,
             Some(known) if known == (new.epoch, new.sequence) => return Ok((node, Imported::Known)),
-            Some((epoch, sequence)) if (new.epoch, new.sequence) < (epoch, sequence) => {
+            Some((epoch, sequence))
+                if (new.epoch, new.sequence) < (epoch, sequence) && !planted(Planted::ImportStale) =>
+            {
                 return Err(RegistryError::Stale {
                     node,
                     epoch: new.epoch,
@@ -119,6 +122,11 @@ impl BlockSetRegistry {
     /// The node whose messages come from this agent.
     pub fn node_of(&self, agent: &str) -> Option<Arc<NodeAnnouncement>> {
         self.nodes.read().values().find(|node| node.agent == agent).cloned()
+    }
+
+    /// Whether no node is known.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.read().is_empty()
     }
 
     /// All nodes, by id.

@@ -4,7 +4,7 @@ use crate::plan::Setup;
 use crate::random::Random;
 use crate::world::{Threads, World};
 use kvbm::config::{Blocks, Config, ModelConfig};
-use kvbm::{Builder, KvBlockManager, Namespace, Owned, Rank, Tier, TokenSequence};
+use kvbm::{Builder, KvBlockManager, Namespace, Owned, Rank, Tier, TokenSequence, simulation};
 use kvbm_events::Subscriber;
 use kvbm_plan::{BlockId, BlockIdentity, NamespaceId, SequenceHash, clock};
 use std::cell::RefCell;
@@ -17,11 +17,11 @@ pub(crate) const PAGE: u32 = 16;
 
 impl<G> Threads for KvBlockManager<G> {
     fn deadlines(&self) {
-        self.simulate_deadlines();
+        simulation::expire(self);
     }
 
     fn decisions(&self) {
-        self.simulate_decisions();
+        simulation::decide(self);
     }
 }
 
@@ -279,7 +279,7 @@ impl<G: 'static> Bench<G> {
     }
 
     fn flush(&mut self) -> Option<End> {
-        let before: BTreeMap<_, _> = self.manager().simulate_snapshot(Tier::G3).into_iter().collect();
+        let before: BTreeMap<_, _> = simulation::snapshot(&self.manager(), Tier::G3).into_iter().collect();
         let flushed = self.manager().flush(Duration::from_secs(2));
         self.world.note(|| format!("flush: {flushed:?}"));
         if flushed.is_err() || self.world.with(|state| state.has_lied) {

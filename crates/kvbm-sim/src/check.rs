@@ -1,6 +1,7 @@
 //! The invariants of ARCHITECTURE.md, against what the world knows.
 
 use crate::bench::Bench;
+use kvbm::simulation;
 use kvbm_events::{Delivery, EventKind, StreamId};
 use kvbm_plan::{BlockId, BlockIdentity, Tier};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -12,7 +13,7 @@ const POOL: u16 = 0;
 impl<G: 'static> Bench<G> {
     /// After every step.
     pub(crate) fn check(&mut self) {
-        let tiers = Tier::SLOTTED.map(|tier| (tier, self.manager().simulate_snapshot(tier)));
+        let tiers = Tier::SLOTTED.map(|tier| (tier, simulation::snapshot(&self.manager(), tier)));
         for (tier, blocks) in &tiers {
             let mut slots = BTreeSet::new();
             for (slot, identity) in blocks {
@@ -68,7 +69,7 @@ impl<G: 'static> Bench<G> {
         if self.durable.is_empty() {
             return;
         }
-        let there: BTreeMap<_, _> = self.manager().simulate_snapshot(Tier::G3).into_iter().collect();
+        let there: BTreeMap<_, _> = simulation::snapshot(&self.manager(), Tier::G3).into_iter().collect();
         let (world, flushed) = (&self.world, self.flushed);
         // A slot may have had another block meanwhile, and this one again.
         let is_rewritten = |slot| world.with(|state| state.is_written_since(slot, flushed));
@@ -78,8 +79,10 @@ impl<G: 'static> Bench<G> {
     /// Durable is durable: what a flush confirmed and nobody removed is found by the next leader.
     pub(crate) fn check_recovered(&mut self, durable: &BTreeMap<BlockId, BlockIdentity>) {
         // Perhaps in another slot: disks keep records of what a rank loss took from the leader.
-        let found: HashSet<_> =
-            self.manager().simulate_snapshot(Tier::G3).into_iter().map(|(_, identity)| identity).collect();
+        let found: HashSet<_> = simulation::snapshot(&self.manager(), Tier::G3)
+            .into_iter()
+            .map(|(_, identity)| identity)
+            .collect();
         let is_sound = |slot: &BlockId| self.world.with(|state| state.is_sound(*slot));
         let mut blocks: Vec<_> = durable.iter().filter(|(slot, _)| is_sound(slot)).collect();
         blocks.sort_by_key(|(_, identity)| identity.position);
@@ -141,7 +144,7 @@ impl<G: 'static> Bench<G> {
             }
         }
         let held = Tier::SLOTTED.into_iter().flat_map(|tier| {
-            let blocks = manager.simulate_snapshot(tier).into_iter();
+            let blocks = simulation::snapshot(&manager, tier).into_iter();
             blocks.map(move |(_, identity)| (tier, identity.hash))
         });
         let held: BTreeSet<_> = held.collect();

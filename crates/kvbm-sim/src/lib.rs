@@ -1,12 +1,13 @@
 //! The leader and its ranks under one seed.
 //!
-//! **Knows:** the leader as its users see it, the wire form of plans and reports, and the rules
-//! that ARCHITECTURE.md calls invariants.
+//! **Knows:** the leader and nodes of remote memory as their users see them, the wire form of plans
+//! and reports, and the rules that ARCHITECTURE.md calls invariants.
 //! **Must never know:** the inside of any crate that it tests. Nothing uses it: it is a test.
 //!
 //! `SeedRun` drives a real manager over a simulated clock, links, disks, a blob store and ranks
 //! that crash, stall, repeat themselves and lie. After each step it compares what the manager says
-//! with what the world knows. docs/simulation.md says how a seed is replayed.
+//! with what the world knows. docs/simulation.md says how a seed is replayed. `NodesRun` drives
+//! many nodes of remote memory, which read from each other.
 //!
 //! Only a build with `RUSTFLAGS="--cfg kvbm_sim"` has any of it; `cargo xtask sim` makes one.
 //!
@@ -15,6 +16,7 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
+//! | `nodes` | many nodes that read from each other | `run`, `random` |
 //! | `run` | one seed from the first step to the last | `named`, `owned`, `bench`, `plan`, `world` |
 //! | `named` | an engine whose G1 is its own memory | `bench`, `plan`, `world` |
 //! | `owned` | an engine whose G1 is a pool of kvbm's | `bench`, `plan`, `world` |
@@ -25,15 +27,18 @@
 //! | `random` | numbers that a seed decides | - |
 
 #![cfg(kvbm_sim)]
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod bench;
 mod check;
 mod named;
+#[allow(unsafe_code, reason = "memory that transfers write; one thread runs a simulation")]
+mod nodes;
 mod owned;
 mod plan;
 mod random;
 mod run;
 mod world;
 
+pub use nodes::{Counts, NodesRun};
 pub use run::{Outcome, SeedRun, note_panics};

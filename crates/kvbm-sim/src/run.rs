@@ -53,7 +53,7 @@ pub fn note_panics() {
 }
 
 /// Simulated clocks begin in the past, so that no real wait lasts until a simulated deadline.
-fn beginning() -> Instant {
+pub(crate) fn beginning() -> Instant {
     static BEGINNING: OnceLock<Instant> = OnceLock::new();
     let long_ago = Duration::from_secs(10 * 365 * 24 * 3600);
     *BEGINNING.get_or_init(|| Instant::now().checked_sub(long_ago).unwrap_or_else(Instant::now))
@@ -119,6 +119,6 @@ impl SeedRun {
     }
 }
 
-fn take_panic() -> Option<String> {
+pub(crate) fn take_panic() -> Option<String> {
     PANIC.take()
 }

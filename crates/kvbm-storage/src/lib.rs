@@ -42,13 +42,13 @@ mod error;
 mod fragments;
 mod host;
 mod mapping;
-mod near;
 mod numa;
 mod pinned;
 mod population;
 mod shared;
 mod storage;
 mod system;
+mod thread_placement;
 
 pub use bound::{BoundLayout, RegionBinding, RegionBytes};
 pub use device::{DeviceAllocator, DeviceStorage};
@@ -56,13 +56,13 @@ pub use disk::{DiskAllocator, DiskStorage, Preallocation};
 pub use error::StorageError;
 pub use fragments::BoundFragment;
 pub use host::HostStorage;
-pub use near::{Processors, ThreadPlacement, near, node_of};
 pub use numa::NumaPlacement;
 pub use pinned::{PinFallback, PinProgress, PinState, PinnedAllocator, PinnedStorage};
 pub use population::{Population, PopulationEnd};
 pub use shared::SharedStorage;
 pub use storage::{Backing, FileRange, Storage, StorageAllocator, StorageExt, StorageKind};
 pub use system::{HugePages, PageSize, SystemAllocator, SystemStorage};
+pub use thread_placement::{Processors, ThreadPlacement, node_of, run_near};
 
 // Part of this crate's signatures.
 pub use kvbm_device::{DeviceId, DeviceMemory, HostRegion, Owner};

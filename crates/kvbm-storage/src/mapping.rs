@@ -64,7 +64,12 @@ pub(crate) fn map_shared(file: impl AsFd, len: u64) -> io::Result<HostRegion> {
     // descriptor is open during the call.
     let start = unsafe { libc::mmap(place, mappable(len)?, protection, flags, file, 0) };
     if start == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
+        let error = io::Error::last_os_error();
+        // Linux may have unmapped the range before it failed (where no huge page is left, for
+        // example), and another thread may have mapped its stack there. So the reservation is
+        // given up: at worst these addresses stay unused.
+        std::mem::forget(mapping);
+        return Err(error);
     }
     Ok(region(mapping, gap, len))
 }

@@ -12,9 +12,9 @@ use kvbm_device::HostRegion;
 
 use crate::mapping;
 
-/// Bytes that one call of the system provides: a stop waits for no more.
+/// Bytes that one system call populates. A stop waits for the end of that call.
 const STEP: u64 = 4 << 20;
-/// Bytes between two looks at how much memory the machine has left.
+/// Bytes between two checks of the machine's free memory.
 const LOOK: u64 = 64 << 20;
 /// The share of the machine's memory that stays free.
 const RESERVE: u64 = 16;
@@ -68,7 +68,7 @@ impl Drop for Population {
 pub enum PopulationEnd {
     /// Every page is there.
     Complete {
-        /// Bytes for which the system took the wish for huge pages.
+        /// Bytes for which the kernel accepted the request for huge pages.
         merged: u64,
     },
     /// It was dropped.

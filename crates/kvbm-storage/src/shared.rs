@@ -211,6 +211,37 @@ mod tests {
     }
 
     #[test]
+    fn a_mapping_that_fails_takes_no_memory_from_other_threads() {
+        // No machine has that many huge pages, so each attempt fails.
+        let len = 1 << 44;
+        let Ok(file) = memfd_create("kvbm-test", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB) else {
+            return; // A system without huge pages cannot fail this way.
+        };
+        ftruncate(&file, len).expect("a size");
+        let is_done = AtomicBool::new(false);
+        let others = || {
+            while !is_done.load(Ordering::Relaxed) {
+                let memory = mapping::map(HUGE_PAGE, BASE_PAGE).expect("memory");
+                // SAFETY: the memory is this thread's alone.
+                unsafe { memory.fill(0, BASE_PAGE, 0x5a) }.expect("in range");
+                std::thread::yield_now();
+                // SAFETY: as above.
+                assert_eq!(unsafe { memory.bytes(100, 1) }.expect("in range"), [0x5a]);
+            }
+        };
+        std::thread::scope(|scope| {
+            let threads = [scope.spawn(others), scope.spawn(others)];
+            for _ in 0..1_000 {
+                assert!(mapping::map_shared(&file, len).is_err());
+            }
+            is_done.store(true, Ordering::Relaxed);
+            for thread in threads {
+                thread.join().expect("its memory stayed");
+            }
+        });
+    }
+
+    #[test]
     fn both_mappings_can_have_huge_pages_and_the_bytes_stay() {
         let len = 3 * HUGE_PAGE + 12_345;
         let mut ours = SharedStorage::create(len, HugePages::No, None).expect("memory");

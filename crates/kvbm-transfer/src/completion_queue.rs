@@ -1,8 +1,7 @@
 //! Finished stages of an executor, and the wake-up for new work.
 //!
-//! The thread is woken without the lock that it takes first, and once for all that comes before it
-//! runs: to wake one costs about as much as to sum half a megabyte. (Two channels and a choice
-//! between them woke it with a lock held, so twice for each message.)
+//! The thread is woken after the lock was released, and once for all messages that come before it
+//! runs. Waking a thread costs about as much as the checksum of half a megabyte.
 
 use kvbm_device::DeviceError;
 use kvbm_disk::OpOutcome;
@@ -18,11 +17,11 @@ pub(crate) struct Done {
 
 pub(crate) enum Stage {
     Copy(Result<(), DeviceError>),
-    /// What came of the operations of a batch, in order.
+    /// Results of the operations of a batch, in order.
     Disk(Vec<OpOutcome>),
     /// Checksums of the blocks of a task, in order, or why they did not arrive.
     Volume(Vec<Result<u64, Failure>>),
-    /// What came of the blocks of a copy by a mover, in order.
+    /// Results of the blocks of a copy by a mover, in order.
     Moved(Vec<BlockOutcome>),
 }
 
@@ -41,7 +40,7 @@ struct CompletionState {
 }
 
 impl CompletionQueue {
-    /// Tells of a stage that is over.
+    /// Reports a stage that is over.
     pub(crate) fn put(&self, done: Done) {
         self.state.lock().done.push(done);
         self.news.notify_one();
@@ -53,13 +52,13 @@ impl CompletionQueue {
         self.news.notify_one();
     }
 
-    /// Everything that was put and not taken, in order.
+    /// All reported stages that were not taken yet, in order.
     pub(crate) fn take(&self) -> Vec<Done> {
         std::mem::take(&mut self.state.lock().done)
     }
 
-    /// Waits until there is something to take or the wake-up rang, and silences it; no longer than
-    /// `most`.
+    /// Waits until there is something to take or a wake-up came, and resets the wake-up; no longer
+    /// than `most`.
     pub(crate) fn wait(&self, most: Duration) {
         let mut state = self.state.lock();
         if state.done.is_empty() && !state.is_rung {

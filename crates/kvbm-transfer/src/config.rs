@@ -170,19 +170,42 @@ pub struct DiskTier {
     pub recovered: Recovered,
 }
 
+/// What a rank holds of blocks of a cache group, as objects are named by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VolumeGroup {
+    /// Layers and heads of the group.
+    pub slice: BlobSlice,
+    /// KV heads of the group over all ranks: how deployments with another number of ranks may have
+    /// cut blocks. A slice that begins behind them is named by its rank, and only a rank that holds
+    /// the same part can read it.
+    pub heads: u32,
+}
+
+impl VolumeGroup {
+    /// A part of blocks that is not cut along heads: `rank` of `ranks` holds it alone.
+    pub const fn of_rank(layers: u32, heads: u32, rank: u32, ranks: u32) -> Self {
+        let slice = BlobSlice {
+            first_layer: 0,
+            num_layers: layers,
+            first_head: heads.saturating_add(rank),
+            num_heads: ranks,
+        };
+        Self { slice, heads }
+    }
+}
+
 /// G4 of a worker: the volumes it may reach, and which part of each block is its own.
 #[derive(Clone)]
 pub struct VolumeTier {
     /// The volumes. They may be registered and unregistered while the worker runs.
     pub registry: Arc<VolumeRegistry>,
-    /// Layers and heads of the model that this rank holds: the part of a block that its objects are
-    /// named by.
-    pub slice: BlobSlice,
-    /// KV heads of the whole model: how deployments with another number of ranks may have cut
-    /// blocks.
-    pub model_heads: u32,
-    /// Whether this rank writes: of ranks with the same slice, one does.
+    /// What this rank holds of blocks of each cache group, by group.
+    pub groups: Vec<VolumeGroup>,
+    /// Whether this rank writes: of ranks with the same bytes, one does.
     pub writes: bool,
+    /// Of the ranks that write, how many come before this one, and how many there are: which rank
+    /// removes objects that no rank of this deployment wrote.
+    pub share: (u32, u32),
     /// How objects are summed: with the deployment's key, if it has one.
     pub seal: ObjectSeal,
     /// Threads of each path that wait for a volume, for each volume; they run while there is
@@ -192,13 +215,13 @@ pub struct VolumeTier {
 
 impl fmt::Debug for VolumeTier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { registry, slice, model_heads, writes, seal, threads } = self;
+        let Self { registry, groups, writes, share, seal, threads } = self;
         let volumes = registry.descriptors();
         f.debug_struct("VolumeTier")
             .field("volumes", &volumes)
-            .field("slice", slice)
-            .field("model_heads", model_heads)
+            .field("groups", groups)
             .field("writes", writes)
+            .field("share", share)
             .field("seal", seal)
             .field("threads", threads)
             .finish()
@@ -326,11 +349,12 @@ impl WorkerConfig {
                 return bad(format!("group {group}: {found:?}"), &rule);
             }
         }
-        if !self.other_groups.is_empty() && self.volumes.is_some() {
-            return bad(
-                format!("{} groups", self.other_groups.len() + 1),
-                "must be empty with volumes, which hold blocks of one cache group",
-            );
+        let groups = self.other_groups.len() + 1;
+        if let Some(found) =
+            self.volumes.as_ref().map(|tier| tier.groups.len()).filter(|found| *found != groups)
+        {
+            let rule = format!("of volumes must be {groups}, one for each group");
+            return bad(format!("{found} slices"), &rule);
         }
         Ok(())
     }

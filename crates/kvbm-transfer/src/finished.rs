@@ -3,8 +3,8 @@
 use kvbm_plan::{BlockOutcome, Path, PlanId, TransferReport};
 use std::collections::VecDeque;
 
-/// Finished plans that are kept until they are taken.
-pub(crate) const MAX_FINISHED: usize = 65_536;
+/// Finished plans that are kept until they are taken. An engine takes them each step.
+pub(crate) const MAX_FINISHED: usize = 4_096;
 
 /// A plan with a tag, that is over on this rank: nothing of it touches the memory of its blocks any
 /// more.

@@ -71,6 +71,11 @@ impl Flusher {
                     FlushOutcome::Failed(Failure::new(kind_of(&error), format!("flush of G3: {error}")))
                 }
             };
+            let keys = self.engine.take_key_notices();
+            for part in keys.chunks(Message::MAX_KEYS) {
+                let (rank, epoch, volume, keys) = (self.rank, self.epoch, None, part.to_vec());
+                hub.send(Message::Keys { rank, epoch, volume, keys });
+            }
             for token in tokens {
                 let (rank, epoch, outcome) = (self.rank, self.epoch, outcome.clone());
                 hub.send(Message::Flushed { rank, epoch, token, outcome });

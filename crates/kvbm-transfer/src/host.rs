@@ -3,10 +3,18 @@
 //! Every access of the worker to host memory happens under a claim, so that bytes are never read
 //! while they are written, whatever the leader asks for. The table also catches what a checksum
 //! alone cannot name: a slot that was swapped or is stale.
+//!
+//! # Modules
+//! | module | what it is | uses |
+//! |---|---|---|
+//! | `claims` | the rights to read and to write a slot | - |
+
+mod claims;
 
 use crate::config::{HostContent, VerifyHost};
 use crate::error::StartError;
 use crate::slot_layout::{disk_layout, layouts};
+pub(crate) use claims::{ReadClaim, WriteClaim};
 use kvbm_device::{DeviceError, HostRegion};
 use kvbm_disk::{BlockChecksum, ContentCrc, IoFragments};
 use kvbm_layout::{CopyPlan, Fragment, FragmentList, Selection};
@@ -15,7 +23,7 @@ use kvbm_storage::{BoundLayout, RegionBytes};
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 /// What a slot holds.
 #[derive(Debug, Default)]
@@ -129,6 +137,11 @@ impl HostTier {
     /// How blocks of group 0 lie there.
     pub(crate) fn bound(&self) -> &BoundLayout {
         &self.groups[0].bound
+    }
+
+    /// How blocks lie there, by group.
+    pub(crate) fn layouts(&self) -> impl Iterator<Item = &BoundLayout> {
+        self.groups.iter().map(|group| &group.bound)
     }
 
     /// The group of a block: plans of other groups are not admitted.
@@ -330,355 +343,5 @@ fn overlap(a: &Range<u32>, b: &Range<u32>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// The right to read (part of) a slot. Must outlive the copy.
-#[derive(Debug)]
-pub(crate) struct ReadClaim {
-    tier: Arc<HostTier>,
-    slot: u32,
-    identity: BlockIdentity,
-    checksum: Option<u64>,
-}
-
-impl ReadClaim {
-    /// Checksum that the slot is known to have.
-    pub(crate) fn checksum(&self) -> Option<u64> {
-        self.checksum
-    }
-
-    /// Whether the policy wants the bytes compared with their checksum this time.
-    pub(crate) fn is_due(&self) -> bool {
-        match self.tier.verify {
-            VerifyHost::Never => false,
-            VerifyHost::Always => true,
-            VerifyHost::Sampled(every) => {
-                self.tier.reads.fetch_add(1, Ordering::Relaxed).is_multiple_of(u64::from(every))
-            }
-        }
-    }
-
-    /// Compares bytes and checksum if the policy asks for it. Returns whether it did.
-    pub(crate) fn verify(&self) -> Result<bool, Failure> {
-        let Some(expected) = self.checksum else { return Ok(false) };
-        if self.is_due() { self.compare(expected).map(|()| true) } else { Ok(false) }
-    }
-
-    /// Whether another process knows what the slot should hold.
-    pub(crate) fn is_elsewhere(&self) -> bool {
-        self.tier.is_elsewhere(self.slot)
-    }
-
-    /// Computes the checksum of the whole block, for the process that knows what it should be.
-    pub(crate) fn sum(&mut self) -> Result<(), Failure> {
-        // SAFETY: this claim keeps writers away from the slot; where it is another process's, that
-        // one does.
-        self.checksum = Some(unsafe { self.tier.checksum(self.slot, &self.identity) }?);
-        Ok(())
-    }
-
-    /// Compares the checksum that another process found as it copied the block. Returns whether the
-    /// right one is known. A process that found another one may be wrong: so the bytes are looked
-    /// at here too.
-    pub(crate) fn check(&self, found: u64) -> Result<bool, Failure> {
-        let Some(expected) = self.checksum else { return Ok(false) };
-        if found != expected {
-            self.compare(expected)?;
-            let why = format!(
-                "slot {} of G2: the engine's process read checksum {found:016x}, but {expected:016x} is there",
-                self.slot
-            );
-            return Err(Failure::new(FailureKind::Device, why));
-        }
-        Ok(true)
-    }
-
-    /// Always compares bytes and checksum: for blocks that leave this machine.
-    pub(crate) fn verify_always(&self) -> Result<(), Failure> {
-        self.checksum.map_or(Ok(()), |expected| self.compare(expected))
-    }
-
-    fn compare(&self, expected: u64) -> Result<(), Failure> {
-        // SAFETY: this claim is on a filled slot (only those have a checksum), so nobody writes any
-        // of it.
-        let found = unsafe { self.tier.checksum(self.slot, &self.identity) }?;
-        if found == expected {
-            return Ok(());
-        }
-        self.tier.forget(self.slot);
-        let bytes = self.tier.group(&self.identity).bound.bytes_per_block();
-        let why = format!(
-            "slot {} of G2, bytes 0..{bytes}: checksum {found:016x}, but {expected:016x} was written; it is not read again",
-            self.slot
-        );
-        Err(Failure::new(FailureKind::Corrupt, why))
-    }
-
-    /// Copies the block out, in the byte order of `order`.
-    pub(crate) fn gather(&self, order: &FragmentList) -> Result<Vec<u8>, Failure> {
-        let mut bytes = vec![0; order.slot_bytes() as usize];
-        let copied = each_fragment(
-            &self.tier.group(&self.identity).regions,
-            order,
-            self.slot,
-            |region, offset, place| {
-                // SAFETY: this claim keeps writers away from the slot.
-                unsafe { region.read_at(offset, &mut bytes[place]) }
-            },
-        );
-        let failed = |why| Failure::new(FailureKind::Unsupported, format!("slot {} of G2: {why}", self.slot));
-        copied.map(|()| bytes).map_err(failed)
-    }
-
-    /// Marks the slot as damaged: it is never read again.
-    pub(crate) fn condemn(&self) {
-        self.tier.forget(self.slot);
-    }
-
-    pub(crate) fn io_memory(&self) -> Result<IoFragments, Failure> {
-        self.tier.io_memory(self.slot, &self.identity)
-    }
-}
-
-impl Drop for ReadClaim {
-    fn drop(&mut self) {
-        // There is none where the claim is another process's.
-        if let Some(slot) = self.tier.slots.lock().get_mut(self.slot as usize) {
-            slot.readers -= 1;
-        }
-    }
-}
-
-/// The right to write (part of) a slot. Dropped unfinished, it leaves the slot without those
-/// layers.
-#[derive(Debug)]
-pub(crate) struct WriteClaim {
-    tier: Arc<HostTier>,
-    slot: u32,
-    identity: BlockIdentity,
-    span: Range<u32>,
-    open: bool,
-}
-
-impl WriteClaim {
-    pub(crate) fn io_memory(&self) -> Result<IoFragments, Failure> {
-        self.tier.io_memory(self.slot, &self.identity)
-    }
-
-    /// The bytes arrived, with a checksum that was verified on the way.
-    pub(crate) fn finish_verified(mut self, checksum: u64) {
-        self.close(true, Some(checksum));
-    }
-
-    /// The bytes arrived. With `compute`, a whole block gets its checksum now, from that of its
-    /// `content` if that was computed on the way; it is returned. A block that came in parts gets
-    /// it with the last part.
-    pub(crate) fn finish(mut self, compute: bool, content: Option<u64>) -> Result<Option<u64>, Failure> {
-        if self.span == self.tier.group(&self.identity).all_layers() {
-            let checksum = match content {
-                _ if !compute => None,
-                Some(content) => Some(self.tier.sums.bind(&self.identity, content)),
-                // SAFETY: this claim is on all layers and its copy is complete, so nobody writes
-                // the slot.
-                None => Some(unsafe { self.tier.checksum(self.slot, &self.identity) }?),
-            };
-            self.close(true, checksum);
-            return Ok(checksum);
-        }
-        let complete = self.close(true, None);
-        if !(complete && compute) {
-            return Ok(None);
-        }
-        let claim = self.tier.read(self.slot, &self.identity, None)?;
-        // SAFETY: `complete` says that the slot is filled, and `claim` keeps writers away.
-        let checksum = unsafe { self.tier.checksum(self.slot, &self.identity) }?;
-        let mut slots = self.tier.slots.lock();
-        if let Content::Filled { checksum: known, .. } = &mut slots[self.slot as usize].content {
-            *known = Some(checksum);
-        }
-        drop(slots);
-        drop(claim);
-        Ok(Some(checksum))
-    }
-
-    /// Ends the claim. Whether the slot holds the whole block now.
-    fn close(&mut self, arrived: bool, checksum: Option<u64>) -> bool {
-        self.open = false;
-        let whole = self.span == self.tier.group(&self.identity).all_layers();
-        let mut slots = self.tier.slots.lock();
-        let Some(slot) = slots.get_mut(self.slot as usize) else { return arrived && whole };
-        if whole {
-            let filled = Content::Filled { identity: self.identity, checksum };
-            slot.content = if arrived { filled } else { Content::Empty };
-            return arrived;
-        }
-        if let Some(index) = slot.writing.iter().position(|range| *range == self.span) {
-            slot.writing.swap_remove(index);
-        }
-        if !arrived {
-            return false;
-        }
-        let Content::Partial { identity, arrived } = &mut slot.content else { return false };
-        if *identity != self.identity {
-            return false;
-        }
-        for layer in self.span.clone() {
-            arrived[layer as usize] = true;
-        }
-        let complete = slot.writing.is_empty() && arrived.iter().all(|layer| *layer);
-        if complete {
-            slot.content = Content::Filled { identity: self.identity, checksum: None };
-        }
-        complete
-    }
-}
-
-impl Drop for WriteClaim {
-    fn drop(&mut self) {
-        if self.open {
-            self.close(false, None);
-        }
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use kvbm_layout::{AxisOrder, DType, FullyContiguous, LayoutConfig};
-    use kvbm_plan::{GroupId, NamespaceId, SequenceHash};
-    use kvbm_storage::SystemAllocator;
-
-    fn tier() -> Arc<HostTier> {
-        let config = LayoutConfig::builder()
-            .num_blocks(4)
-            .num_layers(2)
-            .page_size(2)
-            .inner_dim(8)
-            .dtype(DType::F8E4M3)
-            .build()
-            .unwrap();
-        let layout = Arc::new(FullyContiguous::new(config, AxisOrder::Nhd).unwrap());
-        let bound = BoundLayout::allocate(layout, &SystemAllocator::default()).unwrap();
-        Arc::new(HostTier::new([bound], BlockChecksum::new([0; 16]), VerifyHost::Always, false).unwrap())
-    }
-
-    fn block(name: u8) -> BlockIdentity {
-        let hash = SequenceHash::from_bytes([name; 16]);
-        BlockIdentity { namespace: NamespaceId(0), group: GroupId(0), hash, parent: None, position: 0 }
-    }
-
-    const LAYER: [Option<LayerRange>; 2] =
-        [Some(LayerRange { first: 0, count: 1 }), Some(LayerRange { first: 1, count: 1 })];
-
-    fn read(tier: &Arc<HostTier>, name: u8, layers: Option<LayerRange>) -> Result<ReadClaim, FailureKind> {
-        tier.read(1, &block(name), layers).map_err(|failure| failure.kind)
-    }
-
-    fn write(tier: &Arc<HostTier>, name: u8, layers: Option<LayerRange>) -> Result<WriteClaim, FailureKind> {
-        tier.write(1, &block(name), layers).map_err(|failure| failure.kind)
-    }
-
-    #[test]
-    fn readers_share_and_a_writer_is_alone() {
-        let tier = tier();
-        assert_eq!(read(&tier, 1, None).unwrap_err(), FailureKind::Missing);
-        let claim = write(&tier, 1, None).unwrap();
-        assert_eq!(read(&tier, 1, None).unwrap_err(), FailureKind::Missing, "being written");
-        assert_eq!(read(&tier, 1, LAYER[1]).unwrap_err(), FailureKind::Missing, "each layer is");
-        for layers in [None, LAYER[0]] {
-            assert_eq!(write(&tier, 2, layers).unwrap_err(), FailureKind::QueueFull);
-        }
-        assert!(claim.finish(true, None).unwrap().is_some());
-        let readers = [read(&tier, 1, None).unwrap(), read(&tier, 1, LAYER[1]).unwrap()];
-        assert_eq!(read(&tier, 2, None).unwrap_err(), FailureKind::Corrupt);
-        assert_eq!(write(&tier, 2, None).unwrap_err(), FailureKind::QueueFull);
-        assert_eq!(readers[0].verify(), Ok(true));
-        drop(readers);
-        drop(write(&tier, 2, None).unwrap());
-        assert_eq!(read(&tier, 1, None).unwrap_err(), FailureKind::Missing, "overwritten in part, perhaps");
-        assert_eq!(tier.read(9, &block(1), None).unwrap_err().kind, FailureKind::Unsupported);
-    }
-
-    #[test]
-    fn claims_of_another_process_are_none_of_ours() {
-        let bound = tier().bound().clone();
-        let sums = BlockChecksum::new([0; 16]);
-        let tier = Arc::new(HostTier::new([bound], sums, VerifyHost::Always, true).unwrap());
-        let writers = [write(&tier, 1, None).unwrap(), write(&tier, 2, None).unwrap()];
-        assert_eq!(read(&tier, 7, None).unwrap().verify(), Ok(false), "its owner has the checksum");
-        let sums = writers.map(|claim| claim.finish(true, None).unwrap().expect("a checksum"));
-        assert_ne!(sums[0], sums[1], "bound to the identity");
-        assert_eq!(write(&tier, 1, LAYER[0]).unwrap().finish(true, None), Ok(None));
-        assert_eq!(tier.read(4, &block(1), None).unwrap_err().kind, FailureKind::Unsupported);
-        assert_eq!(tier.write(4, &block(1), None).unwrap_err().kind, FailureKind::Unsupported);
-    }
-
-    #[test]
-    fn a_process_that_reads_says_what_and_its_word_condemns_no_slot() {
-        let ours = tier();
-        let sum = write(&ours, 1, None).unwrap().finish(true, None).unwrap().expect("a checksum");
-        let sums = BlockChecksum::new([0; 16]);
-        let theirs = HostTier::new([ours.bound().clone()], sums, VerifyHost::Never, true).unwrap();
-        let mut claim = read(&Arc::new(theirs), 1, None).unwrap();
-        claim.sum().unwrap();
-        assert_eq!(claim.checksum(), Some(sum));
-        let known = read(&ours, 1, None).unwrap();
-        assert_eq!(known.check(sum), Ok(true));
-        assert_eq!(known.check(sum ^ 1).unwrap_err().kind, FailureKind::Device, "its word alone");
-        assert_eq!(read(&ours, 1, None).unwrap().verify(), Ok(true));
-        // SAFETY: nobody else touches the memory of this test.
-        unsafe { ours.groups[0].regions[0].fill(ours.bytes_per_block(), 1, 0xff) }.unwrap();
-        claim.sum().unwrap();
-        let found = claim.checksum().expect("a checksum");
-        assert_eq!(known.check(found).unwrap_err().kind, FailureKind::Corrupt);
-        drop(known);
-        assert_eq!(read(&ours, 1, None).unwrap_err(), FailureKind::Missing);
-    }
-
-    #[test]
-    fn what_one_worker_has_another_one_of_the_same_memory_takes() {
-        let ours = tier();
-        write(&ours, 1, None).unwrap().finish(true, None).unwrap();
-        ours.write(2, &block(2), LAYER[0]).unwrap().finish(true, None).unwrap();
-        let contents = ours.contents();
-        assert_eq!(contents.len(), 1, "a part of a block is none: {contents:?}");
-        assert_eq!((contents[0].block, contents[0].identity), (BlockId(1), block(1)));
-        let sums = BlockChecksum::new([0; 16]);
-        let theirs =
-            Arc::new(HostTier::new([ours.bound().clone()], sums, VerifyHost::Always, false).unwrap());
-        let beyond = HostContent { block: BlockId(9), ..contents[0] };
-        theirs.adopt(&[contents[0], beyond]);
-        assert_eq!(theirs.contents(), contents);
-        assert_eq!(read(&theirs, 1, None).unwrap().verify(), Ok(true));
-        assert_eq!(read(&theirs, 2, None).unwrap_err(), FailureKind::Corrupt);
-    }
-
-    #[test]
-    fn layers_gather_under_one_identity_only() {
-        let tier = tier();
-        let [first, second] = LAYER.map(|layer| write(&tier, 1, layer).unwrap());
-        for layers in [None, LAYER[1]] {
-            assert_eq!(write(&tier, 1, layers).unwrap_err(), FailureKind::QueueFull);
-        }
-        assert_eq!(second.finish(true, None), Ok(None), "not whole yet");
-        assert!(read(&tier, 1, LAYER[1]).is_ok());
-        assert_eq!(read(&tier, 1, LAYER[0]).unwrap_err(), FailureKind::Missing);
-        let whole = first.finish(true, None).unwrap().expect("the last layer completes the block");
-        assert_eq!(read(&tier, 1, None).unwrap().checksum(), Some(whole));
-        write(&tier, 2, LAYER[0]).unwrap().finish(true, None).unwrap();
-        assert_eq!(read(&tier, 2, None).unwrap_err(), FailureKind::Missing, "layer 1 is of another block");
-        assert_eq!(read(&tier, 1, LAYER[1]).unwrap_err(), FailureKind::Corrupt);
-    }
-
-    #[test]
-    fn a_condemned_slot_is_not_read_again_until_it_is_written() {
-        let tier = tier();
-        write(&tier, 1, None).unwrap().finish(true, None).unwrap();
-        // SAFETY: nobody else touches the memory of this test.
-        unsafe { tier.groups[0].regions[0].fill(tier.bytes_per_block(), 1, 0xff) }.unwrap();
-        let claim = read(&tier, 1, None).unwrap();
-        assert_eq!(claim.verify().unwrap_err().kind, FailureKind::Corrupt);
-        drop(claim);
-        assert_eq!(read(&tier, 1, None).unwrap_err(), FailureKind::Missing);
-        write(&tier, 1, None).unwrap().finish_verified(7);
-        assert_eq!(read(&tier, 1, None).unwrap().checksum(), Some(7));
-    }
-}
+mod tests;

@@ -83,7 +83,8 @@ mod volume_requests;
 mod volume_threads;
 
 pub use config::{
-    DiskTier, GroupMemory, HostContent, PathConfig, PathConfigs, VerifyHost, VolumeTier, WorkerConfig,
+    DiskTier, GroupMemory, HostContent, PathConfig, PathConfigs, VerifyHost, VolumeGroup, VolumeTier,
+    WorkerConfig,
 };
 pub use error::{BlocksBusy, ShutdownError, StartError, SubmitError};
 pub use finished::FinishedPlan;

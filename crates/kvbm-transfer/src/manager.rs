@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 /// Every accepted submission of a plan is answered by exactly one report. A plan id that is already
 /// known is answered with the same report and never executed twice, so a leader may repeat itself
 /// (a plan that was refused with [`QueueFull`](kvbm_plan::FailureKind::QueueFull) is retried under
-/// a new id). Ids need not be dense, but an id far below the 65,536 last ones is refused. Dropping
+/// a new id). Ids need not be dense, but an id far below the 8,192 last ones is refused. Dropping
 /// the manager shuts it down within
 /// [`WorkerConfig::drop_deadline`](crate::WorkerConfig::drop_deadline).
 ///
@@ -139,7 +139,7 @@ impl TransferManager {
     /// Makes `event` known as `id` to [`Gate::DeviceEvent`](kvbm_plan::Gate::DeviceEvent). Plans
     /// may name it before or after; one that names an event which is never registered waits until
     /// its budget ends or it is cancelled. A later event of the same number takes its place. The
-    /// last 65,536 events are remembered.
+    /// last 16,384 events are remembered; an older one counts as never registered.
     pub fn register_event(&self, id: u64, event: &Event) {
         self.hub.register_event(id, event);
     }
@@ -154,7 +154,7 @@ impl TransferManager {
     }
 
     /// Plans with a tag that have finished since the last call, oldest first: one entry for each
-    /// plan. The last 65,536 are kept; [`WorkerStats::finished_dropped`] counts the others.
+    /// plan. The last 4,096 are kept; [`WorkerStats::finished_dropped`] counts the others.
     pub fn drain_finished(&self) -> Vec<FinishedPlan> {
         self.hub.drain_finished()
     }

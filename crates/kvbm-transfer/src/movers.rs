@@ -5,10 +5,10 @@ use kvbm_storage::BoundLayout;
 use std::fmt;
 use std::sync::Arc;
 
-/// Told what came of each block of a copy, in order.
+/// Gets the result of each block of a copy, in order.
 pub type MoveDone = Box<dyn FnOnce(Vec<BlockOutcome>) + Send>;
 
-/// Who copies between G1 and host memory where G1 belongs to other processes.
+/// Copies between G1 and host memory where G1 belongs to other processes.
 pub trait Movers: Send + Sync {
     /// Starts a copy. It has an id that no other copy of this worker has. Slots of G2 beyond its
     /// last block are slots of staging rings. Never waits.

@@ -8,7 +8,7 @@ use std::fmt::Display;
 
 /// The layout of the slots of a disk below host memory of layout `host`: contiguous, with the axis
 /// order of `host` where a contiguous block can have it (then a block is one fragment), else NHD.
-/// Whoever opens the disk engine takes `bytes_per_block` and what describes the geometry from it.
+/// The disk engine is opened with its `bytes_per_block` and its description of the geometry.
 ///
 /// # Errors
 /// A size beyond 2^63 - 1 bytes.

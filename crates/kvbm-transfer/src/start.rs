@@ -25,7 +25,7 @@ use kvbm_layout::{BlockLayout, CopyPlan};
 use kvbm_plan::{Failure, FailureKind, Message, Path, Rank, RecoveredBlock, Tier};
 use kvbm_storage::{
     BoundLayout, HugePages, PinFallback, PinnedAllocator, StorageAllocator, StorageKind, SystemAllocator,
-    ThreadPlacement, near, node_of,
+    ThreadPlacement, node_of, run_near,
 };
 use parking_lot::Mutex;
 use std::num::NonZeroU64;
@@ -49,7 +49,7 @@ impl TransferManager {
 fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartError> {
     config.validate()?;
     let rank = config.rank;
-    near(memory_node(&config), |placement| {
+    run_near(memory_node(&config), |placement| {
         match placement {
             ThreadPlacement::Anywhere => {}
             ThreadPlacement::Near { node, processors } => {
@@ -75,7 +75,7 @@ fn assemble(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartEr
     let mut completion_queues: [Vec<_>; Path::ALL.len()] = Default::default();
     let mut executors = Vec::new();
     for (index, (path, limits)) in config.paths.in_order().into_iter().enumerate() {
-        if parts.has(path).is_ok() {
+        if parts.support_of(path).is_ok() {
             for _ in 0..limits.threads {
                 let completions: Arc<CompletionQueue> = Arc::default();
                 completion_queues[index].push(Arc::clone(&completions));
@@ -236,7 +236,7 @@ impl Parts {
         layouts.map(BoundLayout::bytes_per_block).max().unwrap_or(1)
     }
 
-    fn has(&self, path: Path) -> &Result<(), String> {
+    fn support_of(&self, path: Path) -> &Result<(), String> {
         let index = Path::ALL.iter().position(|known| *known == path).unwrap_or(0);
         &self.paths[index]
     }
@@ -275,7 +275,7 @@ impl Parts {
         let depth = limits.depth_blocks;
         let missing = || bad("paths", site.path.to_string(), "its tiers are not configured");
         if let Path::G3_G1 | Path::G4_G1 = site.path {
-            let (rings, mut routes, lane) = self.staging_ring(site.path, limits)?;
+            let (rings, routes, lane) = self.staging_ring(site.path, limits)?;
             *staging_bytes += rings[0].layout().total_bytes();
             if let (Path::G3_G1, Some(g3)) = (site.path, &config.g3) {
                 register(&g3.engine, &rings[0]);
@@ -283,9 +283,8 @@ impl Parts {
                 return Ok(Box::new(StagedCarrier::new(site, &rings, engine, routes, lane)?));
             }
             let tier = config.volumes.as_ref().ok_or_else(missing)?;
-            // With volumes there is one group.
-            let (ring, route) = (&rings[0], routes.remove(0));
-            return Ok(Box::new(VolumeReader::start(site, ring, tier, &self.damaged, route, lane, config)?));
+            let ring = (&rings[..], routes, lane);
+            return Ok(Box::new(VolumeReader::start(site, ring, tier, &self.damaged, config)?));
         }
         let host = Arc::clone(self.host.as_ref().ok_or_else(missing)?);
         if site.path == Path::G2_G4 {

@@ -1,17 +1,19 @@
 //! Requests of the leader to volumes besides transfers: probe, remove, open and close.
 
 use crate::config::{VolumeTier, WorkerConfig};
-use crate::cuts::{Cut, owns};
+use crate::cuts::{Cut, group_of, owns};
 use crate::damaged_objects::DamagedObjects;
 use crate::error::{StartError, SubmitError};
 use crate::execute::{failure_of, readable_cuts};
 use crate::hub::{Hub, Producer};
 use crate::volume_threads::{ThreadLimits, VolumeThreads};
 use kvbm_plan::{
-    BlockIdentity, Epoch, Failure, FailureKind, Message, NamespaceId, NamespaceTag, Rank, StoredBlock,
-    VolumeAnswer, VolumeId, VolumeRequest, deadline_after,
+    BlockIdentity, Epoch, Failure, FailureKind, KeyNotice, Message, NamespaceId, NamespaceTag, Rank,
+    StoredBlock, VolumeAnswer, VolumeId, VolumeRequest, deadline_after,
 };
-use kvbm_volume::{BlobKey, BlobScope, BlobSlice, RegistryError, Volume, VolumeDescriptor, VolumeError};
+use kvbm_volume::{
+    BlobKey, BlobScope, BlobSlice, DestroyedKey, RegistryError, Volume, VolumeDescriptor, VolumeError,
+};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -95,10 +97,12 @@ pub(crate) fn start(
 struct VolumeRequestHandler {
     hub: Arc<Hub>,
     tier: VolumeTier,
-    cuts: Vec<Cut>,
+    /// By cache group.
+    cuts: Vec<Vec<Cut>>,
     damaged: Arc<DamagedObjects>,
-    /// Volumes that were opened here by the leader's word: only these are the leader's to close.
-    /// Ranks of one process share their volumes, so one of them closes what one of them opened.
+    /// Volumes that were opened here because the leader asked for them. The leader may close only
+    /// these. Ranks of one process share their volumes, so one of them closes what one of them
+    /// opened.
     taken: Mutex<BTreeSet<VolumeId>>,
     namespace: NamespaceTag,
     rank: Rank,
@@ -134,7 +138,7 @@ impl VolumeRequestHandler {
                 return Ok(VolumeAnswer::Done);
             }
             VolumeRequest::Unregister => {
-                // What is open by the word of somebody else stays.
+                // What somebody else has opened stays open.
                 if self.taken.lock().remove(&volume) {
                     // Where somebody else was faster, it is closed as well.
                     let _closed = self.tier.registry.unregister_volume(volume);
@@ -150,7 +154,7 @@ impl VolumeRequestHandler {
             VolumeRequest::Register(_) | VolumeRequest::Unregister => Ok(VolumeAnswer::Done),
             VolumeRequest::Probe(blocks) => {
                 let present = self.present(&*volume, blocks);
-                present.map(VolumeAnswer::Present).map_err(|error| told(&error))
+                present.map(VolumeAnswer::Present).map_err(|error| failure_of(&error))
             }
             VolumeRequest::List(after) => self.list(&*volume, after.as_ref()).map(VolumeAnswer::Listed),
             VolumeRequest::DiscardDamaged(blocks) => {
@@ -184,13 +188,24 @@ impl VolumeRequestHandler {
         BlobKey::of(self.namespace, identity, slice)
     }
 
+    /// All cuts of a block; none of a group that the model has not.
+    fn cuts_of(&self, identity: &BlockIdentity) -> &[Cut] {
+        self.cuts.get(usize::from(identity.group.0)).map_or(&[], Vec::as_slice)
+    }
+
     /// Which blocks are there, in any cut that we can read: by its first object.
     fn present(&self, volume: &dyn Volume, blocks: &[BlockIdentity]) -> Result<Vec<bool>, VolumeError> {
         let mut there = vec![false; blocks.len()];
-        for cut in &self.cuts {
-            let missing: Vec<usize> = (0..blocks.len()).filter(|&at| !there[at]).collect();
-            let Some(part) = cut.parts.first().filter(|_| !missing.is_empty()) else { break };
-            let keys: Vec<BlobKey> = missing.iter().map(|&at| self.key(&blocks[at], part.slice)).collect();
+        for cut in 0..self.cuts.iter().map(Vec::len).max().unwrap_or(0) {
+            let first = |at: usize| {
+                let part = self.cuts_of(&blocks[at]).get(cut)?.parts.first()?;
+                Some((at, self.key(&blocks[at], part.slice)))
+            };
+            let missing = (0..blocks.len()).filter(|&at| !there[at]).filter_map(first);
+            let (missing, keys): (Vec<usize>, Vec<BlobKey>) = missing.unzip();
+            if keys.is_empty() {
+                break;
+            }
             for (at, found) in missing.into_iter().zip(volume.exists(&keys, deadline(volume))) {
                 there[at] = found?;
             }
@@ -201,15 +216,19 @@ impl VolumeRequestHandler {
     /// Removes our objects of these blocks; where there is none, those of other cuts that we could
     /// have read.
     fn discard(&self, volume: &dyn Volume, blocks: &[BlockIdentity]) -> Result<u64, Failure> {
-        let keys: Vec<BlobKey> = blocks.iter().map(|identity| self.key(identity, self.tier.slice)).collect();
+        // Nothing is there of groups that the model has not.
+        let own = |identity: &BlockIdentity| {
+            let group = group_of(&self.tier, identity.group)?;
+            Some((*identity, self.key(identity, group.slice)))
+        };
+        let (blocks, keys): (Vec<BlockIdentity>, Vec<BlobKey>) = blocks.iter().filter_map(own).unzip();
         let results = volume.delete(&keys, deadline(volume));
-        let others = self.cuts.iter().skip(1).flat_map(|cut| &cut.parts);
-        let elsewhere: Vec<BlobKey> = blocks
-            .iter()
-            .zip(&results)
-            .filter(|(_, result)| matches!(result, Ok(false)))
-            .flat_map(|(identity, _)| others.clone().map(|part| self.key(identity, part.slice)))
-            .collect();
+        let others = |identity: &BlockIdentity| {
+            let parts = self.cuts_of(identity).iter().skip(1).flat_map(|cut| &cut.parts);
+            parts.map(|part| self.key(identity, part.slice)).collect::<Vec<_>>()
+        };
+        let missing = blocks.iter().zip(&results).filter(|(_, result)| matches!(result, Ok(false)));
+        let elsewhere: Vec<BlobKey> = missing.flat_map(|(identity, _)| others(identity)).collect();
         self.damaged.take(volume.descriptor().id, &keys);
         let removed = count(results);
         self.damaged.take(volume.descriptor().id, &elsewhere);
@@ -222,7 +241,7 @@ impl VolumeRequestHandler {
     fn discard_damaged(&self, volume: &dyn Volume, blocks: &[BlockIdentity]) -> Result<u64, Failure> {
         let mut doomed = Vec::new();
         for identity in blocks {
-            for cut in &self.cuts {
+            for cut in self.cuts_of(identity) {
                 let objects: Vec<_> = cut.parts.iter().map(|part| self.key(identity, part.slice)).collect();
                 if self.damaged.take(volume.descriptor().id, &objects) {
                     doomed.extend(objects);
@@ -236,7 +255,7 @@ impl VolumeRequestHandler {
     fn list(&self, volume: &dyn Volume, after: Option<&StoredBlock>) -> Result<Vec<StoredBlock>, Failure> {
         let scope = BlobScope { namespace: self.namespace, label: None };
         // The last name that an object of the block could have.
-        let last = BlobSlice { first_layer: u32::MAX, ..self.tier.slice };
+        let last = BlobSlice { first_layer: u32::MAX, num_layers: 0, first_head: 0, num_heads: 0 };
         let name = |block: &StoredBlock| BlobKey {
             namespace: self.namespace,
             label: block.namespace,
@@ -247,8 +266,8 @@ impl VolumeRequestHandler {
         let mut from = after.map(name);
         loop {
             let page = volume.list(&scope, from.as_ref(), PAGE, deadline(volume));
-            let page = page.map_err(|error| told(&error))?;
-            let ours = page.iter().filter(|key| owns(&self.tier, &key.slice));
+            let page = page.map_err(|error| failure_of(&error))?;
+            let ours = page.iter().filter(|key| owns(&self.tier, key));
             let mut blocks: Vec<StoredBlock> = ours
                 .map(|key| StoredBlock { namespace: key.label, group: key.group, hash: key.hash })
                 .filter(|block| Some(block) != after)
@@ -263,13 +282,17 @@ impl VolumeRequestHandler {
 
     /// Removes the objects of a namespace that are this rank's to remove, page by page.
     fn purge(&self, volume: &dyn Volume, label: Option<NamespaceId>) -> Result<u64, Failure> {
+        if let Some(label) = label {
+            // First of all: without them nobody can read what is there, copies included.
+            self.destroy_keys(volume, label)?;
+        }
         let scope = BlobScope { namespace: self.namespace, label };
         let (mut removed, mut after) = (0, None);
         loop {
-            let page =
-                volume.list(&scope, after.as_ref(), PAGE, deadline(volume)).map_err(|error| told(&error))?;
-            let ours: Vec<BlobKey> =
-                page.iter().filter(|key| owns(&self.tier, &key.slice)).copied().collect();
+            let page = volume
+                .list(&scope, after.as_ref(), PAGE, deadline(volume))
+                .map_err(|error| failure_of(&error))?;
+            let ours: Vec<BlobKey> = page.iter().filter(|key| owns(&self.tier, key)).copied().collect();
             removed += count(volume.delete(&ours, deadline(volume)))?;
             after = page.last().copied();
             if page.len() < PAGE {
@@ -286,19 +309,34 @@ impl VolumeRequestHandler {
     }
 }
 
-fn deadline(volume: &dyn Volume) -> Instant {
-    deadline_after(Instant::now(), volume.descriptor().deadline)
+impl VolumeRequestHandler {
+    /// Destroys the data keys of a namespace, where objects are encrypted, and tells the leader
+    /// which.
+    fn destroy_keys(&self, volume: &dyn Volume, label: NamespaceId) -> Result<(), Failure> {
+        let results = volume.destroy_keys(label, deadline(volume)).map_err(|error| failure_of(&error))?;
+        let notice = |(id, result): &DestroyedKey| KeyNotice {
+            namespace: label,
+            id: *id.as_bytes(),
+            is_destroyed: result.is_ok(),
+        };
+        let notices: Vec<_> = results.iter().map(notice).collect();
+        for part in notices.chunks(Message::MAX_KEYS) {
+            let (rank, epoch, volume) = (self.rank, self.epoch, Some(volume.descriptor().id));
+            self.hub.send(Message::Keys { rank, epoch, volume, keys: part.to_vec() });
+        }
+        results.into_iter().try_for_each(|(_, result)| result.map_err(|error| failure_of(&error)))
+    }
 }
 
-fn told(error: &VolumeError) -> Failure {
-    Failure::new(failure_of(error), error.to_string())
+fn deadline(volume: &dyn Volume) -> Instant {
+    deadline_after(Instant::now(), volume.descriptor().deadline)
 }
 
 /// How many there were, or the first failure.
 fn count(deleted: Vec<Result<bool, VolumeError>>) -> Result<u64, Failure> {
     let mut removed = 0;
     for result in deleted {
-        removed += u64::from(result.map_err(|error| told(&error))?);
+        removed += u64::from(result.map_err(|error| failure_of(&error))?);
     }
     Ok(removed)
 }

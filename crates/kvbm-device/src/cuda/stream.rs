@@ -282,8 +282,8 @@ impl StreamState {
                 }
             }
             Some(CudaWork::Launch { function, launch, .. }) => {
-                // SAFETY: whoever queued the launch answers for its argument and the memory; the
-                // operation holds the owners.
+                // SAFETY: the caller that queued the launch guarantees its argument and the memory;
+                // the operation holds the owners.
                 unsafe { function.issue(launch, self.stream) }?;
             }
             None => {}

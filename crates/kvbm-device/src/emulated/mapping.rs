@@ -34,8 +34,8 @@ impl DoubleMapping {
         let file = memfd(len as u64)?;
         let shown = Reservation::new(reserved, "mmap (address range of the emulated device)")?;
         let alias = Reservation::new(reserved, "mmap (memory of the emulated device)")?;
-        shown.map(&file, len, libc::PROT_NONE)?;
-        alias.map(&file, len, libc::PROT_READ | libc::PROT_WRITE)?;
+        let shown = shown.map(&file, len, libc::PROT_NONE)?;
+        let alias = alias.map(&file, len, libc::PROT_READ | libc::PROT_WRITE)?;
         Ok(Self { shown, alias, len, _file: file })
     }
 
@@ -211,17 +211,20 @@ impl Reservation {
     }
 
     /// Maps the first `len` bytes of `file` at the aligned address.
-    fn map(&self, file: &File, len: usize, protection: i32) -> Result<(), DeviceError> {
+    fn map(self, file: &File, len: usize, protection: i32) -> Result<Self, DeviceError> {
         let at = self.aligned.as_ptr().cast::<c_void>();
         let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
         // SAFETY: `at .. at + len` lies inside this reservation, which is ours alone, so replacing
         // it does no harm.
         let mapped = unsafe { libc::mmap(at, len, protection, flags, file.as_raw_fd(), 0) };
         if mapped == libc::MAP_FAILED {
-            Err(DeviceError::last_os("mmap (memory of the emulated device)"))
-        } else {
-            Ok(())
+            let error = DeviceError::last_os("mmap (memory of the emulated device)");
+            // Linux may have unmapped the range before it failed, and another thread may have
+            // mapped its stack there. So the reservation is given up.
+            std::mem::forget(self);
+            return Err(error);
         }
+        Ok(self)
     }
 }
 

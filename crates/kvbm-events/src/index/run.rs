@@ -1,4 +1,4 @@
-//! A stretch of one chain, without branches inside, whoever holds which of its blocks.
+//! A run: consecutive blocks of one chain, without branches inside, for all sources together.
 
 use super::spans::Spans;
 use kvbm_plan::{GroupId, SequenceHash};

@@ -4,7 +4,7 @@ use crate::SourceId;
 use kvbm_plan::{Location, Tier};
 use std::collections::HashMap;
 
-/// Where blocks are, and which shard of their source tells of them.
+/// Where blocks are, and which shard of their source publishes their events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
     /// Whose blocks.

@@ -121,7 +121,7 @@ impl Connection {
                 let _ = answer.try_send(self.answer(source, responder, deadline).await);
             }
             Command::Ask { source, question, deadline, answer } => {
-                // Whoever answers may take long; events go on meanwhile.
+                // An answer may take long; events are published meanwhile.
                 let (name, client, subject) = (self.name, self.client.clone(), self.asking(source));
                 let denied = Arc::clone(&self.denied);
                 tokio::spawn(async move {
@@ -252,7 +252,7 @@ impl Connection {
             }
         })
         .await?;
-        // The client tells of denials on a task of its own, which has its turn now.
+        // The client reports denials on a task of its own; this lets that task run.
         tokio::time::sleep(Duration::from_millis(1)).await;
         Ok(())
     }

@@ -44,7 +44,7 @@ pub(super) struct Denied {
 }
 
 impl Denied {
-    /// Takes what the client tells of its connection.
+    /// Takes an event of the client's connection.
     pub(super) fn observe(&self, event: &Event) {
         match event {
             // Another server perhaps, and subscriptions are made anew: it says again what it
@@ -181,7 +181,7 @@ fn parse(text: &str) -> Option<(Right, &str)> {
 mod tests {
     use super::*;
 
-    fn said(text: &str) -> Event {
+    fn server_error(text: &str) -> Event {
         Event::ServerError(ServerError::Other(text.into()))
     }
 
@@ -189,9 +189,9 @@ mod tests {
     fn what_the_server_says_is_understood_and_bounded() {
         let denied = Denied::default();
         denied.published();
-        denied.observe(&said("Permissions Violation for Publish to \"a.b\""));
-        denied.observe(&said("Permissions Violation for Subscription to \"c\" using queue \"d\""));
-        denied.observe(&said("Something else"));
+        denied.observe(&server_error("Permissions Violation for Publish to \"a.b\""));
+        denied.observe(&server_error("Permissions Violation for Subscription to \"c\" using queue \"d\""));
+        denied.observe(&server_error("Something else"));
         assert!(!denied.may_publish());
         for (right, subject, part) in [
             (Right::Publish, "a.b", "publish to subject a.b: give him the permission 'publish'"),
@@ -204,7 +204,7 @@ mod tests {
         denied.forget(Right::Subscribe, "c");
         assert!(denied.check("nats", Right::Subscribe, "c").is_ok());
         for number in 0..200 {
-            denied.observe(&said(&format!("Permissions Violation for Publish to \"{number}\"")));
+            denied.observe(&server_error(&format!("Permissions Violation for Publish to \"{number}\"")));
         }
         assert_eq!(denied.noted.lock().len(), MOST);
         denied.observe(&Event::Connected);
@@ -213,9 +213,11 @@ mod tests {
     /// Mutation that makes it fail: `unless` that compares only how subjects begin.
     #[test]
     fn what_is_denied_on_one_subject_ends_no_work_on_another_that_begins_it() {
-        let ended = |subject: &str, said_of: &str| {
+        let ended = |subject: &str, denied_subject: &str| {
             let denied = Denied::default();
-            denied.observe(&said(&format!("Permissions Violation for Publish to \"{said_of}\"")));
+            denied.observe(&server_error(&format!(
+                "Permissions Violation for Publish to \"{denied_subject}\""
+            )));
             let work = async {
                 // Long enough to be told.
                 tokio::task::yield_now().await;

@@ -7,10 +7,13 @@
 //! and shows up as a gap; with `JetStream` every payload is acknowledged by the server, and a
 //! subscriber goes on where it was.
 
+mod bucket;
 mod connection;
 mod denied;
 mod login;
 mod stream;
+
+pub use bucket::{BucketConfig, NatsBucket};
 
 use crate::deadline;
 use crate::queue::{Queue, QueueReceiver};

@@ -91,7 +91,7 @@ impl Kept {
         Err(TransportError::Config { transport: name, reason })
     }
 
-    /// Publishes and waits for the server's word that it is kept.
+    /// Publishes, and waits until the server confirms that it has stored the message.
     pub(super) async fn publish(
         &self,
         name: &'static str,

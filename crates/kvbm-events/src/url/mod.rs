@@ -271,6 +271,68 @@ impl EventUrl {
     }
 }
 
+/// A bucket in which nodes find each other: `nats://HOST:PORT[?bucket=NAME&tls=true&creds=FILE..]`,
+/// with the parameters of an [`EventUrl`] that say who we are. It shows without user and password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct BucketUrl {
+    parts: Parts,
+}
+
+impl FromStr for BucketUrl {
+    type Err = UrlError;
+
+    fn from_str(text: &str) -> Result<Self, UrlError> {
+        let url = Self { parts: Parts::parse(text.trim())? };
+        if !matches!(url.parts.scheme.as_str(), "nats" | "tls") {
+            return Err(parts::malformed(&url.to_string(), "nodes find each other over nats:// or tls://"));
+        }
+        #[cfg(feature = "nats")]
+        nats::bucket(&url.parts, Duration::ZERO)?;
+        #[cfg(not(feature = "nats"))]
+        return Err(UrlError::NotBuilt { scheme: url.parts.scheme, feature: "nats" });
+        #[cfg(feature = "nats")]
+        Ok(url)
+    }
+}
+
+impl BucketUrl {
+    /// Whether the server is on this machine, or the URL says that strangers may announce
+    /// themselves (`insecure=true`).
+    pub fn is_closed_to_strangers(&self) -> bool {
+        let host = self.parts.place.rsplit_once(':').map_or(self.parts.place.as_str(), |(host, _)| host);
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let is_local =
+            host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
+        let allows = |value: &str| matches!(value, "true" | "1" | "yes");
+        is_local || self.parts.query.iter().any(|(name, value)| name == "insecure" && allows(value))
+    }
+}
+
+#[cfg(feature = "nats")]
+impl BucketUrl {
+    /// Opens it within `timeout`. Its values live for `lease` where nobody renews them.
+    ///
+    /// # Errors
+    /// [`OpenError::Transport`]: the server, and what it refuses.
+    pub fn open(&self, lease: Duration, timeout: Duration) -> Result<crate::nats::NatsBucket, OpenError> {
+        let mut config = nats::bucket(&self.parts, lease)?;
+        config.server.connect_timeout = timeout;
+        Ok(crate::nats::NatsBucket::open(config)?)
+    }
+}
+
+impl fmt::Display for BucketUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.parts.shown())
+    }
+}
+
+impl fmt::Debug for BucketUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("BucketUrl").field(&self.parts.shown()).finish()
+    }
+}
+
 /// What a scheme stands for, of what this build has.
 #[derive(Clone, Copy)]
 enum Transport {

@@ -2,7 +2,7 @@
 
 use super::UrlError;
 use super::parts::{Parts, malformed};
-use crate::nats::{Login, NatsConfig};
+use crate::nats::{BucketConfig, Login, NatsConfig};
 use std::time::Duration;
 
 const CORE: &[&str] = &["subject", "tls", "ca", "cert", "key", "creds", "nkey", "stream"];
@@ -21,38 +21,32 @@ const STREAM: &[&str] = &[
     "from",
 ];
 
+const BUCKET: &[&str] = &["bucket", "tls", "ca", "cert", "key", "creds", "nkey", "insecure"];
+
+/// The bucket that `parts` ask for.
+pub(super) fn bucket(parts: &Parts, lease: Duration) -> Result<BucketConfig, UrlError> {
+    parts.expect_only(BUCKET)?;
+    let name = parts.read("bucket", "letters, digits, - and _", name)?;
+    let name = name.unwrap_or_else(|| "kvbm-nodes".into());
+    parts.flag("insecure")?;
+    Ok(BucketConfig { server: server(parts)?, name, lease })
+}
+
 /// The configuration that `parts` ask for.
 pub(super) fn config(parts: &Parts) -> Result<NatsConfig, UrlError> {
     let kept = parts.scheme.starts_with("jetstream+") || parts.get("stream").is_some();
     parts.expect_only(if kept { STREAM } else { CORE })?;
-    let tls = parts.scheme.ends_with("tls");
-    if parts.place.contains('/') {
-        return Err(malformed(&parts.shown(), "nothing may follow HOST:PORT but ?NAME=VALUE"));
-    }
-    let word = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let mut config = server(parts)?;
     let subject = |text: &str| {
         let good = |word: &str| !word.is_empty() && !word.contains(['*', '>', ' ']);
         text.split('.').all(good).then(|| text.to_owned())
     };
-    let subject = parts.read("subject", "words with points between them", subject)?;
-    let server = format!("{}://{}", if tls { "tls" } else { "nats" }, parts.place);
-    let mut config = NatsConfig::new(server, subject.unwrap_or_else(|| "kvbm.events".into()));
-    config.require_tls = tls || parts.flag("tls")?;
-    config.root_certificates = parts.read("ca", "a file", word)?.map(Into::into);
-    config.client_certificate =
-        match (parts.read("cert", "a file", word)?, parts.read("key", "a file", word)?) {
-            (Some(certificate), Some(key)) => Some((certificate.into(), key.into())),
-            (None, None) => None,
-            _ => return Err(malformed(&parts.shown(), "cert and key go together")),
-        };
-    config.login = login(parts)?;
+    if let Some(subject) = parts.read("subject", "words with points between them", subject)? {
+        config.subject = subject;
+    }
     if !kept {
         return Ok(config);
     }
-    let name = |text: &str| {
-        let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
-        (!text.is_empty() && text.chars().all(good)).then(|| text.to_owned())
-    };
     let name = parts.read("stream", "letters, digits, - and _", name)?;
     let mut config = config.with_stream(name.unwrap_or_else(|| "kvbm-events".into()));
     if let Some(stream) = &mut config.stream {
@@ -72,6 +66,33 @@ pub(super) fn config(parts: &Parts) -> Result<NatsConfig, UrlError> {
             stream.from_start = from == 1;
         }
     }
+    Ok(config)
+}
+
+/// The name of a stream or a bucket.
+fn name(text: &str) -> Option<String> {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+    (!text.is_empty() && text.chars().all(good)).then(|| text.to_owned())
+}
+
+/// How to reach the server, and who we are.
+fn server(parts: &Parts) -> Result<NatsConfig, UrlError> {
+    let tls = parts.scheme.ends_with("tls");
+    if parts.place.contains('/') {
+        return Err(malformed(&parts.shown(), "nothing may follow HOST:PORT but ?NAME=VALUE"));
+    }
+    let word = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let server = format!("{}://{}", if tls { "tls" } else { "nats" }, parts.place);
+    let mut config = NatsConfig::new(server, "kvbm.events");
+    config.require_tls = tls || parts.flag("tls")?;
+    config.root_certificates = parts.read("ca", "a file", word)?.map(Into::into);
+    config.client_certificate =
+        match (parts.read("cert", "a file", word)?, parts.read("key", "a file", word)?) {
+            (Some(certificate), Some(key)) => Some((certificate.into(), key.into())),
+            (None, None) => None,
+            _ => return Err(malformed(&parts.shown(), "cert and key go together")),
+        };
+    config.login = login(parts)?;
     Ok(config)
 }
 

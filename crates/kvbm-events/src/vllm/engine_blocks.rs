@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// What an engine knows of a block and kvbm's events do not carry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineBlock {
-    /// The engine's own name of it; without one it goes by its sequence hash.
+    /// The engine's own hash of it; without one, its sequence hash is published.
     pub hash: Option<EngineHash>,
     /// Its tokens; empty where they are not known.
     pub token_ids: Box<[u32]>,
@@ -45,7 +45,7 @@ impl EngineBlock {
 }
 
 /// A side table of what engines said of their blocks when they were registered. Bounded: the oldest
-/// entries go, and their blocks are told without tokens.
+/// entries are dropped, and their blocks are published without tokens.
 #[derive(Debug)]
 pub struct EngineBlocks {
     max_blocks: usize,

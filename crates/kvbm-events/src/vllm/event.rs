@@ -11,7 +11,7 @@ pub struct EngineBatch {
     pub timestamp: f64,
     /// In their order.
     pub events: Vec<EngineEvent>,
-    /// Which of the engine's data-parallel ranks speaks.
+    /// The data-parallel rank of the engine that publishes.
     pub data_parallel_rank: Option<u32>,
 }
 

@@ -51,17 +51,18 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// A follower that has heard nothing. What the engine said before the first message is not
-    /// known: ask for a replay from 0. Blocks stand in the index under [`EngineHash::index_key`].
+    /// A follower that has received nothing. What the engine published before the first message is
+    /// not known: ask for a replay from 0. Blocks stand in the index under
+    /// [`EngineHash::index_key`].
     pub fn new(worker: EngineSource) -> Self {
         let (numbers, names, keys) = (SequenceTracker::default(), None, Vec::new());
         Self { worker, numbers, names, keys, stats: FollowerStats::default() }
     }
 
-    /// Blocks stand in the index under their [token keys](super::token_keys), so that whoever knows
-    /// a prompt finds them, and engines with different hashes agree. What the engine calls the
-    /// blocks that it holds is remembered for that, `max_blocks` of them at most, about 60 bytes
-    /// each; what is beyond is refused and counted.
+    /// Blocks stand in the index under their [token keys](super::token_keys), so that a prompt
+    /// finds them, and engines with different hashes agree. What the engine calls the blocks that
+    /// it holds is remembered for that, `max_blocks` of them at most, about 60 bytes each; what is
+    /// beyond is refused and counted.
     #[must_use]
     pub fn by_tokens(self, max_blocks: usize) -> Self {
         Self { names: Some(TokenKeys::new(max_blocks)), ..self }

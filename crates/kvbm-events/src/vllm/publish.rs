@@ -18,27 +18,27 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Counters of a [`Publishing`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PublishingStats {
-    /// Stored blocks that were told without tokens because nobody had noted them.
+    /// Stored blocks that were published without tokens, because nobody had described them.
     pub without_tokens: u64,
-    /// Stored blocks that were told under kvbm's hash because nobody had noted the engine's.
+    /// Stored blocks that were published under kvbm's hash, because nobody had given the engine's.
     pub without_hash: u64,
-    /// Losses in the source: followers were told what is gone, and what is there if a snapshot
-    /// could be had.
+    /// Losses in the source. Removes were published for what is gone, and stores for what is there,
+    /// if there was a snapshot.
     pub losses: u64,
-    /// Blocks that followers were not told of because no transport carries what would tell of one.
+    /// Blocks that were not published, because the transport refuses a message of one such block.
     pub refused: u64,
 }
 
 /// Writes events as vLLM does, for [`EventManager::with_format`](crate::EventManager::with_format).
 ///
-/// It remembers which blocks it has told of, so memory grows with what the cache holds. That is
-/// what makes the stream true for followers that know neither losses nor tiers that are cleared:
-/// after a loss in the source's ring they are told the difference to a snapshot, or that everything
-/// is gone; clearing is told block by block, because `AllBlocksCleared` would take along what the
-/// engine itself has told of its own memory.
+/// It remembers which blocks it has published, so memory grows with what the cache holds. Followers
+/// of engines know neither losses nor cleared tiers. After a loss in the source's ring it publishes
+/// the difference to a snapshot, or the removal of everything. It publishes a cleared tier block by
+/// block: `AllBlocksCleared` would also remove the blocks that the engine itself has published of
+/// its own memory.
 pub struct Publishing {
     engine: Arc<EngineBlocks>,
-    /// Told of, by [`Tier::index`].
+    /// Tiers whose blocks are published, by [`Tier::index`].
     tiers: [bool; Tier::ALL.len()],
     rank: Option<u32>,
     /// Kind of the only group that there is so far, as vLLM calls it.
@@ -53,8 +53,8 @@ pub struct Publishing {
 
 type Key = (GroupId, SequenceHash);
 
-/// Followers know tiers alone. So what they were told of a tier stands as long as any place of it
-/// has the block: the pool, or one of several volumes.
+/// Followers know tiers alone. So a block stays published on a tier as long as any place of that
+/// tier has it: the pool, or one of several volumes.
 #[derive(Debug)]
 struct Said {
     name: EngineHash,
@@ -65,8 +65,8 @@ struct Said {
 pub const FULL_ATTENTION: &str = "full_attention";
 
 impl Publishing {
-    /// Tells of `tiers` with what `engine` knows of the blocks. Leave out the tier that the engine
-    /// owns and publishes itself.
+    /// Publishes events of `tiers`, with what `engine` knows of the blocks. Leave out the tier that
+    /// the engine owns and publishes itself.
     pub fn new(engine: Arc<EngineBlocks>, tiers: &[Tier]) -> Self {
         let tiers = Tier::ALL.map(|tier| tiers.contains(&tier));
         Self {
@@ -96,14 +96,14 @@ impl Publishing {
         Self { kind: kind.into(), ..self }
     }
 
-    /// Blocks that no engine has named go by the first eight bytes of their sequence hash as a
-    /// number, little-endian: what routers expect of an engine that is not told otherwise.
+    /// A block that no engine has named is published under the first eight bytes of its sequence
+    /// hash, as a little-endian number. Routers expect that from engines by default.
     #[must_use]
     pub fn with_numbers(self) -> Self {
         Self { numbers: true, ..self }
     }
 
-    /// After a loss, what is there is told from these.
+    /// Source of the blocks that are published after a loss.
     #[must_use]
     pub fn with_snapshots(self, snapshots: impl SnapshotSource + Send + 'static) -> Self {
         Self { snapshots: Some(Box::new(snapshots)), ..self }
@@ -114,7 +114,8 @@ impl Publishing {
         Arc::clone(&self.stats)
     }
 
-    /// What is to be told of a loss; the number below which events are told of by then.
+    /// What is to be published after a loss, and the number of the first event that it does not
+    /// cover.
     fn lost(&mut self, stream: StreamId, reach: u64, out: &mut EventGatherer) -> u64 {
         self.stats.lock().losses += 1;
         let snapshot = self.snapshots.as_mut().and_then(|source| source.snapshot(stream, reach));
@@ -145,7 +146,7 @@ impl Publishing {
         }
     }
 
-    /// Takes back what `shard` has told, but for what is `there`.
+    /// Removes what `shard` has published, except for what is `there`.
     fn remove_of(&mut self, shard: u16, there: &HashSet<(Key, PlaceNumber)>, out: &mut EventGatherer) {
         let places = &self.places;
         let held = self.said.iter().flat_map(|(key, said)| said.holders.iter().map(|place| (*key, place)));
@@ -169,7 +170,7 @@ impl Publishing {
         if !self.tiers[tier.index()] {
             return;
         }
-        // Followers that know it there are told nothing; who holds it is noted.
+        // Nothing is published if followers know it on the tier already; the holder is noted.
         if let Some(said) = self.said.get_mut(&key(block)) {
             let place = self.places.find(shard, block.location);
             if place.is_some_and(|place| said.holders.iter().any(|holder| holder == place)) {
@@ -205,7 +206,7 @@ impl Publishing {
         GatheredBlock { tier, group, name, kind }
     }
 
-    /// One place has a block no more; followers are told when it was the last one of its tier.
+    /// A place has a block no longer. If it was the last one of its tier, the removal is published.
     fn remove(&mut self, key: Key, place: PlaceNumber, out: &mut EventGatherer) {
         let Some(said) = self.said.get_mut(&key) else { return };
         if !said.holders.remove(place) {
@@ -225,8 +226,7 @@ impl Publishing {
 }
 
 impl Publishing {
-    /// Followers were not told of a block. It counts as not there, so that the next who stores it
-    /// is told of.
+    /// A block was not published. It counts as absent, so the next store of it is published.
     fn take_back(&mut self, event: &EngineEvent) {
         let EngineEvent::Stored(stored) = event else { return };
         let (Some(tier), Some(name)) = (stored.medium_tier(), stored.block_hashes.first()) else { return };

@@ -16,9 +16,9 @@ pub enum Continuity {
     },
     /// The number stepped back, or [`SequenceTracker::expect_restart`] was called before: the
     /// engine has started anew, and holds nothing but what it has said since. A publisher numbers
-    /// its messages upwards and sends each once, so nothing else makes it step back; how far says
-    /// nothing, because without a replay any message of the new life may be the first that is
-    /// heard.
+    /// its messages upwards and sends each once, so nothing else makes it step back; how far it
+    /// steps back means nothing: without a replay, any message of the new life may be the first
+    /// that is received.
     Restarted {
         /// Number that was expected.
         expected: u64,
@@ -39,8 +39,8 @@ impl SequenceTracker {
         self.next
     }
 
-    /// Begins with message `first`, as if all before it had been heard: for who does not want what
-    /// was before.
+    /// Begins with message `first`, as if all before it had been received: for a follower that does
+    /// not want earlier messages.
     pub const fn starting_at(first: u64) -> Self {
         Self { next: first, anew: false }
     }

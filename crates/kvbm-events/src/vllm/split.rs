@@ -1,9 +1,9 @@
-//! A payload in two, for a transport that does not carry it whole.
+//! Divides a payload in two, for a transport that refuses it whole.
 
 use super::event::{BlockRemoved, BlockStored, EngineBatch, EngineEvent, Raw};
 use crate::msgpack::{Head, Reader, write_array};
 
-/// Blocks that an event tells of; 1 where it tells of no particular ones.
+/// Blocks of an event; 1 where it names none.
 pub(super) fn blocks(event: &EngineEvent) -> usize {
     match event {
         EngineEvent::Stored(stored) => stored.block_hashes.len(),
@@ -12,8 +12,8 @@ pub(super) fn blocks(event: &EngineEvent) -> usize {
     }
 }
 
-/// Two payloads that say together what one says, or the one as it is if it cannot be divided: it
-/// tells of one block.
+/// Two payloads that together say the same as `payload`. A payload of one block cannot be divided
+/// and stays as it is.
 pub(super) fn split(mut batch: EngineBatch) -> Result<[EngineBatch; 2], EngineBatch> {
     let EngineBatch { timestamp, data_parallel_rank, .. } = batch;
     let of = |events| EngineBatch { timestamp, events, data_parallel_rank };

@@ -2,7 +2,7 @@
 //!
 //! Engines hash blocks in ways of their own, many with a seed that changes at every start, so
 //! nobody else can compute those hashes. But they publish the tokens. A *token key* chains them:
-//! equal for equal tokens (and adapter, and extra keys) whoever holds them, whatever he calls them.
+//! equal for equal tokens, adapter and extra keys, whichever engine holds them under whatever hash.
 
 use super::engine_blocks::Adapter;
 use super::event::{BlockStored, EngineHash, Raw};
@@ -11,9 +11,9 @@ use kvbm_plan::{GroupId, SequenceHash};
 use kvbm_tokens::{BlockHasher, ExtraKey, Namespace};
 use std::collections::{BTreeSet, HashMap};
 
-/// Token keys of the complete blocks of a prompt. An adapter goes by its name, and by its number
-/// where it has none. `extra_keys` are the extra keys of its first blocks as JSON, without the
-/// adapter's name, `None` for a block without.
+/// Token keys of the complete blocks of a prompt. An adapter is identified by its name, or by its
+/// number where it has none. `extra_keys` are the extra keys of its first blocks as JSON, without
+/// the adapter's name, `None` for a block without.
 pub fn token_keys(
     block_tokens: u32,
     adapter: &Adapter,
@@ -96,8 +96,8 @@ impl TokenKeys {
     }
 
     /// Notes that the blocks are on a tier, a bit; appends their keys to `keys`, as far as there is
-    /// room. Gives the key of the block before them. A block without tokens goes by its engine's
-    /// hash.
+    /// room. Gives the key of the block before them. A block without tokens has its engine's hash
+    /// as key.
     pub(super) fn store(
         &mut self,
         group: GroupId,

@@ -95,8 +95,8 @@ pub(super) fn parse(text: &str, insecure: bool) -> Result<ZmtpEndpoint, Transpor
         return Ok(endpoint);
     }
     Err(config_error(format!(
-        "other machines can reach {text}, and ZeroMQ authenticates nobody: use an address of this machine, or set \
-         `insecure`"
+        "other machines can reach {text}, and ZeroMQ authenticates nobody and encrypts nothing: use NATS between \
+         machines, like nats://HOST:4222?tls=true&creds=FILE, or an address of this machine, or set `insecure`"
     )))
 }
 
@@ -129,7 +129,10 @@ mod tests {
         for remote in ["tcp://*:5557", "tcp://0.0.0.0:5557", "tcp://10.0.0.1:5557", "tcp://host.example:5557"]
         {
             let error = parse(remote, false).unwrap_err().to_string();
-            assert!(error.contains(remote) && error.contains("insecure"), "{error}");
+            assert!(
+                error.contains(remote) && error.contains("insecure") && error.contains("nats://"),
+                "{error}"
+            );
             assert!(parse(remote, true).is_ok());
         }
     }

@@ -6,6 +6,7 @@ mod follower;
 mod libzmq;
 mod loss;
 mod nats;
+mod nats_bucket;
 mod nats_login;
 mod publisher;
 mod publishing;

@@ -91,4 +91,11 @@ pub trait RemoteAgent: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`AgentError::Nixl`].
     fn notifications(&self) -> Result<Vec<Notification>, AgentError>;
+
+    /// Has `wake` called when a message arrives, in place of what was given before. False: this
+    /// agent has to be asked for its messages again and again.
+    fn wake_on_message(&self, wake: Arc<dyn Fn() + Send + Sync>) -> bool {
+        drop(wake);
+        false
+    }
 }

@@ -4,6 +4,8 @@ use std::any::Any;
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use kvbm_plan::clock;
+
 use super::{AgentError, DescriptorList};
 
 /// Which way bytes move.
@@ -79,14 +81,14 @@ pub trait RemoteTransfer: Send {
             if self.poll()? == TransferState::Done {
                 return Ok(());
             }
-            if Instant::now() >= deadline {
+            if clock::now() >= deadline {
                 return Err(self.late());
             }
             polls = polls.saturating_add(1);
             match polls {
                 0..50 => std::hint::spin_loop(),
                 50..200 => std::thread::yield_now(),
-                _ => std::thread::sleep(Duration::from_micros(50)),
+                _ => clock::sleep(Duration::from_micros(50)),
             }
         }
     }

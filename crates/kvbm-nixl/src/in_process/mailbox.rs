@@ -1,6 +1,7 @@
 //! Messages that wait for an agent.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
@@ -13,6 +14,8 @@ const MAX_MESSAGES: usize = 4096;
 #[derive(Default)]
 pub(super) struct Mailbox {
     messages: Mutex<VecDeque<Notification>>,
+    /// Called when a message has come.
+    wake: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
 }
 
 impl Mailbox {
@@ -24,7 +27,17 @@ impl Mailbox {
             return Err(AgentError::Notification { peer, bytes, reason });
         }
         messages.push_back(Notification { from: from.to_owned(), message: message.to_vec() });
+        drop(messages);
+        let wake = self.wake.lock().clone();
+        if let Some(wake) = wake {
+            wake();
+        }
         Ok(())
+    }
+
+    pub(super) fn set_wake(&self, wake: Arc<dyn Fn() + Send + Sync>) {
+        let before = self.wake.lock().replace(wake);
+        drop(before);
     }
 
     pub(super) fn take(&self) -> Vec<Notification> {

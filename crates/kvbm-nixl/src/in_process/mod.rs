@@ -185,6 +185,11 @@ impl RemoteAgent for InProcessAgent {
         self.inner.detached.purge();
         Ok(self.inner.mailbox.take())
     }
+
+    fn wake_on_message(&self, wake: Arc<dyn Fn() + Send + Sync>) -> bool {
+        self.inner.mailbox.set_wake(wake);
+        true
+    }
 }
 
 impl fmt::Debug for InProcessAgent {

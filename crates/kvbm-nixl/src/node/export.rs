@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvbm_plan::simulation::{Planted, planted};
 use kvbm_plan::{BlockSetId, GroupId, LeaseId, NamespaceTag, RankSlice, SequenceHash, deadline_after};
 use kvbm_storage::{BoundLayout, StorageError};
 use parking_lot::Mutex;
@@ -211,6 +212,9 @@ impl Leases {
 
     /// Ends the leases that are over; how many were.
     pub(super) fn expire(&self, now: Instant) -> u64 {
+        if planted(Planted::KeepEndedLeases) {
+            return 0;
+        }
         let mut state = self.state.lock();
         let over: Vec<LeaseId> =
             state.held.iter().filter(|(_, lease)| now >= lease.expires).map(|(id, _)| *id).collect();
@@ -219,7 +223,7 @@ impl Leases {
         ended.len() as u64
     }
 
-    /// Ends all leases of a peer that has ended or was started again.
+    /// Ends all leases of a peer, although it may still read.
     pub(super) fn revoke(&self, peer: &str) {
         let mut state = self.state.lock();
         let theirs: Vec<LeaseId> =
@@ -227,6 +231,14 @@ impl Leases {
         let ended: Vec<_> = theirs.iter().filter_map(|id| state.held.remove(id)).collect();
         drop(state);
         drop(ended);
+    }
+
+    /// When the next lease ends.
+    pub(super) fn next_end(&self) -> Option<Instant> {
+        if planted(Planted::KeepEndedLeases) {
+            return None;
+        }
+        self.state.lock().held.values().map(|lease| lease.expires).min()
     }
 
     pub(super) fn count(&self) -> usize {

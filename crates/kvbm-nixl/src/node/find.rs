@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use kvbm_plan::{GroupId, NamespaceTag, NodeId, SequenceHash};
 
-use super::RemoteNode;
 use super::messages::{MAX_FIND, Message};
+use super::{RemoteNode, receive};
 
 impl RemoteNode {
     /// Most blocks that one question names.
@@ -43,8 +43,7 @@ impl RemoteNode {
         }
         let mut left = asked.len();
         while left > 0 {
-            let time = deadline.saturating_duration_since(Instant::now());
-            let Ok(message) = answers.recv_timeout(time) else { break };
+            let Ok(message) = receive(&answers, deadline) else { break };
             left -= 1;
             if let Message::Found { request, blocks } = message
                 && let Some(at) = asked.get(&request)

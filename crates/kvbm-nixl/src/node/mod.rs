@@ -14,18 +14,22 @@ mod find;
 mod messages;
 mod pump;
 mod remote_blocks;
+mod wake;
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvbm_keys::DeploymentKey;
-use kvbm_plan::{BlockSetId, Epoch, GroupId, LeaseId, NamespaceTag, NodeId, SequenceHash, deadline_after};
+use kvbm_plan::simulation::{Planted, planted};
+use kvbm_plan::{
+    BlockSetId, Epoch, GroupId, LeaseId, NamespaceTag, NodeId, SequenceHash, clock, deadline_after,
+};
 use parking_lot::{Mutex, RwLock};
 
 use crate::agent::RemoteAgent;
@@ -39,6 +43,7 @@ use export::{Leases, Offered, PublishedBlock};
 pub use messages::RefusedRead;
 use messages::{MAX_BLOCKS, MAX_DIGESTS, MAX_PARTS, Message};
 pub use remote_blocks::{Arrived, PeerPlans, RemoteBlocks};
+use wake::Wake;
 
 /// Most answers that are waited for at a time.
 const MAX_WAITING: usize = 1024;
@@ -136,6 +141,7 @@ pub(crate) struct Shared {
     next: AtomicU64,
     sequence: AtomicU64,
     stop: AtomicBool,
+    wake: Arc<Wake>,
     counters: Counters,
 }
 
@@ -164,6 +170,7 @@ struct Pump {
 impl Drop for Pump {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
+        self.shared.wake.set();
         if let Some(thread) = self.thread.lock().take() {
             // The thread waits for nothing longer than its tick. Its panic is reported already.
             let _ = thread.join();
@@ -205,20 +212,39 @@ impl RemoteNode {
             next: AtomicU64::new(1),
             sequence: AtomicU64::new(1),
             stop: AtomicBool::new(false),
+            wake: Arc::default(),
             counters: Counters::default(),
         });
-        let of_thread = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("kvbm-remote".to_owned());
-        let thread = thread
-            .spawn(move || pump::run(&of_thread))
-            .map_err(|error| RemoteError::Thread(error.to_string()))?;
-        let pump = Arc::new(Pump { shared: Arc::clone(&shared), thread: Mutex::new(Some(thread)) });
+        // A simulation has no threads: it calls `turn`.
+        let thread = if cfg!(kvbm_sim) { None } else { Some(Self::spawn(&shared)?) };
+        let pump = Arc::new(Pump { shared: Arc::clone(&shared), thread: Mutex::new(thread) });
         Ok(Self { _pump: pump, shared })
+    }
+
+    fn spawn(shared: &Arc<Shared>) -> Result<JoinHandle<()>, RemoteError> {
+        let (of_thread, wake) = (Arc::clone(shared), Arc::clone(&shared.wake));
+        let is_called = shared.agent.wake_on_message(Arc::new(move || wake.set()));
+        let thread = std::thread::Builder::new().name("kvbm-remote".to_owned());
+        let spawned = thread.spawn(move || pump::run(&of_thread, is_called));
+        spawned.map_err(|error| RemoteError::Thread(error.to_string()))
+    }
+
+    /// Does once what the node's thread does again and again. When it is due next, if no message
+    /// comes before that.
+    #[cfg(kvbm_sim)]
+    pub fn turn(&self) -> Option<Instant> {
+        self.shared.turn(clock::now());
+        self.shared.due()
     }
 
     /// The node's id.
     pub fn node(&self) -> NodeId {
         self.shared.options.node
+    }
+
+    /// This life of it.
+    pub fn epoch(&self) -> Epoch {
+        self.shared.options.epoch
     }
 
     /// Offers the blocks of these ranks, whose memory is registered with the agent. Peers see it in
@@ -341,8 +367,9 @@ impl RemoteNode {
             .is_none_or(|known| (known.epoch, known.sequence) < (announcement.epoch, announcement.sequence));
         if is_news {
             if let Some(known) = known.filter(|known| known.epoch < announcement.epoch) {
-                // Its earlier life reads nothing any more, and its memory is gone.
-                shared.leases.revoke(&known.agent);
+                // Its memory is gone. Its earlier life may still read under leases of ours: they
+                // end by themselves, since nobody answers it.
+                self.end_leases_early(&known.agent);
                 shared.agent.forget_peer(&known.agent)?;
             }
             shared.agent.add_peer(&announcement.agent_metadata)?;
@@ -350,17 +377,25 @@ impl RemoteNode {
         Ok(shared.registry.import_remote_blockset(bytes, key)?)
     }
 
-    /// Forgets a peer: nothing more is read from it, and its leases end.
+    /// Forgets a peer: nothing more is read from it, and its leases are not renewed. It may be well
+    /// and read on, where its announcement alone was lost: so they end at their time, not before.
     ///
     /// # Errors
     /// [`RemoteError::Agent`].
     pub fn forget(&self, node: NodeId) -> Result<(), RemoteError> {
         if let Some(known) = self.shared.registry.get(node) {
             self.shared.registry.remove(node, known.epoch);
-            self.shared.leases.revoke(&known.agent);
+            self.end_leases_early(&known.agent);
             self.shared.agent.forget_peer(&known.agent)?;
         }
         Ok(())
+    }
+
+    /// Only as a planted bug: see [`forget`](Self::forget).
+    fn end_leases_early(&self, agent: &str) {
+        if planted(Planted::EndLeasesAtForget) {
+            self.shared.leases.revoke(agent);
+        }
     }
 
     /// The peers that are known.
@@ -422,7 +457,7 @@ impl RemoteNode {
             parts,
         };
         // The lease counts from before the peer grants it, so that ours ends first.
-        let asked = Instant::now();
+        let mut asked = clock::now();
         let (lease, ttl, blocks, digests) = match self.ask(node, agent, request, &ask, deadline)? {
             Message::Grant { lease, ttl_ms, blocks, digests, .. } => {
                 (lease, Duration::from_millis(ttl_ms), blocks, digests)
@@ -430,6 +465,9 @@ impl RemoteNode {
             Message::Refuse { why, .. } => return Err(RemoteError::Refused { node, why }),
             _ => return Err(RemoteError::Malformed { node }),
         };
+        if planted(Planted::CountLeaseFromAnswer) {
+            asked = clock::now();
+        }
         let validity = Arc::new(Mutex::new(deadline_after(asked, ttl)));
         let remote = RemoteBlocks {
             shared: Arc::clone(&self.shared),
@@ -449,6 +487,8 @@ impl RemoteNode {
         let renew_at = deadline_after(asked, ttl / 3);
         let held = Held { agent: agent.clone(), validity, asked: None, renew_at, ttl };
         self.shared.held.lock().insert((node, lease), held);
+        // It has to be renewed earlier than the thread may look next.
+        self.shared.wake.set();
         Ok(remote)
     }
 
@@ -464,8 +504,7 @@ impl RemoteNode {
         self.shared.wait_for(request, agent, answer)?;
         let sent = self.shared.send(agent, ask);
         let received = sent.and_then(|()| {
-            let left = deadline.saturating_duration_since(Instant::now());
-            answers.recv_timeout(left).map_err(|error| match error {
+            receive(&answers, deadline).map_err(|error| match error {
                 RecvTimeoutError::Timeout => RemoteError::NoAnswer { node },
                 RecvTimeoutError::Disconnected => RemoteError::Thread("the node has ended".to_owned()),
             })
@@ -491,6 +530,22 @@ impl RemoteNode {
     }
 }
 
+/// The next answer, by `deadline`.
+#[cfg(not(kvbm_sim))]
+fn receive(answers: &Receiver<Message>, deadline: Instant) -> Result<Message, RecvTimeoutError> {
+    answers.recv_timeout(deadline.saturating_duration_since(clock::now()))
+}
+
+/// The same in a simulation, which goes on meanwhile.
+#[cfg(kvbm_sim)]
+fn receive(answers: &Receiver<Message>, deadline: Instant) -> Result<Message, RecvTimeoutError> {
+    let answer = std::cell::OnceCell::new();
+    kvbm_plan::simulation::wait_until(deadline, || {
+        answer.get().is_some() || answers.try_recv().is_ok_and(|message| answer.set(message).is_ok())
+    });
+    answer.into_inner().ok_or(RecvTimeoutError::Timeout)
+}
+
 impl Shared {
     /// Expects the answer to a request from this agent.
     fn wait_for(&self, request: u64, agent: &str, answer: SyncSender<Message>) -> Result<(), RemoteError> {
@@ -499,6 +554,9 @@ impl Shared {
             return Err(RemoteError::TooManyRequests { waiting: waiting.len() });
         }
         waiting.insert(request, Waiting { agent: agent.to_owned(), answer });
+        drop(waiting);
+        // An agent that does not call is asked more often while answers are expected.
+        self.wake.set();
         Ok(())
     }
 

@@ -4,39 +4,48 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use kvbm_plan::{GroupId, LeaseId, NamespaceTag, NodeId, SequenceHash, deadline_after};
+use kvbm_plan::{GroupId, LeaseId, NamespaceTag, NodeId, SequenceHash, clock, deadline_after};
 
 use super::messages::{self, Message, RefusedRead};
+use super::wake::Pauses;
 use super::{Offered, PublishedBlock, Shared};
 use crate::ModelPart;
 use crate::agent::Notification;
 
-/// Pause between looks for messages while some have come recently, and otherwise.
-const BUSY: Duration = Duration::from_micros(200);
-const IDLE: Duration = Duration::from_millis(2);
-
-/// How long messages count as recent.
-const RECENT: Duration = Duration::from_millis(100);
-
-/// Runs until the node ends.
-pub(super) fn run(shared: &Arc<Shared>) {
-    let mut last = Instant::now();
+/// Runs until the node ends. `is_called`: the agent wakes the thread when a message comes.
+pub(super) fn run(shared: &Arc<Shared>, is_called: bool) {
+    let mut pauses = Pauses::new(is_called);
     while !shared.stop.load(Ordering::Acquire) {
-        let now = Instant::now();
-        // An agent that fails to give messages is asked again; readers meet their deadlines.
-        for Notification { from, message } in shared.agent.notifications().unwrap_or_default() {
-            last = now;
-            shared.handle(&from, &message);
-        }
-        let expired = shared.leases.expire(now);
-        shared.counters.expired.fetch_add(expired, Ordering::Relaxed);
-        shared.renew_held(now);
-        let is_busy = now.duration_since(last) < RECENT || !shared.waiting.lock().is_empty();
-        std::thread::sleep(if is_busy { BUSY } else { IDLE });
+        let now = clock::now();
+        let heard = shared.turn(now);
+        let expects = !shared.waiting.lock().is_empty();
+        let next = pauses.until(now, heard, expects, !shared.registry.is_empty());
+        shared.wake.wait_until(shared.due().map_or(next, |due| due.min(next)));
     }
 }
 
 impl Shared {
+    /// Takes the messages that have come, ends leases that are over, renews those that this node
+    /// holds. Whether a message came.
+    pub(super) fn turn(&self, now: Instant) -> bool {
+        // An agent that fails to give messages is asked again; readers meet their deadlines.
+        let messages = self.agent.notifications().unwrap_or_default();
+        let heard = !messages.is_empty();
+        for Notification { from, message } in messages {
+            self.handle(&from, &message);
+        }
+        let expired = self.leases.expire(now);
+        self.counters.expired.fetch_add(expired, Ordering::Relaxed);
+        self.renew_held(now);
+        heard
+    }
+
+    /// When the next lease ends or has to be renewed.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let renewal = self.held.lock().values().map(|held| held.renew_at).min();
+        renewal.into_iter().chain(self.leases.next_end()).min()
+    }
+
     fn handle(&self, from: &str, bytes: &[u8]) {
         let Some(peer) = self.registry.node_of(from) else {
             self.counters.strangers.fetch_add(1, Ordering::Relaxed);
@@ -46,7 +55,7 @@ impl Shared {
             self.counters.malformed.fetch_add(1, Ordering::Relaxed);
             return;
         };
-        let now = Instant::now();
+        let now = clock::now();
         match message {
             Message::Ask { request, epoch, namespace, group, hashes, parts } => {
                 let answer = if epoch == self.options.epoch {
@@ -136,22 +145,27 @@ impl Shared {
             }
         }
         let slots = blocks.iter().map(|block| block.block).collect();
-        let lease = self.leases.grant(peer, blocks, Instant::now()).ok_or(RefusedRead::TooManyLeases)?;
+        let lease = self.leases.grant(peer, blocks, clock::now()).ok_or(RefusedRead::TooManyLeases)?;
         self.counters.granted.fetch_add(1, Ordering::Relaxed);
         Ok(Message::Grant { request, lease, ttl_ms: self.leases.ttl_ms(), blocks: slots, digests })
     }
 
-    /// Renews the leases that this node holds, when a third of their time is over.
+    /// Renews the leases that this node holds, when a third of their time is over. One that it
+    /// cannot count on any more is left to end: its owner may hear us although we do not hear it.
     fn renew_held(&self, now: Instant) {
         let mut due = Vec::new();
-        for ((_, lease), held) in self.held.lock().iter_mut() {
+        self.held.lock().retain(|(_, lease), held| {
+            if now >= *held.validity.lock() {
+                return false;
+            }
             if now >= held.renew_at {
                 held.renew_at = deadline_after(now, held.ttl / 3);
                 // The answer counts from the first question that it may belong to.
                 held.asked.get_or_insert(now);
                 due.push((held.agent.clone(), *lease));
             }
-        }
+            true
+        });
         for (agent, lease) in due {
             self.answer(&agent, &Message::Renew { lease });
         }

@@ -5,7 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use kvbm_plan::{GroupId, LeaseId, NamespaceTag, NodeId, SequenceHash};
+use kvbm_plan::simulation::{Planted, planted};
+use kvbm_plan::{GroupId, LeaseId, NamespaceTag, NodeId, SequenceHash, clock};
 use parking_lot::Mutex;
 
 use super::{LocalRank, RemoteError, Shared, messages::Message};
@@ -95,7 +96,7 @@ impl RemoteBlocks {
 
     /// Whether the lease still holds, by our clock.
     pub fn is_held(&self) -> bool {
-        Instant::now() < *self.validity.lock()
+        clock::now() < *self.validity.lock()
     }
 
     /// Reads the blocks into the slots `destination` of our ranks, the same slot on each, and
@@ -208,7 +209,7 @@ impl RemoteBlocks {
             // SAFETY: the transfer into this slot is over, and the caller of `read_into` keeps
             // others away.
             let found = unsafe { digest(&rank.bound, &rank.slice, slot, hash, plan.part()) };
-            if !found.is_ok_and(|found| found == *expected) {
+            if !found.is_ok_and(|found| found == *expected || planted(Planted::SkipDigests)) {
                 let rank = rank.slice.rank;
                 return Err(RemoteError::Corrupt { node: self.node(), hash: *hash, rank });
             }

@@ -8,7 +8,10 @@ use std::time::Duration;
 pub(crate) struct Options {
     pub(crate) first: u64,
     pub(crate) seeds: u64,
+    /// Of a leader; simulated seconds with `nodes`.
     pub(crate) steps: u64,
+    /// So many nodes that read from each other, in place of a leader.
+    pub(crate) nodes: Option<usize>,
     pub(crate) jobs: usize,
     pub(crate) json: Option<PathBuf>,
     pub(crate) trace: bool,
@@ -21,11 +24,13 @@ pub(crate) struct Options {
 impl Options {
     pub(crate) fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
         let jobs = std::thread::available_parallelism().map_or(1, usize::from);
-        let (json, plant, time) = (None, None, None);
+        let (json, plant, time, nodes) = (None, None, None, None);
         let mut options = Self {
             first: 1,
-            seeds: 1000,
-            steps: 1000,
+            // Not given yet.
+            seeds: 0,
+            steps: 0,
+            nodes,
             jobs,
             json,
             trace: false,
@@ -43,6 +48,9 @@ impl Options {
                 }
             }
         }
+        let (seeds, steps) = if options.nodes.is_some() { (1, 300) } else { (1000, 1000) };
+        options.seeds = if options.seeds == 0 { seeds } else { options.seeds };
+        options.steps = if options.steps == 0 { steps } else { options.steps };
         Ok(options)
     }
 
@@ -57,6 +65,13 @@ impl Options {
             "--first-seed" => self.first = number()?,
             "--seed" => (self.first, self.seeds) = (number()?, 1),
             "--steps" => self.steps = above_zero()?,
+            "--nodes" => {
+                let nodes = number()?;
+                if !(2..=4000).contains(&nodes) {
+                    return Err(format!("--nodes {nodes}: expected 2 to 4000"));
+                }
+                self.nodes = Some(nodes as usize);
+            }
             "--jobs" => self.jobs = above_zero()? as usize,
             "--seconds" => self.time = Some(Duration::from_secs(above_zero()?)),
             "--plant" => self.plant = Some(value),

@@ -3,7 +3,7 @@
 use crate::entropy;
 use crate::options::Options;
 use kvbm_plan::simulation::Planted;
-use kvbm_sim::{Outcome, SeedRun, note_panics};
+use kvbm_sim::{Counts, NodesRun, Outcome, SeedRun, note_panics};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::ExitCode;
@@ -17,22 +17,71 @@ const TWICE: u64 = 50;
 /// A planted bug must be found within so many steps, over all seeds.
 const FOUND_WITHIN: u64 = 100_000;
 
+/// The same of bugs of nodes: within so many seeds.
+const FOUND_BY_SEEDS: u64 = 10;
+
 /// Violations that are written down.
 const MAX_VIOLATIONS: usize = 100;
 
+/// What a seed does: a leader, or many nodes.
+#[derive(Clone, Copy)]
+enum Run {
+    Leader(SeedRun),
+    Nodes(NodesRun),
+}
+
+impl Run {
+    fn of(options: &Options, seed: u64, planted: Option<Planted>) -> Self {
+        let Options { steps, trace, .. } = *options;
+        match options.nodes {
+            Some(nodes) => Self::Nodes(NodesRun { seed, nodes, seconds: steps, planted, trace }),
+            None => Self::Leader(SeedRun { seed, steps, planted, trace }),
+        }
+    }
+
+    fn seed(&self) -> u64 {
+        match self {
+            Self::Leader(run) => run.seed,
+            Self::Nodes(run) => run.seed,
+        }
+    }
+}
+
 /// Runs a seed on a new thread that draws nothing from the system.
-fn run(run: SeedRun) -> Outcome {
+fn run(run: Run) -> Outcome {
+    let seed = run.seed();
     let begin = move || {
-        entropy::seed(run.seed);
-        run.run()
+        entropy::seed(seed);
+        match run {
+            Run::Leader(run) => run.run(),
+            Run::Nodes(run) => {
+                let (outcome, counts) = run.run();
+                if run.planted.is_none() {
+                    say(seed, &counts);
+                }
+                outcome
+            }
+        }
     };
     let thread = std::thread::Builder::new().stack_size(8 << 20).spawn(begin);
     let ended = thread.map(std::thread::JoinHandle::join);
     match ended {
         Ok(Ok(outcome)) => outcome,
-        Ok(Err(_)) => broken(run.seed, "the simulator panicked"),
-        Err(error) => broken(run.seed, &format!("no thread: {error}")),
+        Ok(Err(_)) => broken(seed, "the simulator panicked"),
+        Err(error) => broken(seed, &format!("no thread: {error}")),
     }
+}
+
+/// What happened among nodes.
+fn say(seed: u64, counts: &Counts) {
+    let Counts { messages, computed, found, leases, blocks, lapsed, damaged, failed, .. } = *counts;
+    let Counts { events, starts, kills, stops, replaced, cuts, server_losses, .. } = *counts;
+    eprintln!(
+        "seed {seed}: {events} events, {messages} messages; {computed} blocks computed, {found} look-ups found some, \
+         {leases} leases, {blocks} blocks served; reads: {lapsed} after their lease, {damaged} with wrong bits, \
+         {failed} failed or late; {starts} starts, {kills} kills, {stops} stops ({replaced} replaced), {cuts} cuts, \
+         {server_losses} losses of the server"
+    );
 }
 
 fn broken(seed: u64, what: &str) -> Outcome {
@@ -40,9 +89,9 @@ fn broken(seed: u64, what: &str) -> Outcome {
 }
 
 /// The same, twice where that is due.
-fn run_checked(wanted: SeedRun) -> Outcome {
+fn run_checked(wanted: Run) -> Outcome {
     let mut outcome = run(wanted);
-    if wanted.seed.is_multiple_of(TWICE) && outcome.violation.is_none() {
+    if wanted.seed().is_multiple_of(TWICE) && outcome.violation.is_none() {
         let again = run(wanted);
         if again != outcome {
             outcome.violation = Some(format!("two runs differ: {:x} and {:x}", outcome.digest, again.digest));
@@ -69,8 +118,7 @@ fn run_all(options: &Options, planted: Option<Planted>) -> Totals {
             if is_late || seed.wrapping_sub(options.first) >= options.seeds {
                 return;
             }
-            let Options { steps, trace, .. } = *options;
-            let outcome = run_checked(SeedRun { seed, steps, planted, trace });
+            let outcome = run_checked(Run::of(options, seed, planted));
             let Ok(mut totals) = totals.lock() else { return };
             (totals.seeds, totals.steps) = (totals.seeds + 1, totals.steps + outcome.steps);
             if let Some(violation) = &outcome.violation {
@@ -93,16 +141,22 @@ fn run_all(options: &Options, planted: Option<Planted>) -> Totals {
 fn find(planted: Planted, options: &Options) -> Option<(Outcome, u64)> {
     let mut steps = 0;
     for seed in 1.. {
-        let outcome = run(SeedRun { seed, steps: options.steps, planted: Some(planted), trace: false });
+        let outcome = run(Run::of(options, seed, Some(planted)));
         steps += outcome.steps;
         if outcome.violation.is_some() {
             return Some((outcome, steps));
         }
-        if steps >= FOUND_WITHIN {
+        let is_enough = if options.nodes.is_some() { seed >= FOUND_BY_SEEDS } else { steps >= FOUND_WITHIN };
+        if is_enough {
             return None;
         }
     }
     None
+}
+
+/// What may be planted.
+fn bugs(options: &Options) -> &'static [Planted] {
+    if options.nodes.is_some() { &Planted::OF_NODES } else { &Planted::OF_LEADER }
 }
 
 /// Looks for every planted bug. One entry for each.
@@ -112,7 +166,7 @@ fn find_all(options: &Options) -> Vec<(Planted, Option<(Outcome, u64)>)> {
     std::thread::scope(|threads| {
         for _ in 0..options.jobs {
             threads.spawn(|| {
-                while let Some(&planted) = Planted::ALL.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
+                while let Some(&planted) = bugs(options).get(next.fetch_add(1, Ordering::Relaxed) as usize) {
                     let result = find(planted, options);
                     match &result {
                         Some((outcome, steps)) => eprintln!(
@@ -120,7 +174,7 @@ fn find_all(options: &Options) -> Vec<(Planted, Option<(Outcome, u64)>)> {
                             outcome.seed,
                             outcome.violation.as_deref().unwrap_or_default()
                         ),
-                        None => eprintln!("{planted:?}: NOT FOUND within {FOUND_WITHIN} steps"),
+                        None => eprintln!("{planted:?}: NOT FOUND"),
                     }
                     if let Ok(mut found) = found.lock() {
                         found.push((planted, result));
@@ -153,12 +207,12 @@ pub(crate) fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let by_name = |name: &String| Planted::ALL.into_iter().find(|bug| format!("{bug:?}") == *name);
+    let by_name = |name: &String| bugs(&options).iter().copied().find(|bug| format!("{bug:?}") == *name);
     let planted = options.plant.as_ref().map(|name| by_name(name).ok_or(name)).transpose();
     let planted = match planted {
         Ok(planted) => planted,
         Err(name) => {
-            eprintln!("error: --plant {name}: expected one of {:?}", Planted::ALL);
+            eprintln!("error: --plant {name}: expected one of {:?}", bugs(&options));
             return ExitCode::from(2);
         }
     };

@@ -197,7 +197,7 @@ pub(crate) enum Sum {
     Block(u64),
 }
 
-/// What came of a block: its checksum, where that was computed on the way.
+/// The result of a block: its checksum, where that was computed on the way.
 pub(crate) type Copied = Result<Option<Sum>, NotCopied>;
 
 /// Why a block was not copied, or is not what it was compared with.

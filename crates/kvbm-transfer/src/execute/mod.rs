@@ -31,7 +31,7 @@ use std::time::Duration;
 /// How soon work that found a full queue is tried again if no completion comes first.
 const RETRY: Duration = Duration::from_millis(2);
 
-/// Where a carrier works and whom it tells.
+/// Where a carrier works, and where its results go.
 #[derive(Clone)]
 pub(crate) struct Site {
     pub(crate) hub: Arc<Hub>,
@@ -48,7 +48,7 @@ impl Site {
             "path {}, block {} from slot {} of {src} to slot {} of {dst}: {why}",
             self.path, block.identity.hash, block.src, block.dst
         );
-        // The leader is told of each, and warns of one in a while.
+        // The leader gets a report of each, and logs a warning at intervals.
         tracing::debug!(%kind, detail, "block not transferred");
         BlockOutcome::Failed(Failure::new(kind, detail))
     }

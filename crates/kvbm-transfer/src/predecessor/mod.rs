@@ -12,8 +12,7 @@ mod writer;
 use crate::config::DiskTier;
 use crate::geometry::SlotGeometry;
 use chains::{Incoming, Name, common, incoming, name, newest_chains};
-use kvbm_disk::{Archive, OpenError, OwnedBuffer, RecoveredSlot};
-use kvbm_keys::DeploymentKey;
+use kvbm_disk::{Archive, DiskKeys, OpenError, OwnedBuffer, RecoveredSlot};
 use kvbm_layout::{BlockLayout, CopyPlan, Selection};
 use kvbm_plan::{BlockId, BlockIdentity, FileAccess, GroupId};
 use source::{OldGroup, OldRank, covering};
@@ -62,8 +61,8 @@ pub struct NewRanks<'a> {
     pub namespace: [u8; 16],
     /// Who may use the files.
     pub access: FileAccess,
-    /// The key of the blocks, of the old ranks and ours, if there is one.
-    pub key: Option<&'a DeploymentKey>,
+    /// The keys of the blocks of the old ranks, if there are any.
+    pub keys: Option<&'a DiskKeys>,
     /// What a rank of ours keeps of a block of each cache group.
     pub groups: &'a [SlotGeometry],
     /// Groups whose blocks need no parent on the disk: prefixes need their last blocks only.
@@ -93,7 +92,7 @@ impl LeftOut {
     }
 }
 
-/// What became of the blocks on one of our ranks.
+/// Results of the blocks on one of our ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TakenOver {
     /// Now ours.
@@ -168,10 +167,10 @@ impl Predecessor {
     /// A directory is missing, in use, damaged, of another namespace or key, or holds blocks of
     /// something else than `ours`.
     pub fn open(folders: &OldFolders, ours: &NewRanks<'_>) -> Result<Self, PredecessorError> {
-        let &NewRanks { namespace, access, key, groups, without_parents, capacity, held } = ours;
+        let &NewRanks { namespace, access, keys, groups, without_parents, capacity, held } = ours;
         let open = |folder: &OldFolder| {
             let (rank, ranks) = (folder.rank as usize, folders.ranks as usize);
-            let archive = Archive::open(&folder.dirs, access, key)
+            let archive = Archive::open(&folder.dirs, access, keys)
                 .map_err(|source| PredecessorError::Open { rank, ranks, source })?;
             OldRank::new(archive, namespace, groups, folder, folders.ranks)
                 .map_err(|reason| PredecessorError::Content { rank, ranks, reason })

@@ -6,8 +6,9 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 /// A point in the model's work: (iteration, layers finished in it). `u64::MAX` layers mean all.
 pub(crate) type Progress = (u64, u64);
 
-/// Registered events that are remembered; the oldest is forgotten beyond that.
-pub(crate) const MAX_EVENTS: usize = 65_536;
+/// Registered events that are remembered: sixteen seconds at 1,000 steps of the model a second. The
+/// oldest is forgotten beyond that, complete or not. The plans that wait for it fail.
+pub(crate) const MAX_EVENTS: usize = 16_384;
 
 /// Where a device event stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -193,6 +194,7 @@ mod tests {
         }
         assert_eq!(lost, [PlanId(9)]);
         assert_eq!(gates.events.len(), MAX_EVENTS);
+        assert_eq!(gates.event(0), EventState::Unregistered);
     }
 
     #[test]

@@ -13,8 +13,8 @@ pub(crate) use writer::VolumeWriter;
 
 use super::Site;
 use crate::completion_queue::{Done, Stage};
-use crate::config::{VolumeTier, WorkerConfig};
-use crate::cuts::{Cut, cuts};
+use crate::config::{VolumeGroup, VolumeTier, WorkerConfig};
+use crate::cuts::{Cut, cuts, group_of};
 use crate::error::StartError;
 use crate::schedule;
 use crate::slot_layout::{disk_layout, layouts};
@@ -23,6 +23,7 @@ use kvbm_layout::{AxisOrder, BlockLayout, FragmentList, FullyContiguous, Selecti
 use kvbm_plan::{
     BlockIdentity, Failure, FailureKind, NamespaceTag, Tier, TransferPlan, VolumeId, deadline_after,
 };
+use kvbm_storage::BoundLayout;
 use kvbm_volume::{
     BlobKey, BlobSlice, MAX_PIECES, PayloadForm, StoredOrder, Volume, VolumeError, VolumeRegistry,
 };
@@ -31,9 +32,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What went wrong, in the words of reports.
-pub(crate) fn failure_of(error: &VolumeError) -> FailureKind {
-    match error {
+/// A failure as reports have them.
+pub(crate) fn failure_of(error: &VolumeError) -> Failure {
+    let kind = match error {
         error if error.is_corrupt() => FailureKind::Corrupt,
         error if error.is_miss() => FailureKind::Missing,
         error if error.is_late() => FailureKind::Deadline,
@@ -41,7 +42,8 @@ pub(crate) fn failure_of(error: &VolumeError) -> FailureKind {
         error if error.is_forbidden() => FailureKind::Unsupported,
         VolumeError::BadForm { .. } => FailureKind::Unsupported,
         _ => FailureKind::Io,
-    }
+    };
+    Failure::new(kind, error.to_string())
 }
 
 /// How blocks of host memory lie in objects.
@@ -88,11 +90,15 @@ impl VolumeOrder {
     }
 }
 
-/// All ways to cut blocks of host memory into objects that a worker can read, its own first.
-pub(crate) fn readable_cuts(config: &WorkerConfig, tier: &VolumeTier) -> Result<Vec<Cut>, StartError> {
-    // A worker has host memory where it has volumes.
-    let order = config.g2.as_ref().map(|g2| VolumeOrder::of(g2.layout().as_ref())).transpose()?;
-    Ok(cuts(tier, order.is_none_or(|order| order.is_alone())))
+/// For each cache group all ways to cut blocks of host memory into objects that a worker can read,
+/// its own first.
+pub(crate) fn readable_cuts(config: &WorkerConfig, tier: &VolumeTier) -> Result<Vec<Vec<Cut>>, StartError> {
+    let of = |([_, g2], group): ([Option<&BoundLayout>; 2], &VolumeGroup)| {
+        // A worker has host memory where it has volumes.
+        let order = g2.map(|g2| VolumeOrder::of(g2.layout().as_ref())).transpose()?;
+        Ok(cuts(group, order.is_none_or(|order| order.is_alone())))
+    };
+    config.groups().zip(&tier.groups).map(of).collect()
 }
 
 /// Checksum of a block that arrived, or why it did not.
@@ -231,6 +237,9 @@ fn transfer<T: 'static>(
     })
 }
 
+/// No object has it.
+const NO_SLICE: BlobSlice = BlobSlice { first_layer: 0, num_layers: 0, first_head: 0, num_heads: 0 };
+
 /// The names of a rank's objects.
 struct Names {
     namespace: NamespaceTag,
@@ -242,18 +251,15 @@ impl Names {
         Self { namespace: NamespaceTag::from_bytes(config.namespace), tier }
     }
 
-    /// The name of our object.
+    /// The name of our object. Plans of groups that there are not are not admitted.
     fn key(&self, identity: &BlockIdentity) -> BlobKey {
-        self.key_of(identity, self.tier.slice)
+        let slice = group_of(&self.tier, identity.group).map_or(NO_SLICE, |group| group.slice);
+        self.key_of(identity, slice)
     }
 
     fn key_of(&self, identity: &BlockIdentity, slice: BlobSlice) -> BlobKey {
         BlobKey::of(self.namespace, identity, slice)
     }
-}
-
-fn told(error: &VolumeError) -> Failure {
-    Failure::new(failure_of(error), error.to_string())
 }
 
 /// An implementation that gives fewer results than it was asked for has broken its contract.

@@ -1,9 +1,9 @@
 //! G4 to G1: an object is read and verified, lands in a slot of a staging ring outside G2, and goes
 //! to the device from there.
 
-use super::{Arrived, Hands, Mover, Names, VolumeOrder, no_result, readable_cuts, told};
+use super::{Arrived, Hands, Mover, Names, VolumeOrder, failure_of, no_result, readable_cuts};
 use crate::completion_queue::{Done, Stage};
-use crate::config::{VolumeTier, WorkerConfig};
+use crate::config::{VolumeGroup, VolumeTier, WorkerConfig};
 use crate::cuts::{Cut, CutPart};
 use crate::damaged_objects::DamagedObjects;
 use crate::error::StartError;
@@ -17,7 +17,7 @@ use kvbm_disk::{BlockChecksum, ContentCrc};
 use kvbm_layout::{FragmentList, Selection};
 use kvbm_plan::{BlockIdentity, Failure, FailureKind, TransferPlan};
 use kvbm_storage::BoundLayout;
-use kvbm_volume::{GetRequest, PayloadForm, Volume, VolumeError};
+use kvbm_volume::{BlobSlice, GetRequest, PayloadForm, Volume, VolumeError};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,37 +35,44 @@ pub(crate) struct VolumeReader {
     reading: Reading,
     in_flight: usize,
     copier: Copier<Staged>,
-    block_bytes: u64,
+    /// By cache group.
+    block_bytes: Vec<u64>,
 }
 
 impl VolumeReader {
-    /// `ring` is host memory whose blocks are laid out like slots of the disk; all its slots are
-    /// this carrier's.
+    /// `rings` is host memory whose blocks, of each cache group, are laid out like slots of the
+    /// disk; all its slots are this carrier's. With it come the ways to G1.
     pub(crate) fn start(
         site: Site,
-        ring: &BoundLayout,
+        (rings, routes, lane): (&[BoundLayout], Vec<Route>, Lane),
         tier: &VolumeTier,
         damaged: &Arc<DamagedObjects>,
-        route: Route,
-        lane: Lane,
         config: &WorkerConfig,
     ) -> Result<Self, StartError> {
+        let ring = &rings[0];
         let failed = |reason: String| StartError::Staging { blocks: ring.num_blocks(), reason };
-        let layout = ring.layout().as_ref();
+        let group = |((ring, cuts), slice): ((&BoundLayout, Vec<Cut>), &VolumeGroup)| {
+            let layout = ring.layout().as_ref();
+            Ok(GroupGets {
+                order: VolumeOrder::of(layout)?,
+                slice: slice.slice,
+                cuts,
+                last_cut: AtomicUsize::new(0),
+                on_disk: FragmentList::between(layout, layout, &Selection::all())
+                    .map_err(|error| failed(error.to_string()))?,
+            })
+        };
+        let groups = rings.iter().zip(readable_cuts(config, tier)?).zip(&tier.groups).map(group);
         let gets = Gets {
-            order: VolumeOrder::of(layout)?,
-            cuts: readable_cuts(config, tier)?,
-            last_cut: AtomicUsize::new(0),
+            groups: groups.collect::<Result<_, StartError>>()?,
             names: Names::new(config, tier.clone()),
             damaged: Arc::clone(damaged),
             regions: host_regions(ring).ok_or_else(|| failed("the ring is not host memory".into()))?,
-            on_disk: FragmentList::between(layout, layout, &Selection::all())
-                .map_err(|error| failed(error.to_string()))?,
             sums: BlockChecksum::new(config.namespace),
         };
-        let block_bytes = gets.order.bytes();
+        let block_bytes = gets.groups.iter().map(|group| group.order.bytes()).collect();
         let hands = Hands::new(&site, tier, config, ring.num_blocks() as usize, gets);
-        let copier = Copier::new(vec![route], lane, Arc::clone(&site.completions));
+        let copier = Copier::new(routes, lane, Arc::clone(&site.completions));
         let free = (0..ring.num_blocks()).rev().collect();
         Ok(Self { site, free, hands, reading: HashMap::new(), in_flight: 0, copier, block_bytes })
     }
@@ -79,7 +86,8 @@ impl VolumeReader {
             let block = plan.blocks[index as usize];
             match result {
                 Ok(checksum) => {
-                    let hold = Staged { slot, checksum, bytes: self.block_bytes };
+                    let bytes = self.block_bytes[usize::from(block.identity.group.0)];
+                    let hold = Staged { slot, checksum, bytes };
                     items.push(Item { plan: Arc::clone(&plan), index, from: slot, to: block.dst.0, hold });
                 }
                 Err(Failure { kind, detail }) => {
@@ -150,19 +158,27 @@ impl Carrier for VolumeReader {
     }
 }
 
-struct Gets {
+/// How blocks of a cache group lie in objects and in the ring.
+struct GroupGets {
     order: VolumeOrder,
+    /// What this rank holds.
+    slice: BlobSlice,
     cuts: Vec<Cut>,
     /// The cut that blocks were last found in: the next ones are likely to be of the same
     /// deployment.
     last_cut: AtomicUsize,
+    /// Slots of the ring, in the byte order that checksums are computed in.
+    on_disk: FragmentList,
+}
+
+struct Gets {
+    /// By id.
+    groups: Vec<GroupGets>,
     names: Names,
     /// Takes note of what turns out to be damaged.
     damaged: Arc<DamagedObjects>,
     /// The ring.
     regions: Vec<HostRegion>,
-    /// Its slots, in the byte order that checksums are computed in.
-    on_disk: FragmentList,
     sums: BlockChecksum,
 }
 
@@ -172,14 +188,16 @@ impl Gets {
         let failed = |why: String| {
             Failure::new(FailureKind::Unsupported, format!("slot {slot} of the staging ring: {why}"))
         };
-        each_fragment(&self.regions, &self.order.fragments, slot, |region, offset, place| {
+        // Plans of groups that there are not are not admitted.
+        let group = &self.groups[usize::from(identity.group.0)];
+        each_fragment(&self.regions, &group.order.fragments, slot, |region, offset, place| {
             // SAFETY: the lease of the slot keeps everybody else away from it.
             unsafe { region.write_at(offset, &payload[place]) }
         })
         .map_err(failed)?;
         let mut content = ContentCrc::new();
         let mut bytes = Vec::new();
-        each_fragment(&self.regions, &self.on_disk, slot, |region, offset, place| {
+        each_fragment(&self.regions, &group.on_disk, slot, |region, offset, place| {
             bytes.resize(place.len(), 0);
             // SAFETY: as above.
             unsafe { region.read_at(offset, &mut bytes) }?;
@@ -192,16 +210,17 @@ impl Gets {
 }
 
 impl Gets {
-    /// Reads blocks from the objects of one cut.
+    /// Reads blocks of `group` from the objects of one cut.
     fn fetch(
         &self,
         volume: &dyn Volume,
+        group: &GroupGets,
         cut: &Cut,
         wanted: &mut [(&BlockIdentity, &mut [u8])],
         deadline: Instant,
     ) -> Vec<Result<(), Failure>> {
-        let own = &self.names.tier.slice;
-        let head_bytes = self.order.bytes() as usize / own.num_heads.max(1) as usize;
+        let (order, own) = (&group.order, &group.slice);
+        let head_bytes = order.bytes() as usize / own.num_heads.max(1) as usize;
         // Heads of other ranks, which objects of larger cuts hold too.
         let others =
             |part: &CutPart| [part.before, part.after].map(|heads| vec![0; heads as usize * head_bytes]);
@@ -213,9 +232,9 @@ impl Gets {
             for (part, [before, after]) in cut.parts.iter().zip(&mut spare_of) {
                 // Our own object is the whole payload, whatever its order.
                 let (bytes, form) = if part.slice == *own {
-                    (rest.len(), self.order.form)
+                    (rest.len(), order.form)
                 } else {
-                    let form = PayloadForm { pieces: part.slice.num_heads, ..self.order.form };
+                    let form = PayloadForm { pieces: part.slice.num_heads, ..order.form };
                     (part.heads as usize * head_bytes, form)
                 };
                 let (ours, later) = rest.split_at_mut(bytes);
@@ -231,15 +250,56 @@ impl Gets {
                 self.damaged.note(volume.descriptor().id, request.key);
             }
         }
-        let mut fetched = fetched.into_iter().map(|result| result.map_err(|error| told(&error)));
+        let mut fetched = fetched.into_iter().map(|result| result.map_err(|error| failure_of(&error)));
         let block = |_: &(&BlockIdentity, &mut [u8])| {
             let parts = cut.parts.iter().map(|_| fetched.next().unwrap_or_else(|| Err(no_result(volume))));
-            // All of them are taken, and what is worse than a missing part is told.
+            // All of them are taken, and the failure that is worse than a missing part is reported.
             let failures: Vec<Failure> = parts.filter_map(Result::err).collect();
             let worst = failures.iter().position(|failure| failure.kind != FailureKind::Missing);
             failures.into_iter().nth(worst.unwrap_or(0)).map_or(Ok(()), Err)
         };
         wanted.iter().map(block).collect()
+    }
+}
+
+impl Gets {
+    /// Reads blocks of a group, from whatever cut they are found in, and lands them in their slots.
+    fn read_group(
+        &self,
+        volume: &dyn Volume,
+        group: &GroupGets,
+        blocks: &[(BlockIdentity, u32)],
+        deadline: Instant,
+    ) -> Vec<Arrived> {
+        let mut payloads = vec![vec![0; group.order.bytes() as usize]; blocks.len()];
+        let mut results: Vec<Option<Result<(), Failure>>> = vec![None; blocks.len()];
+        let is_open = |result: &Option<Result<(), Failure>>| match result {
+            None => true,
+            Some(result) => result.as_ref().is_err_and(|failure| failure.kind == FailureKind::Missing),
+        };
+        let first = group.last_cut.load(Ordering::Relaxed);
+        let others = (0..group.cuts.len()).filter(|at| *at != first);
+        for at in std::iter::once(first).chain(others) {
+            let open: Vec<usize> = (0..blocks.len()).filter(|&block| is_open(&results[block])).collect();
+            if open.is_empty() {
+                break;
+            }
+            let wanted = blocks.iter().zip(&mut payloads).zip(&results).filter(|(_, result)| is_open(result));
+            let mut wanted: Vec<_> =
+                wanted.map(|(((identity, _), payload), _)| (identity, payload.as_mut_slice())).collect();
+            let fetched = self.fetch(volume, group, &group.cuts[at], &mut wanted, deadline);
+            if fetched.iter().any(Result::is_ok) {
+                group.last_cut.store(at, Ordering::Relaxed);
+            }
+            for (block, result) in open.into_iter().zip(fetched) {
+                results[block] = Some(result);
+            }
+        }
+        let settle = |(((identity, slot), payload), result): ((&(BlockIdentity, u32), Vec<u8>), _)| {
+            Option::unwrap_or_else(result, || Err(no_result(volume)))?;
+            self.land(identity, *slot, &payload)
+        };
+        blocks.iter().zip(payloads).zip(results).map(settle).collect()
     }
 }
 
@@ -250,34 +310,19 @@ impl Mover<u32> for Gets {
         blocks: Vec<(BlockIdentity, u32)>,
         deadline: Instant,
     ) -> Vec<Arrived> {
-        let mut payloads = vec![vec![0; self.order.bytes() as usize]; blocks.len()];
-        let mut results: Vec<Option<Result<(), Failure>>> = vec![None; blocks.len()];
-        let is_open = |result: &Option<Result<(), Failure>>| match result {
-            None => true,
-            Some(result) => result.as_ref().is_err_and(|failure| failure.kind == FailureKind::Missing),
-        };
-        let first = self.last_cut.load(Ordering::Relaxed);
-        let others = (0..self.cuts.len()).filter(|at| *at != first);
-        for at in std::iter::once(first).chain(others) {
-            let open: Vec<usize> = (0..blocks.len()).filter(|&block| is_open(&results[block])).collect();
-            if open.is_empty() {
-                break;
+        let mut results: Vec<Option<Arrived>> = vec![None; blocks.len()];
+        for (at, group) in self.groups.iter().enumerate() {
+            let of_group = |place: &usize| usize::from(blocks[*place].0.group.0) == at;
+            let places: Vec<usize> = (0..blocks.len()).filter(of_group).collect();
+            if places.is_empty() {
+                continue;
             }
-            let wanted = blocks.iter().zip(&mut payloads).zip(&results).filter(|(_, result)| is_open(result));
-            let mut wanted: Vec<_> =
-                wanted.map(|(((identity, _), payload), _)| (identity, payload.as_mut_slice())).collect();
-            let fetched = self.fetch(volume, &self.cuts[at], &mut wanted, deadline);
-            if fetched.iter().any(Result::is_ok) {
-                self.last_cut.store(at, Ordering::Relaxed);
-            }
-            for (block, result) in open.into_iter().zip(fetched) {
-                results[block] = Some(result);
+            let wanted: Vec<_> = places.iter().map(|&place| blocks[place]).collect();
+            for (place, arrived) in places.into_iter().zip(self.read_group(volume, group, &wanted, deadline))
+            {
+                results[place] = Some(arrived);
             }
         }
-        let settle = |(((identity, slot), payload), result): (((BlockIdentity, u32), Vec<u8>), _)| {
-            Option::unwrap_or_else(result, || Err(no_result(volume)))?;
-            self.land(&identity, slot, &payload)
-        };
-        blocks.into_iter().zip(payloads).zip(results).map(settle).collect()
+        results.into_iter().map(|result| result.unwrap_or_else(|| Err(no_result(volume)))).collect()
     }
 }

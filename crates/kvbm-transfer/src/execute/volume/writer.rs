@@ -1,6 +1,6 @@
 //! G2 to G4.
 
-use super::{Arrived, Hands, Mover, Names, VolumeOrder, no_result, told};
+use super::{Arrived, Hands, Mover, Names, VolumeOrder, failure_of, no_result};
 use crate::completion_queue::{Done, Stage};
 use crate::config::{PathConfig, VolumeTier, WorkerConfig};
 use crate::damaged_objects::DamagedObjects;
@@ -23,7 +23,8 @@ pub(crate) struct VolumeWriter {
     flying: HashMap<u64, (Arc<TransferPlan>, Vec<u32>)>,
     in_flight: usize,
     depth: usize,
-    block_bytes: u64,
+    /// By cache group.
+    block_bytes: Vec<u64>,
 }
 
 impl VolumeWriter {
@@ -36,9 +37,10 @@ impl VolumeWriter {
         limits: PathConfig,
     ) -> Result<Self, StartError> {
         let depth = limits.depth_blocks;
-        let order = VolumeOrder::of(host.bound().layout().as_ref())?;
-        let block_bytes = order.bytes();
-        let puts = Puts { order, names: Names::new(config, tier.clone()), damaged: Arc::clone(damaged) };
+        let orders = host.layouts().map(|bound| VolumeOrder::of(bound.layout().as_ref()));
+        let orders: Vec<_> = orders.collect::<Result<_, _>>()?;
+        let block_bytes = orders.iter().map(VolumeOrder::bytes).collect();
+        let puts = Puts { orders, names: Names::new(config, tier.clone()), damaged: Arc::clone(damaged) };
         let hands = Hands::new(&site, tier, config, depth, puts);
         Ok(Self { site, host, hands, flying: HashMap::new(), in_flight: 0, depth, block_bytes })
     }
@@ -89,7 +91,9 @@ impl Carrier for VolumeWriter {
         let Some((plan, indices)) = self.flying.remove(&message.ticket) else { return };
         self.in_flight -= indices.len();
         self.hands.returned(&plan, indices.len());
-        let bytes = self.block_bytes * results.iter().filter(|result| result.is_ok()).count() as u64;
+        let stored = indices.iter().zip(&results).filter(|(_, result)| result.is_ok());
+        let group = |index: u32| usize::from(plan.blocks[index as usize].identity.group.0);
+        let bytes = stored.map(|(&index, _)| self.block_bytes[group(index)]).sum();
         let outcome = |(index, result): (u32, Arrived)| match result {
             Ok(checksum) => (index, done(&plan, checksum)),
             Err(Failure { kind, detail }) => {
@@ -108,10 +112,18 @@ impl Carrier for VolumeWriter {
 }
 
 struct Puts {
-    order: VolumeOrder,
+    /// By cache group.
+    orders: Vec<VolumeOrder>,
     names: Names,
     /// What is written is not damaged any more.
     damaged: Arc<DamagedObjects>,
+}
+
+impl Puts {
+    /// How a block lies in its object: plans of groups that there are not are not admitted.
+    fn order(&self, identity: &BlockIdentity) -> &VolumeOrder {
+        &self.orders[usize::from(identity.group.0)]
+    }
 }
 
 impl Mover<ReadClaim> for Puts {
@@ -121,17 +133,17 @@ impl Mover<ReadClaim> for Puts {
         blocks: Vec<(BlockIdentity, ReadClaim)>,
         deadline: Instant,
     ) -> Vec<Arrived> {
-        let gather = |(_, claim): &(BlockIdentity, ReadClaim)| {
+        let gather = |(identity, claim): &(BlockIdentity, ReadClaim)| {
             // Memory that changed since it was filled never leaves this machine.
             claim.verify_always()?;
-            claim.gather(&self.order.fragments)
+            claim.gather(&self.order(identity).fragments)
         };
         let payloads: Vec<Result<Vec<u8>, Failure>> = blocks.iter().map(gather).collect();
         let writes = self.names.tier.writes;
         let sound = blocks.iter().zip(&payloads).filter_map(|((identity, _), payload)| {
             let pieces = vec![&**payload.as_ref().ok()?];
             let (key, seal) = (self.names.key(identity), self.names.tier.seal.clone());
-            Some(PutRequest { key, form: self.order.form, seal, pieces })
+            Some(PutRequest { key, form: self.order(identity).form, seal, pieces })
         });
         let requests: Vec<_> = if writes { sound.collect() } else { Vec::new() };
         let mut stored = volume.put(&requests, deadline).into_iter();
@@ -141,7 +153,7 @@ impl Mover<ReadClaim> for Puts {
                 payload?;
                 if writes {
                     let result = stored.next().ok_or_else(|| no_result(volume))?;
-                    result.map_err(|error| told(&error))?;
+                    result.map_err(|error| failure_of(&error))?;
                     self.damaged.take(volume.descriptor().id, &[self.names.key(&identity)]);
                 }
                 Ok(claim.checksum().unwrap_or(0))

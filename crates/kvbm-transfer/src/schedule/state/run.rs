@@ -92,7 +92,7 @@ impl State {
         )
     }
 
-    /// Records what came of issued blocks; `bytes` is what arrived.
+    /// Records the results of issued blocks; `bytes` is what arrived.
     pub(crate) fn settle(
         &mut self,
         plan_id: PlanId,

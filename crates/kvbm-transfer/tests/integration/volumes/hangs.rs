@@ -1,13 +1,24 @@
 //! Volumes whose calls do not return.
 
 use super::faulty::{Fault, Faulty};
-use super::{SLICE, VOLUME, ask_of, down, failed, fill, opened, up};
+use super::{VOLUME, ask_of, down, failed, fill, opened, rig, tier, up};
 use crate::support::{Rig, Shape, identity, kinds, soon};
 use kvbm_plan::{Command, Endpoint, FailureKind, Path, TransferPlan, VolumeAnswer, VolumeId, VolumeRequest};
 use kvbm_transfer::{PathConfig, VolumeTier};
-use kvbm_volume::ObjectSeal;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+const OTHER: VolumeId = VolumeId(9);
+
+/// Waits until this many plans run, over all paths.
+fn wait_for_running(rig: &Rig, plans: usize) {
+    let running = || rig.manager().stats().paths.iter().map(|path| path.running_plans).sum::<usize>();
+    let until = soon();
+    while running() < plans {
+        assert!(Instant::now() < until, "{} of {plans} plans run", running());
+        std::thread::yield_now();
+    }
+}
 
 /// The same plan, of another volume.
 fn on(volume: VolumeId, mut plan: TransferPlan) -> TransferPlan {
@@ -23,21 +34,13 @@ fn on(volume: VolumeId, mut plan: TransferPlan) -> TransferPlan {
 /// free.
 #[test]
 fn a_volume_that_hangs_takes_nobody_elses_threads_or_room_and_is_named_at_the_end() {
-    const OTHER: VolumeId = VolumeId(9);
     let (hanging, other) = (Faulty::new(None), Faulty::of(OTHER, None));
     let registry = opened(&hanging);
     registry.register(Arc::clone(&other) as _).unwrap();
     let rig = Rig::with(Shape::default(), |config| {
         let few = PathConfig { depth_blocks: 4, batch_blocks: 2, ..PathConfig::default() };
         (config.paths.g2_g4, config.paths.g4_g1) = (few, few);
-        config.volumes = Some(VolumeTier {
-            registry,
-            slice: SLICE,
-            model_heads: 4,
-            writes: true,
-            seal: ObjectSeal::default(),
-            threads: 2,
-        });
+        config.volumes = Some(tier(&registry));
     });
     fill(&rig, 8);
     for volume in [VOLUME, OTHER] {
@@ -81,34 +84,20 @@ fn a_volume_that_hangs_takes_nobody_elses_threads_or_room_and_is_named_at_the_en
 /// Mutation that makes it fail: `Shares::room` gives a volume that is alone all there is.
 #[test]
 fn a_volume_that_hangs_alone_leaves_room_for_the_one_in_its_place() {
-    const OTHER: VolumeId = VolumeId(9);
     let (hanging, other) = (Faulty::new(None), Faulty::of(OTHER, None));
     let registry = opened(&hanging);
     let rig = Rig::with(Shape::default(), |config| {
         let few = PathConfig { depth_blocks: 4, batch_blocks: 4, ..PathConfig::default() };
         (config.paths.g2_g4, config.paths.g4_g1) = (few, few);
         config.staging_bytes = 16 * 4096;
-        let registry = Arc::clone(&registry);
-        config.volumes = Some(VolumeTier {
-            registry,
-            slice: SLICE,
-            model_heads: 4,
-            writes: true,
-            seal: ObjectSeal::default(),
-            threads: 2,
-        });
+        config.volumes = Some(tier(&registry));
     });
     fill(&rig, 4);
     let blocks: Vec<_> = (1..=4).map(|name| (name, u32::from(name))).collect();
     assert_eq!(failed(&rig, up(&rig, &blocks)), [None; 4]);
     hanging.set(Fault::Hangs);
     let stuck = [up(&rig, &blocks), down(&rig, &blocks)].map(|plan| rig.manager().execute(plan).unwrap());
-    let running = || rig.manager().stats().paths.iter().map(|path| path.running_plans).sum::<usize>();
-    let until = soon();
-    while running() < 2 {
-        assert!(Instant::now() < until, "nothing hangs");
-        std::thread::yield_now();
-    }
+    wait_for_running(&rig, 2);
     registry.register(Arc::clone(&other) as _).unwrap();
     for takes_its_place in [false, true] {
         if takes_its_place {
@@ -129,36 +118,20 @@ fn a_volume_that_hangs_alone_leaves_room_for_the_one_in_its_place() {
 fn a_volume_is_not_asked_what_it_cannot_answer_in_time() {
     let volume = Faulty::new(None);
     let rig = Rig::with(Shape::default(), |config| {
-        let registry = opened(&volume);
-        config.volumes = Some(VolumeTier {
-            registry,
-            slice: SLICE,
-            model_heads: 4,
-            writes: true,
-            seal: ObjectSeal::default(),
-            threads: 1,
-        });
+        config.volumes = Some(VolumeTier { threads: 1, ..tier(&opened(&volume)) });
     });
     fill(&rig, 4);
     assert_eq!(failed(&rig, up(&rig, &[(1, 1), (2, 2)])), [None; 2]);
     volume.set(Fault::Hangs);
-    let running = || rig.manager().stats().paths.iter().map(|path| path.running_plans).sum::<usize>();
-    let wait_for = |plans| {
-        let until = soon();
-        while running() < plans {
-            assert!(Instant::now() < until, "{} of {plans} plans run", running());
-            std::thread::yield_now();
-        }
-    };
     let first = [up(&rig, &[(3, 3)]), down(&rig, &[(1, 9)])].map(|plan| rig.manager().execute(plan).unwrap());
-    wait_for(2);
+    wait_for_running(&rig, 2);
     // Their turn comes when the calls before them are over.
     let behind = [up(&rig, &[(4, 4)]), down(&rig, &[(2, 10)])];
     // Enough to be issued on a busy machine.
     let budget = Duration::from_secs(2);
     let behind = behind.map(|plan| TransferPlan { budget_ms: budget.as_millis() as u32, ..plan });
     let behind = behind.map(|plan| rig.manager().execute(plan).unwrap());
-    wait_for(4);
+    wait_for_running(&rig, 4);
     std::thread::sleep(budget);
     volume.set(Fault::Late);
     let of = |handle: kvbm_transfer::TransferHandle| kinds(&handle.wait(soon()).unwrap());
@@ -173,17 +146,7 @@ fn a_volume_is_not_asked_what_it_cannot_answer_in_time() {
 fn a_read_that_comes_late_does_not_touch_the_block_that_it_was_for() {
     for (budget_ms, kind) in [(1000, FailureKind::PathBusy), (0, FailureKind::Cancelled)] {
         let hanging = Faulty::new(None);
-        let registry = opened(&hanging);
-        let rig = Rig::with(Shape::default(), |config| {
-            config.volumes = Some(VolumeTier {
-                registry,
-                slice: SLICE,
-                model_heads: 4,
-                writes: true,
-                seal: ObjectSeal::default(),
-                threads: 2,
-            });
-        });
+        let rig = rig(&hanging, Shape::default(), true);
         fill(&rig, 2);
         assert_eq!(failed(&rig, up(&rig, &[(1, 1), (2, 2)])), [None; 2]);
         hanging.set(Fault::Hangs);

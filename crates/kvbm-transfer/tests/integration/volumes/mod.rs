@@ -11,7 +11,7 @@ use kvbm_plan::{
     Command, Endpoint, FailureKind, Message, NamespaceTag, Path, TransferPlan, VolumeAnswer, VolumeId,
     VolumeRequest,
 };
-use kvbm_transfer::VolumeTier;
+use kvbm_transfer::{VolumeGroup, VolumeTier};
 use kvbm_volume::{BlobKey, BlobSlice, ObjectSeal, VolumeRegistry};
 use std::sync::Arc;
 
@@ -29,17 +29,19 @@ fn opened(volume: &Arc<Faulty>) -> Arc<VolumeRegistry> {
 }
 
 fn rig_with(registry: &Arc<VolumeRegistry>, shape: Shape, writes: bool) -> Rig {
-    let registry = Arc::clone(registry);
-    Rig::with(shape, |config| {
-        config.volumes = Some(VolumeTier {
-            registry,
-            slice: SLICE,
-            model_heads: 4,
-            writes,
-            seal: ObjectSeal::default(),
-            threads: 2,
-        });
-    })
+    Rig::with(shape, |config| config.volumes = Some(VolumeTier { writes, ..tier(registry) }))
+}
+
+/// Volumes that take writes and have two threads each.
+fn tier(registry: &Arc<VolumeRegistry>) -> VolumeTier {
+    VolumeTier {
+        registry: Arc::clone(registry),
+        groups: vec![VolumeGroup { slice: SLICE, heads: 4 }],
+        writes: true,
+        share: (0, 1),
+        seal: ObjectSeal::default(),
+        threads: 2,
+    }
 }
 
 fn up(rig: &Rig, moves: &[(u8, u32)]) -> TransferPlan {

@@ -68,7 +68,7 @@ impl Processors {
 ///
 /// # Panics
 /// As `work` does.
-pub fn near<T: Send>(node: Option<u32>, work: impl FnOnce(&ThreadPlacement) -> T + Send) -> T {
+pub fn run_near<T: Send>(node: Option<u32>, work: impl FnOnce(&ThreadPlacement) -> T + Send) -> T {
     near_in(Path::new(NODES), node, work)
 }
 
