@@ -23,6 +23,7 @@ use crate::number::{SOME, whole};
 use crate::remote::RemoteCommand;
 use crate::serve::ServeArgs;
 use crate::size::SizeArgs;
+use crate::volume::VolumeCommand;
 use crate::worker::WorkerArgs;
 
 /// KV-cache block manager: keeps what an LLM engine computed, on four tiers of memory.
@@ -72,6 +73,12 @@ pub enum CliCommand {
     Size(SizeArgs),
     /// Keep a cache for engines in other processes, which may come and go, until SIGTERM or Ctrl-C.
     Serve(ServeArgs),
+    /// Change the data keys of encrypted volumes.
+    Volume {
+        /// What to do.
+        #[command(subcommand)]
+        command: VolumeCommand,
+    },
     /// Run the worker of one rank for a leader in another process, until SIGTERM or Ctrl-C.
     Worker(WorkerArgs),
     /// Ask a running manager, or steer it.
@@ -297,8 +304,7 @@ pub struct ReplayArgs {
     pub events: Option<Secret>,
 
     /// Serve Prometheus metrics at `/metrics` of ADDR during the replay. A port alone means
-    /// 127.0.0.1, port 0 any free one; an address that other machines reach shows them to everybody
-    /// there.
+    /// 127.0.0.1, port 0 any free one. An address that other machines reach is refused.
     #[arg(long, value_name = "ADDR", value_parser = metrics_addr)]
     pub metrics: Option<SocketAddr>,
 
@@ -407,9 +413,24 @@ pub struct DoctorArgs {
     #[arg(long, value_name = "FILE", default_value = "python3", requires = "engine")]
     pub python: PathBuf,
 
+    /// What vLLM is started with as --kv-transfer-config, to be checked: a JSON object.
+    #[arg(long, value_name = "JSON", requires = "engine")]
+    pub kv_transfer_config: Option<String>,
+
     /// Write what was found as JSON; - for standard output.
     #[arg(long, value_name = "FILE")]
     pub json: Option<Output>,
+}
+
+impl DoctorArgs {
+    /// Rules between options that the parser cannot express.
+    pub fn check(&self) -> Result<(), WrongUsage> {
+        if self.kv_transfer_config.is_some() && self.engine != Some(EngineName::Vllm) {
+            let problem = "--kv-transfer-config is an option of vLLM: give it with --engine vllm";
+            return Err(WrongUsage(problem.to_owned()));
+        }
+        Ok(())
+    }
 }
 
 /// The text is kept: it may hold a password, so nobody shows it.

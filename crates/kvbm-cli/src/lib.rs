@@ -33,6 +33,7 @@ pub mod summary;
 pub mod table;
 mod token_file;
 pub mod trace;
+pub mod volume;
 pub mod worker;
 mod writable;
 
@@ -46,6 +47,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use kvbm::http::HttpError;
 use kvbm::metrics::MetricsServer;
 
 use args::{Cli, CliCommand, DoctorArgs, Output, ReplayArgs, WrongUsage};
@@ -73,6 +75,7 @@ pub fn run() -> ExitCode {
         Some(CliCommand::Remote { command }) => remote::run(command),
         Some(CliCommand::Size(args)) => run_size(args),
         Some(CliCommand::Serve(args)) => serve::run(args),
+        Some(CliCommand::Volume { command }) => volume::run(command),
         Some(CliCommand::Worker(args)) => worker::run(args),
     };
     match done {
@@ -89,9 +92,14 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Serves metrics at `addr`; the caller chose it, so also where others can connect.
+/// Serves metrics at `addr`, an address of this machine.
 fn serve_metrics(metrics: &kvbm::metrics::Metrics, addr: std::net::SocketAddr) -> Result<MetricsServer> {
-    let server = if addr.ip().is_loopback() { metrics.serve(addr) } else { metrics.serve_public(addr) }?;
+    let server = metrics.serve(addr).map_err(|error| match error {
+        HttpError::Exposed { .. } => {
+            anyhow::anyhow!("--metrics {addr}: other machines can reach it: use 127.0.0.1")
+        }
+        other => anyhow::anyhow!("--metrics: {other}"),
+    })?;
     note(&format!("metrics: http://{}/metrics", server.addr()));
     Ok(server)
 }
@@ -175,6 +183,7 @@ fn run_size(args: &SizeArgs) -> Result<()> {
 
 fn run_doctor(args: &DoctorArgs) -> Result<()> {
     args.json.as_ref().and_then(Output::file).map_or(Ok(()), writable::expect)?;
+    args.check()?;
     let report = doctor::examine(args);
     show(&report.render(), args.json == Some(Output::Stdout))?;
     match &args.json {

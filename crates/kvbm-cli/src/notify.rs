@@ -1,4 +1,4 @@
-//! What a service manager is told: the protocol of `sd_notify`.
+//! Messages to the service manager: the protocol of `sd_notify`.
 
 use std::ffi::OsStr;
 use std::io;
@@ -37,9 +37,9 @@ mod tests {
         let path = folder.path().join("notify");
         let manager = UnixDatagram::bind(&path).unwrap();
         send(path.as_os_str(), "READY=1").unwrap();
-        let mut told = [0; 16];
-        let count = manager.recv(&mut told).unwrap();
-        assert_eq!(&told[..count], b"READY=1");
+        let mut message = [0; 16];
+        let count = manager.recv(&mut message).unwrap();
+        assert_eq!(&message[..count], b"READY=1");
         drop(manager);
         assert!(send(path.as_os_str(), "READY=1").is_err(), "nobody is there");
     }

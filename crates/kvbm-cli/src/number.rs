@@ -1,4 +1,4 @@
-//! Whole numbers on the command line: who gives another one is told which would do.
+//! Whole numbers on the command line. The error of a bad one names the good ones.
 
 use std::ops::RangeInclusive;
 

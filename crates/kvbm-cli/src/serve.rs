@@ -42,10 +42,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "PATH")]
     pub admin: Option<PathBuf>,
 
-    /// Share host memory with the nodes that are announced in this folder, and read from theirs
-    /// [default: remote.directory, where remote.enabled].
-    #[arg(long, value_name = "DIR")]
-    pub remote: Option<PathBuf>,
+    /// Share host memory with the nodes that are announced in this folder, or on this server
+    /// (`nats://HOST:PORT`), and read from theirs [default: remote.directory or remote.url, where
+    /// remote.enabled].
+    #[arg(long, value_name = "DIR|URL")]
+    pub remote: Option<crate::remote::DiscoveryPlace>,
 
     /// This node's number among its peers, with --remote [default: remote.node].
     #[arg(long, value_name = "N", requires = "remote")]
@@ -63,10 +64,14 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         config.admin.socket.clone_from(&args.admin);
         config.validate()?;
     }
-    if let Some(folder) = &args.remote {
+    if let Some(place) = &args.remote {
         config.remote.enabled = true;
-        config.remote.directory = Some(folder.clone());
+        crate::remote::set_discovery(&mut config, place)?;
         config.remote.node = args.node.unwrap_or(config.remote.node);
+        config.validate()?;
+    }
+    if args.metrics.is_some() {
+        config.metrics.http = args.metrics;
         config.validate()?;
     }
     let config = config;
@@ -86,8 +91,10 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let engines = Box::new(server.engine_list());
     let host_pages = server.host_pages();
     server.manager().admin().hosted_by(Arc::new(Daemon { engines, host_pages }));
-    let _metrics =
-        args.metrics.map(|addr| crate::serve_metrics(server.manager().metrics(), addr)).transpose()?;
+    if let Some(addr) = server.manager().metrics_addr() {
+        let scheme = if config.metrics.tls_cert.is_some() { "https" } else { "http" };
+        note(&format!("metrics: {scheme}://{addr}/metrics"));
+    }
     crate::show(&format!("{}\n", first_line(&config, &server)), false)?;
     notify::tell("READY=1");
     let (stop, ended) = (server.stopper(), AtomicBool::new(false));
@@ -153,9 +160,13 @@ fn first_line(config: &Config, server: &NodeServer) -> String {
     let ranks = config.parallelism.tensor_parallel;
     let disk = config.disk.dir.as_ref().filter(|_| g3 > 0);
     let disk = disk.map_or(String::new(), |dir| format!(", G3 {g3} blocks in {}", dir.display()));
-    let remote = config.remote.directory.as_ref().filter(|_| config.remote.enabled);
-    let remote =
-        remote.map_or(String::new(), |dir| format!(", node {} in {}", config.remote.node, dir.display()));
+    let remote = match (&config.remote.directory, &config.remote.url) {
+        (Some(dir), _) if config.remote.enabled => {
+            format!(", node {} in {}", config.remote.node, dir.display())
+        }
+        (_, Some(_)) if config.remote.enabled => format!(", node {} over NATS", config.remote.node),
+        _ => String::new(),
+    };
     format!(
         "kvbm serve: {} on {ranks} ranks at {}: G2 {g2} blocks{disk}{remote}; {}; process {}",
         config.namespace.model,

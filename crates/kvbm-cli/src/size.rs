@@ -17,6 +17,8 @@ use crate::table::Table;
 
 /// Slots of host memory and disk are padded to this.
 const SLOT_ALIGNMENT: u64 = 4096;
+/// The kind of a group that keeps all tokens.
+const FULL: &str = "full attention";
 /// Most bytes of a configuration that are read.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
@@ -95,7 +97,7 @@ pub fn run(args: &SizeArgs) -> Result<Sizes> {
     let ranks = args.tensor_parallel;
     let group = |group: &ShapeGroup| GroupSize {
         kind: match group.kind {
-            CacheKind::Full => "full attention",
+            CacheKind::Full => FULL,
             CacheKind::SlidingWindow { .. } => "sliding window",
             CacheKind::State => "state",
         },
@@ -195,10 +197,27 @@ impl Sizes {
                 "\nA checkpoint of all states takes {state}. Tiers are sized without checkpoints."
             );
         }
-        if self.groups.len() > 1 {
-            out += "\nThis model has several cache groups. kvbm serves models with one group today.\n";
+        if let Some(served) = self.served() {
+            let _ = writeln!(out, "\n{served}");
         }
         out
+    }
+
+    /// Who serves a model whose layers do not all cache alike.
+    fn served(&self) -> Option<&'static str> {
+        let has_full = self.groups.iter().any(|group| group.kind == FULL);
+        match (self.groups.len(), has_full) {
+            (0 | 1, _) => None,
+            (_, true) => Some(
+                "This model has several cache groups. The tokens count a block of each group. kvbm and its\n\
+                 connector for vLLM serve them (docs/models.md, docs/vllm.md); those for SGLang and\n\
+                 TensorRT-LLM take models with one group.",
+            ),
+            (_, false) => Some(
+                "This model has several cache groups, none of them with full attention: kvbm serves them\n\
+                 (docs/models.md), and its connectors do not.",
+            ),
+        }
     }
 
     /// As JSON.
@@ -245,7 +264,7 @@ mod tests {
     fn groups_and_states_are_shown() {
         let jamba = sizes("jamba-v0.1", |_| ());
         let text = jamba.render();
-        assert!(text.contains("several cache groups") && text.contains("A checkpoint"), "{text}");
+        assert!(text.contains("connector for vLLM serve") && text.contains("A checkpoint"), "{text}");
         let json: serde_json::Value = serde_json::from_str(&jamba.to_json().unwrap()).unwrap();
         assert_eq!(json["groups"][1]["kind"], "full attention");
         let gemma = sizes("gemma-3-27b", |_| ()).render();

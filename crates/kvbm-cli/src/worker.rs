@@ -32,22 +32,74 @@ pub struct WorkerArgs {
 
     /// Socket to listen at: its folder belongs to this user, and no other one writes there
     /// [default: the rank's one of parallelism.workers].
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", conflicts_with = "listen")]
     pub socket: Option<PathBuf>,
+
+    /// Address to listen at for a leader on another machine: tcp://HOST:PORT. Needs certificates.
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<String>,
+
+    /// PEM file with this worker's certificate for HOST [default: the configuration's].
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// PEM file with the certificate's private key, mode 0600 [default: the configuration's].
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+
+    /// PEM file with the authorities of the leader: whoever has a certificate of theirs may lead
+    /// [default: the configuration's].
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
+}
+
+impl WorkerArgs {
+    /// The configuration, with what the command line says in place of it.
+    fn config(&self) -> Result<Config> {
+        let config = Config::load_with(Some(&self.config), |config| {
+            let own = &mut config.parallelism;
+            let given = [
+                (&self.tls_cert, &mut own.tls_cert),
+                (&self.tls_key, &mut own.tls_key),
+                (&self.tls_ca, &mut own.tls_ca),
+            ];
+            for (given, setting) in given.into_iter().filter(|(given, _)| given.is_some()) {
+                setting.clone_from(given);
+            }
+        })?;
+        Ok(config)
+    }
+
+    /// Where to listen.
+    fn address(&self, config: &Config) -> Result<PathBuf> {
+        if let Some(address) = &self.listen {
+            if !address.starts_with("tcp://") {
+                let why = format!("--listen {address}: give tcp://HOST:PORT, or --socket PATH");
+                return Err(WrongUsage(why).into());
+            }
+            return Ok(address.into());
+        }
+        let named = config.parallelism.workers.as_slice().get(usize::from(self.rank));
+        let why = "no socket to listen at: name one with --socket PATH or --listen tcp://HOST:PORT, or one for each \
+                   rank in parallelism.workers";
+        let at = self.socket.as_ref().or(named).cloned().ok_or_else(|| WrongUsage(why.to_owned()))?;
+        let files = [&self.tls_cert, &self.tls_key, &self.tls_ca];
+        if !at.starts_with("tcp://") && files.into_iter().any(Option::is_some) {
+            let why =
+                format!("--tls-cert, --tls-key and --tls-ca have no use at the socket {}", at.display());
+            return Err(WrongUsage(why).into());
+        }
+        Ok(at)
+    }
 }
 
 /// Serves leaders until SIGTERM or Ctrl-C.
 pub fn run(args: &WorkerArgs) -> Result<()> {
-    let config = Config::load(Some(&args.config))?;
-    let rank = Rank(args.rank);
-    let named = config.parallelism.workers.as_slice().get(rank.index());
-    let Some(socket) = args.socket.as_ref().or(named) else {
-        let why = "no socket to listen at: name one with --socket PATH, or one for each rank in parallelism.workers";
-        return Err(WrongUsage(why.to_owned()).into());
-    };
+    let (config, rank) = (args.config()?, Rank(args.rank));
+    let address = args.address(&config)?;
     interrupt::catch();
     log_lines::install();
-    let server = WorkerServer::bind(&config, rank, &G1Memory::Owned, socket)
+    let server = WorkerServer::bind(&config, rank, &G1Memory::Owned, &address)
         .with_context(|| format!("cannot start the worker of rank {rank}"))?;
     crate::show(&format!("{}\n", first_line(&config, &server, rank)), false)?;
     let (stop, ended) = (server.stopper(), AtomicBool::new(false));
@@ -82,7 +134,7 @@ fn first_line(config: &Config, server: &WorkerServer, rank: Rank) -> String {
     let disk = disk.map_or(String::new(), |dir| format!(", G3 {g3} blocks in {}", dir.display()));
     format!(
         "kvbm worker: rank {rank} of {ranks} listens at {}: G1 {} blocks, G2 {g2} blocks{disk}; process {}",
-        server.path().display(),
+        server.address(),
         server.g1().num_blocks(),
         std::process::id()
     )

@@ -32,13 +32,19 @@ fn free_port() -> u16 {
 
 impl Daemon {
     fn start() -> Self {
+        Self::start_with("", "")
+    }
+
+    /// With further settings of `[admin]`, and further sections.
+    fn start_with(of_admin: &str, sections: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (at, port) = (folder.path().display(), free_port());
         let text = format!(
             "[model]\nnum_layers = 2\nnum_kv_heads = 2\nhead_dim = 32\n[namespace]\nmodel = \"test\"\n\
              [host]\ncapacity = 32\n[disk]\ndir = \"{at}/disk\"\ncapacity = 64\n\
              [tenants]\nshares = \"acme=0.5\"\n[node]\nsocket = \"{at}/run/node.sock\"\nengine_blocks = 64\n\
-             [admin]\nsocket = \"{at}/run/admin.sock\"\nhttp = \"127.0.0.1:{port}\"\ntoken_file = \"{at}/token\"\n"
+             [admin]\nsocket = \"{at}/run/admin.sock\"\nhttp = \"127.0.0.1:{port}\"\ntoken_file = \"{at}/token\"\n\
+             {of_admin}\n{sections}\n"
         );
         std::fs::write(folder.path().join("kvbm.toml"), text).unwrap();
         let token = folder.path().join("token");
@@ -220,11 +226,60 @@ fn what_goes_wrong_names_the_way_out() {
     std::fs::write(&wrong, "0123456789abcdef0123456789abcdeX").unwrap();
     failed(&over(&wrong), 1, "status 401");
     failed(&kvbm(&["ctl", "status", "--http", &url]), 2, "--token-file");
-    failed(
-        &kvbm(&["ctl", "status", "--http", "https://a:1", "--token-file", token.to_str().unwrap()]),
-        2,
-        "no TLS",
-    );
+    let token = token.to_str().unwrap();
+    failed(&kvbm(&["ctl", "status", "--http", "https://a:1", "--token-file", token]), 2, "--ca FILE");
+    let with_ca = ["ctl", "status", "--http", &url, "--token-file", token, "--ca", token];
+    failed(&kvbm(&with_ca), 2, "--http https://");
+}
+
+/// Encryption, a certificate of the client and the token, with the program at both ends.
+#[cfg(feature = "tls")]
+#[test]
+fn a_manager_is_administered_over_tls_with_a_certificate_of_the_client() {
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+    let certificates = tempfile::tempdir().unwrap();
+    let file = |name: &str| certificates.path().join(name).display().to_string();
+    let write = |name: &str, text: &str| {
+        std::fs::write(file(name), text).unwrap();
+        std::fs::set_permissions(file(name), std::fs::Permissions::from_mode(0o600)).unwrap();
+    };
+    let mut params = CertificateParams::new([]).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    write("ca", &params.self_signed(&key).unwrap().pem());
+    let authority = Issuer::new(params, key);
+    for name in ["server", "client"] {
+        let (params, key) =
+            (CertificateParams::new(["127.0.0.1".into()]).unwrap(), KeyPair::generate().unwrap());
+        write(name, &params.signed_by(&key, &authority).unwrap().pem());
+        write(&format!("{name}.key"), &key.serialize_pem());
+    }
+    let [ca, cert, key] = ["ca", "server", "server.key"].map(file);
+    let tls = format!("tls_cert = \"{cert}\"\ntls_key = \"{key}\"\nclient_ca = \"{ca}\"\n");
+    let metrics_port = free_port();
+    let metrics = format!("[metrics]\nhttp = \"127.0.0.1:{metrics_port}\"\n{tls}");
+    let daemon = Ended(Some(Daemon::start_with(&tls, &metrics)));
+    let token = daemon.folder.path().join("token").display().to_string();
+    let url = |scheme: &str| format!("{scheme}://127.0.0.1:{}", daemon.port);
+    let kvbm = |words: &[&str]| {
+        let call = ["ctl", "status", "--json", "--token-file", &token, "--http"];
+        Command::new(KVBM).args(call).args(words).output().unwrap()
+    };
+    let [client, client_key] = ["client", "client.key"].map(file);
+    let known = ["--ca", &ca, "--cert", &client, "--key", &client_key];
+    let output = kvbm(&[&[url("https").as_str()][..], &known].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let status: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(status["pid"], daemon.child.id());
+    failed(&kvbm(&[&url("https"), "--ca", &ca]), 1, "ertificate");
+    failed(&kvbm(&[&url("https"), "--ca", &client]), 1, "is --ca its authority");
+    failed(&kvbm(&[&url("http")]), 1, "use https://");
+    failed(&kvbm(&[&url("https"), "--ca", &token]), 1, "--ca = ");
+    let mut plain = TcpStream::connect(("127.0.0.1", metrics_port)).unwrap();
+    plain.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    plain.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("use https://") && !answer.contains("kvbm_"), "{answer}");
 }
 
 /// The kernel says whose process calls, whatever the modes of socket and folder have become.

@@ -15,9 +15,9 @@ fn without_a_server_its_rows_say_so_and_the_others_are_there() {
         .args("bench events --events 100000 --rounds 1 --nats-server none --json rows.json".split(' '))
         .output()
         .unwrap();
-    let told = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{told}");
-    assert!(told.contains("there is no nats-server at none"), "{told}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("there is no nats-server at none"), "{stderr}");
     let json: Value = serde_json::from_slice(&std::fs::read(dir.path().join("rows.json")).unwrap()).unwrap();
     let row = |name: &str| {
         json["rows"]

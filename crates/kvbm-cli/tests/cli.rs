@@ -31,7 +31,10 @@ fn wrong_usage_is_status_2_and_goes_to_standard_error() {
         (&["bench", "transfer", "--sizes", "5000"], "--sizes 5000B"),
         (&["bench", "transfer", "--sizes", "4096", "--set", "1000TiB"], "blocks are too many"),
         #[cfg(feature = "zmq")]
-        (&["events", "serve-index", "zmq+tcp://127.0.0.1:1", "--listen", "0.0.0.0:0"], "add --public"),
+        (
+            &["events", "serve-index", "zmq+tcp://127.0.0.1:1", "--listen", "0.0.0.0:0"],
+            "allow it with --public",
+        ),
         #[cfg(feature = "zmq")]
         (&["events", "tail", "zmq+tcp://127.0.0.1:1", "--count", "0"], "from 1 to"),
         #[cfg(not(feature = "zmq"))]

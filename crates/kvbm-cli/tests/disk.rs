@@ -25,7 +25,7 @@ fn json(dir: &Path, line: &str, status: i32) -> Value {
 }
 
 /// What a command that fails says.
-fn told(dir: &Path, line: &str) -> String {
+fn error_of(dir: &Path, line: &str) -> String {
     let output = kvbm(dir, line);
     assert_eq!(output.status.code(), Some(1), "{line}: {}", text(&output.stdout));
     text(&output.stderr)
@@ -72,7 +72,7 @@ fn a_directory_is_inspected_verified_repaired_and_cleared() {
     let damaged = bad["damaged_blocks"].as_u64().unwrap();
     assert!(damaged > 10 && bad["passed"] == false, "{bad:#}");
     assert_eq!(bad["verified_blocks"].as_u64().unwrap() + damaged, blocks);
-    assert!(told(dir, "disk verify kept").contains("kvbm disk repair"));
+    assert!(error_of(dir, "disk verify kept").contains("kvbm disk repair"));
     let repair = json(dir, "disk repair kept", 0);
     assert_eq!(
         (&repair["damaged_blocks"], &repair["repaired"]["quarantined_slots"]),
@@ -97,7 +97,7 @@ fn a_directory_is_inspected_verified_repaired_and_cleared() {
     std::fs::remove_file(dir.join("kept/note.txt")).unwrap();
     fill(dir, "one");
     std::fs::remove_file(rank(dir).join("journal.kvbm")).unwrap();
-    assert!(told(dir, "disk inspect kept").contains("no directory of kvbm"));
+    assert!(error_of(dir, "disk inspect kept").contains("no directory of kvbm"));
     assert!(json(dir, "disk clear kept", 0)["bytes"].as_u64().unwrap() > 2000 * 4096);
     assert_eq!(std::fs::read_dir(dir.join("kept")).unwrap().count(), 0);
 }
@@ -118,7 +118,7 @@ fn several_disks_are_looked_at_one_after_the_other() {
         assert_eq!(found.len(), 2, "each once: {found:#?}");
         assert!(found.iter().all(|disk| disk["dirs"].as_array().unwrap().len() == 1), "{found:#?}");
     }
-    assert!(told(dir, &format!("disk inspect {one} nowhere")).contains("cannot read nowhere"));
+    assert!(error_of(dir, &format!("disk inspect {one} nowhere")).contains("cannot read nowhere"));
     assert_eq!(kvbm(dir, &format!("disk inspect {one},")).status.code(), Some(2));
     assert_eq!(json(dir, &format!("disk clear {one} {two}"), 0)["cleared"].as_array().unwrap().len(), 2);
     assert_eq!(std::fs::read_dir(dir.join("kept")).unwrap().count(), 0);
@@ -128,9 +128,9 @@ fn several_disks_are_looked_at_one_after_the_other() {
 fn what_cannot_be_read_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    assert!(told(dir, "disk inspect nowhere").contains("cannot read nowhere; name what disk.dir"));
+    assert!(error_of(dir, "disk inspect nowhere").contains("cannot read nowhere; name what disk.dir"));
     for command in ["inspect", "verify", "repair", "clear"] {
-        assert!(told(dir, &format!("disk {command} .")).contains("no directory of kvbm"), "{command}");
+        assert!(error_of(dir, &format!("disk {command} .")).contains("no directory of kvbm"), "{command}");
     }
     assert_eq!(kvbm(dir, "disk").status.code(), Some(2));
     assert_eq!(kvbm(dir, "disk inspect").status.code(), Some(2));
@@ -140,7 +140,7 @@ fn what_cannot_be_read_is_named() {
     let good = std::fs::read(&journal).unwrap();
     let lock = kvbm_disk::medium::DirMedium::lock(&rank(dir)).unwrap();
     for command in ["verify", "repair", "clear"] {
-        let message = told(dir, &format!("disk {command} kept"));
+        let message = error_of(dir, &format!("disk {command} kept"));
         assert!(message.contains(&format!("in use by process {}", std::process::id())), "{message}");
     }
     let found = json(dir, "disk inspect kept", 0);
@@ -152,7 +152,7 @@ fn what_cannot_be_read_is_named() {
     other[8] = 99;
     std::fs::write(&journal, &other).unwrap();
     for command in ["inspect", "verify", "repair"] {
-        let message = told(dir, &format!("disk {command} kept"));
+        let message = error_of(dir, &format!("disk {command} kept"));
         assert!(message.contains("version 99, this build reads 2"), "{message}");
     }
     assert!(std::fs::read(&journal).unwrap() == other, "left as it is");
@@ -172,11 +172,11 @@ fn several_directories_are_one_disk_and_a_lost_one_is_named() {
     let found = json(dir, "disk verify a,b", 0);
     assert_eq!(found["directories"][0]["dirs"].as_array().unwrap().len(), 2);
     assert!(found["verified_blocks"].as_u64().unwrap() > 256, "more than the first unit: {found:#}");
-    assert!(told(dir, "disk verify a").contains("number 1 of 2"));
-    assert!(told(dir, "disk verify b").contains("number 2 of 2"));
+    assert!(error_of(dir, "disk verify a").contains("number 1 of 2"));
+    assert!(error_of(dir, "disk verify b").contains("number 2 of 2"));
 
     std::fs::rename(dir.join("b"), dir.join("gone")).unwrap();
-    let error = told(dir, line);
+    let error = error_of(dir, line);
     assert!(error.contains("b/ns-") && error.contains("mounted"), "{error}");
     std::fs::remove_dir_all(dir.join("b")).unwrap();
     std::fs::rename(dir.join("gone"), dir.join("b")).unwrap();
@@ -210,7 +210,7 @@ fn a_clear_of_several_directories_may_be_interrupted_anywhere() {
             }
             std::fs::create_dir(&obstacle).unwrap();
             for _ in 0..2 {
-                let error = told(dir, "disk clear a,b");
+                let error = error_of(dir, "disk clear a,b");
                 assert!(error.contains("cannot remove") && error.contains(file), "{error}");
             }
             std::fs::remove_dir(&obstacle).unwrap();
@@ -237,7 +237,7 @@ fn a_clear_ends_at_a_file_that_it_cannot_look_at() {
     std::fs::remove_file(&slots).unwrap();
     // As little is told of a link to itself as of a file on a device that fails.
     std::os::unix::fs::symlink("slots.kvbm", &slots).unwrap();
-    let error = told(dir, "disk clear a,b");
+    let error = error_of(dir, "disk clear a,b");
     assert!(error.contains("cannot look at") && error.contains("slots.kvbm"), "{error}");
     std::fs::remove_file(&slots).unwrap();
     json(dir, "disk clear a,b", 0);
@@ -252,10 +252,10 @@ fn a_clear_of_several_directories_changes_none_where_it_cannot_have_all() {
     let line = "replay --synthetic 60 --block-bytes 4KiB --capacity 50,100,4000 --dir a,b";
     json(dir, line, 0);
     let lock = kvbm_disk::medium::DirMedium::lock(&folder(&dir.join("b"))).unwrap();
-    assert!(told(dir, "disk clear a,b").contains("in use by process"));
+    assert!(error_of(dir, "disk clear a,b").contains("in use by process"));
     drop(lock);
     std::fs::rename(dir.join("b"), dir.join("gone")).unwrap();
-    let error = told(dir, "disk clear a,b");
+    let error = error_of(dir, "disk clear a,b");
     assert!(error.contains("b/ns-") && error.contains("is its device mounted"), "{error}");
     std::fs::rename(dir.join("gone"), dir.join("b")).unwrap();
     let again = json(dir, line, 0);
@@ -265,4 +265,74 @@ fn a_clear_of_several_directories_changes_none_where_it_cannot_have_all() {
     std::fs::remove_dir_all(dir.join("b")).unwrap();
     json(dir, "disk clear a", 0);
     json(dir, line, 0);
+}
+
+/// An engine's directory with three blocks that are encrypted.
+fn encrypted(dir: &Path, key: &str) -> PathBuf {
+    use kvbm_disk::{DiskConfig, DiskEncryption, DiskEngine, IoBatch, OwnedBuffer};
+    use kvbm_keys::OperatorKey;
+    use std::os::unix::fs::PermissionsExt;
+    let (file, rank) = (dir.join("operator.key"), dir.join("kept/ns-0000000000000000/rank-0-of-1"));
+    std::fs::write(&file, key).unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let mut config = DiskConfig::new(&rank, 8, 4096, [7; 16]);
+    let key = OperatorKey::parse(key.as_bytes()).unwrap();
+    config.encryption = Some(DiskEncryption { key, previous: None });
+    let (engine, _) = DiskEngine::open(config).unwrap();
+    let (done, outcomes) = std::sync::mpsc::channel();
+    let mut batch = IoBatch::new(move |outcomes| done.send(outcomes).unwrap());
+    for slot in 0..3 {
+        let identity = kvbm::plan::BlockIdentity {
+            namespace: kvbm::plan::NamespaceId(0xAB),
+            group: kvbm::plan::GroupId(0),
+            hash: kvbm::plan::SequenceHash::from_bytes([slot as u8; 16]),
+            parent: None,
+            position: 0,
+        };
+        batch.write_buffer(kvbm::plan::BlockId(slot), identity, &OwnedBuffer::from_slice(&[9; 4096]).into());
+    }
+    engine.submit(batch).unwrap();
+    assert!(outcomes.recv().unwrap().iter().all(Result::is_ok));
+    engine.flush(std::time::Duration::from_secs(60)).unwrap();
+    rank
+}
+
+#[test]
+fn an_encrypted_directory_is_inspected_without_a_key_and_verified_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let rank = encrypted(dir, &"0123456789abcdef".repeat(4));
+    let found = json(dir, "disk inspect kept", 0);
+    let keys = &found["directories"][0]["encryption"]["keys"];
+    assert_eq!((&keys[0]["namespace"], &keys[0]["state"]), (&"000000ab".into(), &"current".into()));
+    assert!(text(&kvbm(dir, "disk inspect kept").stdout).contains("encrypted, operator's key"));
+    assert!(error_of(dir, "disk verify kept").contains("--key-file"));
+    let good = json(dir, "disk verify kept --key-file operator.key", 0);
+    assert_eq!(good["verified_blocks"], 3);
+    std::fs::write(dir.join("other.key"), "fedcba9876543210".repeat(4)).unwrap();
+    assert!(error_of(dir, "disk verify kept --key-file other.key").contains("chmod 600"));
+    let wrong = kvbm(dir, "disk verify kept --key-command");
+    assert_eq!(wrong.status.code(), Some(2), "an option without its value");
+    let output = Command::new(env!("CARGO_BIN_EXE_kvbm"))
+        .current_dir(dir)
+        .args(["disk", "verify", "kept", "--key-command", "cat other.key"])
+        .output()
+        .unwrap();
+    assert!(text(&output.stderr).contains("wrapped with the operator's key"), "{}", text(&output.stderr));
+
+    assert!(error_of(dir, "disk rotate kept").contains("--key-file"));
+    let rotated = json(dir, "disk rotate kept --key-file operator.key --namespace 000000ac", 0);
+    assert_eq!(rotated["directories"][0]["retired_keys"], 0);
+    let rotated = json(dir, "disk rotate kept --key-file operator.key --namespace 000000ab", 0);
+    assert_eq!(rotated["directories"][0]["retired_keys"], 1);
+    let found = json(dir, "disk inspect kept", 0);
+    assert_eq!(found["directories"][0]["encryption"]["keys"][0]["state"], "old");
+
+    // Somebody has a link to the key file: it is overwritten, not only removed.
+    let link = dir.join("link");
+    std::fs::hard_link(rank.join("keys.kvbm"), &link).unwrap();
+    json(dir, "disk clear kept", 0);
+    assert!(!rank.exists());
+    let left = std::fs::read(link).unwrap();
+    assert!(!left.is_empty() && left.iter().all(|byte| *byte == 0));
 }

@@ -3,6 +3,13 @@
 // A helper that fails is a test that fails.
 #![allow(clippy::unwrap_used)]
 
+#[cfg(feature = "nats")]
+#[path = "../../kvbm-events/tests/support/nats_server.rs"]
+mod nats_server;
+#[cfg(feature = "nats")]
+#[path = "../../kvbm-events/tests/support/ports.rs"]
+mod ports;
+
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -68,21 +75,19 @@ impl Drop for Daemon {
     }
 }
 
-#[test]
-fn a_daemon_is_announced_while_it_runs() {
+/// A daemon that is announced at `place`, a folder or a URL, with the words of its first line.
+fn is_announced_while_it_runs(place: &str, expected: &str, during: impl FnOnce()) {
     let dir = tempfile::tempdir().unwrap();
     let config = configuration(dir.path());
-    let peers = dir.path().join("peers");
-    let peers_name = peers.to_str().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvbm"));
-    command.arg("serve").arg("--config").arg(&config).args(["--remote", peers_name, "--node", "3"]);
+    command.arg("serve").arg("--config").arg(&config).args(["--remote", place, "--node", "3"]);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut first_line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut first_line).unwrap();
     let daemon = Daemon { child, first_line };
-    assert!(daemon.first_line.contains(&format!("node 3 in {peers_name}")), "{}", daemon.first_line);
+    assert!(daemon.first_line.contains(expected), "{}", daemon.first_line);
 
-    let output = kvbm(&["remote", "ls", peers_name, "--json", "-"]);
+    let output = kvbm(&["remote", "ls", place, "--json", "-"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let nodes = json(&output)["nodes"].as_array().unwrap().clone();
     assert_eq!(nodes.len(), 1);
@@ -90,12 +95,31 @@ fn a_daemon_is_announced_while_it_runs() {
     assert_eq!((&nodes[0]["node"], &set["blocks"]), (&3.into(), &32.into()));
     assert_eq!((&set["heads"], &set["layers"]), (&2.into(), &2.into()));
     assert!(text(&output.stderr).contains("rank 0: 32 blocks"), "{}", text(&output.stderr));
-    let mode = std::fs::metadata(peers.join("node-3.kvbm")).unwrap().permissions().mode();
-    assert_eq!(mode & 0o777, 0o600, "for its owner alone");
+    during();
 
     drop(daemon);
-    let output = kvbm(&["remote", "ls", peers_name]);
+    let output = kvbm(&["remote", "ls", place]);
     assert!(text(&output.stdout).contains("no node is announced"), "{}", text(&output.stdout));
+}
+
+#[test]
+fn a_daemon_is_announced_in_a_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let peers = dir.path().join("peers");
+    let place = peers.to_str().unwrap();
+    is_announced_while_it_runs(place, &format!("node 3 in {place}"), || {
+        let mode = std::fs::metadata(peers.join("node-3.kvbm")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "for its owner alone");
+    });
+}
+
+/// On a real nats-server, where `KVBM_NATS_SERVER` names its program.
+#[cfg(feature = "nats")]
+#[test]
+fn a_daemon_is_announced_on_a_server() {
+    let Some(server) = nats_server::NatsServer::start(&[]) else { return };
+    let place = format!("nats://127.0.0.1:{}", server.port());
+    is_announced_while_it_runs(&place, "node 3 over NATS", || {});
 }
 
 #[test]
@@ -120,6 +144,18 @@ fn what_cannot_be_is_said() {
         let words = ["remote", "pull", "--config", config, "--directory", &folder, "--wait", "0"];
         kvbm(&[&words[..], &["--tokens", tokens, "--node", node]].concat())
     };
+    let (url, hint) = if cfg!(feature = "nats") {
+        ("nats://user:word@127.0.0.1:9?bukket=x", "no parameter 'bukket'")
+    } else {
+        ("nats://user:word@127.0.0.1:9", "--features nats")
+    };
+    for words in [&["remote", "ls", url][..], &["serve", "--config", config, "--remote", url, "--node", "1"]]
+    {
+        let output = kvbm(words);
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{hint}: {stderr}");
+        assert!(stderr.contains(hint) && !stderr.contains("word"), "{hint}: {stderr}");
+    }
     for (output, hint) in [
         (kvbm(&["remote", "ls", "no/folder"]), "there is no folder no/folder"),
         (kvbm(&["remote", "ls", &broken]), "1 announcements cannot be read"),

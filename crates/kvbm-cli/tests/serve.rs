@@ -106,7 +106,7 @@ fn an_engine_finds_its_blocks_again_whichever_side_was_gone() {
     let notify = folder.path().join("notify");
     let manager = UnixDatagram::bind(&notify).unwrap();
     manager.set_read_timeout(Some(PATIENCE)).unwrap();
-    let told = || {
+    let notification = || {
         let mut state = [0; 32];
         let count = manager.recv(&mut state).unwrap();
         String::from_utf8_lossy(&state[..count]).into_owned()
@@ -116,7 +116,7 @@ fn an_engine_finds_its_blocks_again_whichever_side_was_gone() {
     let expected =
         format!("kvbm serve: test on 1 ranks at {}: G2 32 blocks, G3 64 blocks in", socket.display());
     assert!(daemon.first_line.starts_with(&expected), "{}", daemon.first_line);
-    assert_eq!(told(), "READY=1");
+    assert_eq!(notification(), "READY=1");
     let config = Config::load(Some(&file)).unwrap();
     let prompt: Vec<u32> = (0..16 * 6).collect();
     let tokens = TokenSequence::from_tokens(config.namespace().hasher().unwrap(), &prompt);
@@ -164,7 +164,7 @@ fn an_engine_finds_its_blocks_again_whichever_side_was_gone() {
             let mut old =
                 std::mem::replace(&mut daemon, DaemonProcess::start_with(&file, &notify, &["--take-over"]));
             assert_eq!(old.child.wait().unwrap().code(), Some(0));
-            assert_eq!((told(), told()), ("STOPPING=1".to_owned(), "READY=1".to_owned()));
+            assert_eq!((notification(), notification()), ("STOPPING=1".to_owned(), "READY=1".to_owned()));
             wait_for_all(&engine, &tokens, || {});
             let LookUp::Ready { by_tier, .. } = engine.look_up("r", &tokens, 0).unwrap() else {
                 panic!("there are no volumes")
@@ -174,11 +174,11 @@ fn an_engine_finds_its_blocks_again_whichever_side_was_gone() {
         if life == 1 {
             // The engine stays, and attaches to the next daemon by itself.
             assert_eq!(daemon.terminate(), Some(0));
-            assert_eq!(told(), "STOPPING=1");
+            assert_eq!(notification(), "STOPPING=1");
             assert!(!socket.exists());
             assert_eq!(found(&engine, &tokens), 0, "a miss, no error");
             daemon = DaemonProcess::start(&file, &notify);
-            assert_eq!(told(), "READY=1");
+            assert_eq!(notification(), "READY=1");
             wait_for_all(&engine, &tokens, || {});
         }
     }
@@ -206,4 +206,19 @@ fn what_is_missing_or_taken_is_said_before_anything_is_served() {
     let (status, error) = run(&[]);
     assert_eq!(status, Some(2), "{error}");
     assert!(error.contains("--socket PATH") && error.contains("node.socket"), "{error}");
+    let group = "layers=2 heads=2 head_dim=32";
+    let text = format!(
+        "[model]\ngroups = [\"full {group}\", \"window=64 {group}\"]\n[namespace]\nmodel = \"test\"\n\
+         [device]\nlayout = \"fully-contiguous\"\n[host]\ncapacity = 32\n[node]\nsocket = \"{}\"\n",
+        folder.path().join("groups.sock").display()
+    );
+    std::fs::write(&file, text).unwrap();
+    for args in [&[][..], &["--take-over"]] {
+        let (status, error) = run(args);
+        assert_eq!(status, Some(1), "{error}");
+        assert!(
+            error.contains("model.groups = 2 cache groups: a node daemon keeps blocks of one"),
+            "{error}"
+        );
+    }
 }

@@ -4,6 +4,10 @@
 // A helper that fails is a test that fails.
 #![allow(clippy::unwrap_used)]
 
+#[cfg(feature = "tls")]
+#[path = "../../kvbm-link/tests/support/authority.rs"]
+mod authority;
+
 use kvbm::config::Config;
 use kvbm::{KvBlockManager, Owned, Tier};
 use std::io::{BufRead, BufReader};
@@ -26,6 +30,20 @@ fn configuration(folder: &Path) -> PathBuf {
     path
 }
 
+/// The same with workers at addresses, and the certificates of `authority`.
+#[cfg(feature = "tls")]
+fn over_tcp(folder: &Path, authority: &authority::Authority<'_>, ports: [u16; 2]) -> PathBuf {
+    let text = std::fs::read_to_string(configuration(folder)).unwrap();
+    let (cert, key) = authority.issue("leader", |_| {});
+    let [cert, key, ca] = [cert, key, authority.file()].map(|file| file.display().to_string());
+    let workers = ports.map(|port| format!("\"tcp://127.0.0.1:{port}\"")).join(", ");
+    let own = format!("workers = [{workers}]\ntls_cert = \"{cert}\"\ntls_key = \"{key}\"\ntls_ca = \"{ca}\"");
+    let line = |line: &str| if line.starts_with("workers") { own.clone() } else { line.to_owned() };
+    let path = folder.join("tcp.toml");
+    std::fs::write(&path, text.lines().map(line).collect::<Vec<_>>().join("\n")).unwrap();
+    path
+}
+
 fn command(config: &Path, rank: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvbm"));
     command.arg("worker").arg("--config").arg(config).args(["--rank", rank]);
@@ -40,7 +58,11 @@ struct WorkerProcess {
 
 impl WorkerProcess {
     fn start(config: &Path, rank: &str) -> Self {
-        let mut child = command(config, rank).stdout(Stdio::piped()).spawn().unwrap();
+        Self::of(command(config, rank))
+    }
+
+    fn of(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut first_line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut first_line).unwrap();
         Self { child, first_line }
@@ -120,4 +142,92 @@ fn what_is_wrong_is_named() {
         assert!(output.stdout.is_empty());
     }
     drop(running);
+}
+
+/// Four blocks of a sequence that were found and loaded, or computed and saved.
+#[cfg(feature = "tls")]
+fn put_or_find(manager: &KvBlockManager<Owned>) -> usize {
+    let sequence = manager.sequence(&(0..16 * 4).collect::<Vec<u32>>(), b"").unwrap();
+    let found = manager.onboard(manager.match_prefix(&sequence)).wait().unwrap();
+    if found.is_empty() {
+        let fresh = manager.allocate(4).unwrap();
+        drop(manager.register(manager.commit(fresh, &sequence, 0).unwrap().0).unwrap());
+        assert!(manager.wait_offloads(Instant::now() + Duration::from_secs(60)));
+    }
+    let loaded = found.len();
+    drop(found);
+    manager.clear(Tier::G1).unwrap();
+    loaded
+}
+
+/// Each rank has a certificate of its own, and one of them is killed.
+#[cfg(feature = "tls")]
+#[test]
+fn workers_at_addresses_serve_holders_of_certificates_and_one_may_die() {
+    let folder = tempfile::tempdir().unwrap();
+    let [ours, other] = ["ours", "other"].map(|name| authority::Authority::new(folder.path(), name));
+    let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let ports = [free(), free()];
+    let file = over_tcp(folder.path(), &ours, ports);
+    let start = |rank: usize, cert: &(PathBuf, PathBuf)| {
+        let mut command = command(&file, &rank.to_string());
+        command.arg("--listen").arg(format!("tcp://127.0.0.1:{}", ports[rank]));
+        command.arg("--tls-cert").arg(&cert.0).arg("--tls-key").arg(&cert.1);
+        WorkerProcess::of(command)
+    };
+    let own = ["rank-0", "rank-1"].map(|name| ours.issue(name, |_| {}));
+    let mut workers = [0, 1].map(|rank| start(rank, &own[rank]));
+    let expected = format!("kvbm worker: rank 1 of 2 listens at tcp://127.0.0.1:{}: G1", ports[1]);
+    assert!(workers[1].first_line.starts_with(&expected), "{}", workers[1].first_line);
+    let config = Config::load(Some(&file)).unwrap();
+    let build = |config: &Config| KvBlockManager::<Owned>::builder().config(config.clone()).build();
+    let manager = build(&config).unwrap();
+    assert_eq!((put_or_find(&manager), put_or_find(&manager)), (0, 4));
+    manager.flush(Duration::from_secs(60)).unwrap();
+
+    workers[1].child.kill().unwrap();
+    workers[1].child.wait().unwrap();
+    workers[1] = start(1, &own[1]);
+    // From the disks: what host memory had is lost. Until the new worker is taken in, loads fail.
+    let until = Instant::now() + Duration::from_secs(60);
+    let sequence = manager.sequence(&(0..16 * 4).collect::<Vec<u32>>(), b"").unwrap();
+    while manager.onboard(manager.match_prefix(&sequence)).wait().map_or(0, |found| found.len()) < 4 {
+        assert!(Instant::now() < until, "{:?}", manager.status());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(manager.shutdown(Duration::from_secs(60)).is_complete());
+
+    // A leader of another authority, and one that trusts another.
+    let (foreign, trusting) = (other.issue("foreign", |_| {}), other.file());
+    for (cert, ca, why) in [(&foreign, ours.file(), "UnknownCA"), (&own[0], trusting, "UnknownIssuer")] {
+        let mut config = config.clone();
+        let own = &mut config.parallelism;
+        (own.tls_cert, own.tls_key, own.tls_ca) = (Some(cert.0.clone()), Some(cert.1.clone()), Some(ca));
+        let error = build(&config).err().unwrap().to_string();
+        assert!(error.starts_with("worker of rank 0 at tcp://127.0.0.1:") && error.contains(why), "{error}");
+    }
+    for worker in &mut workers {
+        assert_eq!(worker.terminate(), Some(0));
+    }
+}
+
+#[test]
+fn addresses_without_certificates_and_with_nonsense_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = configuration(folder.path());
+    let lacks =
+        if cfg!(feature = "tls") { "set tls_cert, tls_key and tls_ca" } else { "with the feature tls" };
+    for (options, status, hint) in [
+        (&["--listen", "tcp://127.0.0.1:7"][..], 1, lacks),
+        (&["--listen", "tcp://127.0.0.1"], 1, "must be tcp://HOST:PORT"),
+        (&["--listen", "10.0.0.1:7"], 2, "give tcp://HOST:PORT, or --socket PATH"),
+        (&["--listen", "tcp://127.0.0.1:7", "--tls-cert", "x"], 1, "needs parallelism.tls_key too"),
+        (&["--tls-cert", "x", "--tls-key", "x", "--tls-ca", "x"], 2, "have no use at the socket"),
+        (&["--listen", "tcp://127.0.0.1:7", "--socket", "x"], 2, "cannot be used with"),
+    ] {
+        let output = command(&file, "0").args(options).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.contains(hint), "{options:?}: {stderr}");
+        assert_eq!(output.status.code(), Some(status), "{stderr}");
+    }
 }

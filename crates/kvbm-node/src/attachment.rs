@@ -158,7 +158,7 @@ impl Shared {
             let (welcomed, _) = self.welcomed(Role::Scheduler, None)?;
             scheduler = Some(welcomed.sender());
             let shared = Arc::clone(self);
-            all.lines.push(self.start(welcomed, number, move |bytes| shared.told(number, bytes))?);
+            all.lines.push(self.start(welcomed, number, move |bytes| shared.take_notice(number, bytes))?);
         }
         let passed = {
             let mut state = self.state.lock();
@@ -249,7 +249,7 @@ impl Shared {
 
     /// Returns when a line has ended, the daemon is silent, or the process detaches.
     fn stay(&self, lines: &Lines, number: u64) {
-        let mut silent = 0;
+        let mut silent_ticks = 0;
         let mut before = Instant::now();
         let mut state = self.state.lock();
         while state.number == number && !state.ending {
@@ -258,8 +258,9 @@ impl Shared {
             let stopped = now.duration_since(before) > STOPPED;
             before = now;
             let silence = lines.lines.iter().map(DaemonLine::silence).max().unwrap_or_default();
-            silent = if silence > self.terms.times.silent_after && !stopped { silent + 1 } else { 0 };
-            if silent > 2 {
+            silent_ticks =
+                if silence > self.terms.times.silent_after && !stopped { silent_ticks + 1 } else { 0 };
+            if silent_ticks > 2 {
                 state.reason = format!("the daemon has been silent for {} ms", silence.as_millis());
                 break;
             }
@@ -309,7 +310,7 @@ impl Shared {
     }
 
     /// Takes what the daemon tells the scheduler.
-    fn told(&self, number: u64, bytes: &[u8]) {
+    fn take_notice(&self, number: u64, bytes: &[u8]) {
         self.state.lock().is_mute = false;
         match decode::<Told>(bytes) {
             Ok(Told::Answer { id, answer }) => {

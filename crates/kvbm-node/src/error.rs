@@ -10,6 +10,12 @@ pub enum DaemonError {
     /// The manager cannot be built.
     #[error(transparent)]
     Build(#[from] BuildError),
+    /// A model with several cache groups.
+    #[error(
+        "model.groups = {0} cache groups: a node daemon keeps blocks of one; give each engine a cache of its own \
+         (docs/models.md)"
+    )]
+    Groups(usize),
     /// The socket cannot be listened at.
     #[error(transparent)]
     Bind(#[from] BindError),

@@ -196,9 +196,9 @@ impl Life {
             Role::Left(_) | Role::Successor => return Err("only engines enter".into()),
         }
         members.sessions += 1;
-        let told = members.told_ready();
+        let scheduler = members.newly_ready();
         drop(members);
-        tell_ready(told);
+        tell_ready(scheduler);
         Ok(())
     }
 
@@ -208,9 +208,9 @@ impl Life {
         if let Some(ready) = members.ready.get_mut(usize::from(rank)) {
             *ready = true;
         }
-        let told = members.told_ready();
+        let scheduler = members.newly_ready();
         drop(members);
-        tell_ready(told);
+        tell_ready(scheduler);
     }
 
     /// Whether movers of all ranks can copy.
@@ -242,10 +242,10 @@ impl Life {
     }
 
     /// Tells the scheduler something; whether it was taken.
-    pub(crate) fn tell(&self, told: &Told) -> bool {
+    pub(crate) fn tell(&self, notice: &Told) -> bool {
         let scheduler = self.members.lock().scheduler.clone();
         let Some(scheduler) = scheduler else { return false };
-        let sent = scheduler.send(Lane::Bulk, &encode(told));
+        let sent = scheduler.send(Lane::Bulk, &encode(notice));
         if let Err(error) = &sent {
             // It would wait for that for ever: its next life begins without.
             tracing::warn!(engine = self.engine, %error, "an engine was not told of a load");
@@ -281,7 +281,7 @@ impl Life {
 
 impl Members {
     /// The scheduler, where movers of all ranks can copy.
-    fn told_ready(&self) -> Option<AttachedSender> {
+    fn newly_ready(&self) -> Option<AttachedSender> {
         let can_copy = self.ready.iter().all(|ready| *ready);
         self.scheduler.clone().filter(|_| can_copy)
     }
@@ -327,20 +327,20 @@ mod tests {
     #[test]
     fn whatever_waited_for_a_point_that_makes_room_may_use_the_life() {
         let life = Lives::new(1, 1).join(&terms("a", 1), |_| false).unwrap();
-        let (told, failed) = std::sync::mpsc::channel();
+        let (results, failed) = std::sync::mpsc::channel();
         for number in 1..=2000 {
-            let (own, told) = (Arc::downgrade(&life), told.clone());
+            let (own, results) = (Arc::downgrade(&life), results.clone());
             let _refused = life.fence(number, |events| {
                 events[0].on_complete(move |result| {
                     own.upgrade().iter().for_each(|life| life.passed(0, 0));
-                    let _ = told.send(result.is_err());
+                    let _ = results.send(result.is_err());
                 });
                 Err("not registered".into())
             });
         }
         assert!(failed.try_iter().all(|is_failure| is_failure), "no point was passed");
         life.passed(0, 2000);
-        drop(told);
+        drop(results);
         assert_eq!(failed.iter().filter(|is_failure| !is_failure).count(), 1024);
     }
 

@@ -43,6 +43,12 @@ pub struct AttachedEngine {
     pub ready: bool,
 }
 
+/// A plan of a mover names no cache group.
+fn expect_one_group(config: &Config) -> Result<(), DaemonError> {
+    let groups = config.model.groups.as_slice().len();
+    if groups > 1 { Err(DaemonError::Groups(groups)) } else { Ok(()) }
+}
+
 impl NodeServer {
     /// Builds the manager of `config`, whose `[device]` says nothing here, and listens at `socket`:
     /// a private socket, in a folder in which no other user writes. All engines together have
@@ -66,8 +72,8 @@ impl NodeServer {
     /// # Errors
     /// [`DaemonError::TakeOver`]: nobody listens there, or the daemon refuses and serves on; or it
     /// has handed over what this one cannot read, or did not end in time: the reason says so. A
-    /// configuration or token that is wrong is found before the other one ends. Others: it has
-    /// ended, and what was in its host memory alone is lost.
+    /// configuration, token, certificate or key that is wrong is found before the other one ends.
+    /// Others: it has ended, and what was in its host memory alone is lost.
     pub fn take_over(
         config: &Config,
         socket: &Path,
@@ -75,10 +81,11 @@ impl NodeServer {
         times: LineTimes,
     ) -> Result<Self, DaemonError> {
         // What is wrong here is found before the other daemon ends.
+        expect_one_group(config)?;
         let mut checked = config.clone();
         checked.device.capacity = Capacity::NONE;
         checked.validate().map_err(kvbm::BuildError::from)?;
-        kvbm::admin::Admin::check(&checked.admin).map_err(kvbm::BuildError::from)?;
+        kvbm::check_files(&checked)?;
         let kept = successor::take_over(config, socket, times);
         let wrong = |reason| DaemonError::TakeOver { socket: socket.display().to_string(), reason };
         Self::start(config, socket, engine_blocks, times, Some(kept.map_err(wrong)?))
@@ -91,6 +98,7 @@ impl NodeServer {
         times: LineTimes,
         kept: Option<Vec<KeptHost>>,
     ) -> Result<Self, DaemonError> {
+        expect_one_group(config)?;
         let ranks = config.parallelism.tensor_parallel as usize;
         let movers: Vec<_> = (0..ranks).map(|_| Arc::<RankMovers>::default()).collect();
         let each = movers.iter().map(|movers| Arc::clone(movers) as Arc<dyn Movers>);
@@ -178,14 +186,14 @@ fn engines(node: &Node) -> Vec<AttachedEngine> {
     node.lives.all().iter().map(engine).collect()
 }
 
-/// Meets the processes that attach.
+/// Admits the processes that attach.
 struct Service {
     node: Arc<Node>,
     listener: Weak<AttachListener>,
 }
 
 impl Service {
-    fn meet(&self, terms: &Terms, out: &AttachedSender) -> Result<Attachment, String> {
+    fn admit(&self, terms: &Terms, out: &AttachedSender) -> Result<Attachment, String> {
         if terms.engine.is_empty() || terms.engine.len() > MAX_NAME {
             return Err(format!("an engine's name has 1 to {MAX_NAME} bytes, not {}", terms.engine.len()));
         }
@@ -281,7 +289,7 @@ impl AttachService for Service {
         if self.node.stopping.load(Ordering::Acquire) {
             return Err("it is shutting down: try again when it is back".into());
         }
-        self.meet(&decode::<Terms>(terms)?, &out)
+        self.admit(&decode::<Terms>(terms)?, &out)
     }
 }
 

@@ -18,11 +18,11 @@ use std::time::{Duration, Instant};
 
 /// Time for transfers under way, once no new one starts.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
-/// Time for loads and saves that can still end well: then no copy begins any more.
+/// Time for loads and saves in progress. No copy starts after it.
 const POINT_TIME: Duration = Duration::from_secs(2);
 /// Time for the disks, and for blocks that are on their way there.
 const SHUTDOWN_TIME: Duration = Duration::from_secs(2);
-/// How often is looked whether something is over.
+/// The polling interval.
 const TICK: Duration = Duration::from_millis(2);
 /// The old daemon answers within this time.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
@@ -166,7 +166,7 @@ pub(crate) fn take_over(config: &Config, socket: &Path, times: LineTimes) -> Res
     let old = welcomed.sender();
     let [_, slots, _] = config.capacity_blocks();
     let kept = handover::unpack(files, slots, config.host.huge_pages);
-    // It waits for this.
+    // The old daemon ends once this connection is closed.
     old.close();
     drop(welcomed);
     let until = deadline_after(Instant::now(), END_TIME);

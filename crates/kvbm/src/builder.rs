@@ -3,11 +3,12 @@
 mod core;
 
 use self::core::{Core, Policies, RECOVERY_TIMEOUT};
-use crate::admin::AdminError;
+use crate::admin::{Admin, AdminError};
 use crate::admission::AdmissionPolicy;
 use crate::config::{Capacity, Config, ConfigError, ModelConfig, NamespaceConfig, VolumeConfig};
 use crate::engine::Engine;
 use crate::events::EventsError;
+use crate::http::HttpError;
 use crate::manager::{KvBlockManager, Owned};
 use crate::worker::{MessageSink, WorkerLink};
 #[cfg(feature = "worker")]
@@ -96,6 +97,9 @@ pub enum BuildError {
     /// Nobody could administer the manager as it is configured.
     #[error(transparent)]
     Admin(#[from] AdminError),
+    /// Metrics cannot be served as they are configured.
+    #[error("metrics.{0}")]
+    Metrics(HttpError),
     /// The manager cannot take part in remote memory.
     #[cfg(feature = "worker")]
     #[error(transparent)]
@@ -123,7 +127,7 @@ pub enum BuildError {
     RemoteWorker {
         /// The rank.
         rank: Rank,
-        /// Its socket.
+        /// Its socket, or address.
         socket: PathBuf,
         /// What the last try came to.
         reason: String,
@@ -146,6 +150,21 @@ impl<G> KvBlockManager<G> {
     pub fn builder() -> Builder<NeedsModel> {
         Builder { config: Config::default(), namespace: None, given: Given::default(), state: NeedsModel(()) }
     }
+}
+
+/// Whether the files and commands that `config` names can be used: tokens, certificates, keys.
+/// Nothing is started: for whoever ends another process first.
+///
+/// # Errors
+/// [`BuildError`] names the setting and the file.
+pub fn check_files(config: &Config) -> Result<(), BuildError> {
+    Admin::check(&config.admin)?;
+    if let Some(addr) = config.metrics.http {
+        config.metrics.security().check(addr).map_err(BuildError::Metrics)?;
+    }
+    #[cfg(feature = "worker")]
+    crate::encryption::operator_keys(config).map_err(WorkerError::from)?;
+    Ok(())
 }
 
 impl Builder<NeedsModel> {
@@ -302,9 +321,9 @@ impl<State> Builder<State> {
         self
     }
 
-    /// Sockets of the workers, one for each rank in order: each is a process of its own (`kvbm
-    /// worker`, `WorkerServer`). They may be started before or after
-    /// `build`, which waits for them for a minute at most.
+    /// Sockets of the workers, or their addresses (`tcp://HOST:PORT`), one for each rank in order:
+    /// each is a process of its own (`kvbm worker`, `WorkerServer`). They may be started before or
+    /// after `build`, which waits for them for a minute at most.
     #[must_use]
     pub fn remote_workers(mut self, sockets: impl IntoIterator<Item = impl Into<PathBuf>>) -> Self {
         self.config.parallelism.workers = sockets.into_iter().collect();

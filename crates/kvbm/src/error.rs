@@ -1,4 +1,4 @@
-//! What callers are told when something does not work.
+//! Errors about blocks that did not arrive.
 
 use kvbm_plan::{BlockIdentity, Failure, FailureKind, Path};
 use kvbm_pool::Lost;
@@ -35,7 +35,7 @@ impl fmt::Display for FirstOf<'_> {
     }
 }
 
-/// The failure of a block that was lost with what a tier held, and what became of it.
+/// The failure of a block that was lost together with the contents of a tier, and the consequence.
 pub(crate) fn lost(lost: Lost, story: &str) -> Failure {
     let detail = format!("{} lost what it held (the memory of a worker is gone); {story}", lost.tier);
     Failure::new(FailureKind::Lost, detail)

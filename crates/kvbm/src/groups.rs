@@ -3,16 +3,13 @@
 //! Each group has blocks of its own under the hashes of the same chain. A prefix counts as far as
 //! every group can serve it, so a request sees all groups or none.
 
+use crate::config::Config;
 use crate::error::{BlockFailure, FirstOf};
 use crate::leader::Leader;
-use crate::manager::{Committed, KvBlockManager, Owned};
 use crate::onboard::{OnboardError, Onboarding};
-use crate::places::Places;
 use kvbm_plan::clock::now;
-use kvbm_plan::{GroupId, NamespaceId, SequenceHash, Tier, deadline_after};
-use kvbm_pool::{
-    AllocError, BlockBatch, Cached, G1, Prefix, RejectedBatch, Reset, SequenceError as CommitError, TierMask,
-};
+use kvbm_plan::{GroupId, SequenceHash, Tier, deadline_after};
+use kvbm_pool::{AllocError, Cached, G1, Prefix, TierMask};
 use kvbm_tokens::{BlockChain, ChainOrigin, NamespaceTag};
 use std::future::Future;
 use std::ops::Range;
@@ -104,7 +101,7 @@ pub struct GroupBlocks {
 impl GroupBlocks {
     /// The longest prefix of `chain` that every group has in G1.
     fn of(leader: &Leader, chain: BlockChain<'_>) -> Self {
-        let parts = leader.registry.match_groups(chain, TierMask::only(Tier::G1));
+        let parts = leader.registry.match_groups(chain, TierMask::only(Tier::G1), &[]);
         let len = common_len(&parts);
         let part = |part: Prefix| GroupPart { start: part.start(), blocks: part.into_parts().g1 };
         Self { len, parts: parts.into_iter().map(part).collect() }
@@ -146,7 +143,7 @@ pub struct GroupOnboarding {
 }
 
 impl GroupOnboarding {
-    fn start(leader: &Arc<Leader>, prefix: GroupPrefix) -> Self {
+    pub(crate) fn start(leader: &Arc<Leader>, prefix: GroupPrefix) -> Self {
         let deadline = deadline_after(now(), leader.transfers.settings.transfer_deadline);
         let start = |part| Part::Pending(Box::new(Onboarding::start(leader, part, None)));
         let parts = prefix.parts.into_iter().map(start).collect();
@@ -231,85 +228,24 @@ impl Future for GroupOnboarding {
     }
 }
 
-impl<G> KvBlockManager<G> {
-    /// The longest prefix of `chain` that every cache group can serve: each block of it with full
-    /// attention, the last blocks with a sliding window, the last state. As
-    /// [`match_prefix`](Self::match_prefix) in all else; a model whose layers are alike has one
-    /// part.
-    pub fn match_groups<'a>(&self, chain: impl Into<BlockChain<'a>>) -> GroupPrefix {
-        let chain = chain.into();
-        self.leader.metrics.lookups.add(chain.len() as u64);
-        GroupPrefix::new(self.leader.match_groups(chain), chain)
-    }
-
-    /// Where each block of `chain` in a cache group is, one entry for each, also behind blocks that
-    /// are nowhere. Asks no volume, pins nothing and counts as no use.
-    pub fn places_of<'a>(&self, group: GroupId, chain: impl Into<BlockChain<'a>>) -> Vec<Places> {
-        let chain = chain.into();
-        let volumes = self.leader.volumes.answering(NamespaceId::from(chain.namespace()));
-        let place = |&hash: &SequenceHash| {
-            let holder = volumes.iter().find(|volume| volume.contains(group, hash));
-            let volume = holder.map(|volume| volume.descriptor.id);
-            Places { tiers: self.leader.registry.tiers_of(group, hash), volume, node: None }
-        };
-        chain.hashes().iter().map(place).collect()
-    }
-
-    /// Which blocks of a request of `blocks` blocks a group keeps for later requests, as ranges of
-    /// indices: all with full attention; else what a prefix needs that ends where the request does,
-    /// or at a multiple of `policy.checkpoint_every` blocks. The others need not be registered.
-    /// Empty for a group that there is not.
-    pub fn kept_blocks(&self, group: GroupId, blocks: usize) -> Vec<Range<usize>> {
-        let model = &self.config.model;
-        let groups = model.cache_groups();
-        let Some(group) = groups.get(usize::from(group.0)).filter(|_| blocks > 0) else { return Vec::new() };
-        let Some(needed) = group.blocks_needed(model.page_size) else {
-            return std::iter::once(0..blocks).collect();
-        };
-        let every = self.config.policy.checkpoint_every as usize;
-        let ends = (1..).map_while(|at| Some(every * at).filter(|end| every > 0 && *end < blocks));
-        let mut kept: Vec<Range<usize>> = Vec::new();
-        for end in ends.chain([blocks]) {
-            let start = end.saturating_sub(needed);
-            match kept.last_mut().filter(|last| last.end >= start) {
-                Some(last) => last.end = end,
-                None => kept.push(start..end),
-            }
+/// Which blocks of a request of `blocks` blocks a group keeps for later requests, as ranges of
+/// indices. Empty for a group that there is not.
+pub(crate) fn kept_blocks(config: &Config, group: GroupId, blocks: usize) -> Vec<Range<usize>> {
+    let model = &config.model;
+    let groups = model.cache_groups();
+    let Some(group) = groups.get(usize::from(group.0)).filter(|_| blocks > 0) else { return Vec::new() };
+    let Some(needed) = group.blocks_needed(model.page_size) else {
+        return std::iter::once(0..blocks).collect();
+    };
+    let every = config.policy.checkpoint_every as usize;
+    let ends = (1..).map_while(|at| Some(every * at).filter(|end| every > 0 && *end < blocks));
+    let mut kept: Vec<Range<usize>> = Vec::new();
+    for end in ends.chain([blocks]) {
+        let start = end.saturating_sub(needed);
+        match kept.last_mut().filter(|last| last.end >= start) {
+            Some(last) => last.end = end,
+            None => kept.push(start..end),
         }
-        kept
     }
-}
-
-impl KvBlockManager<Owned> {
-    /// Brings a prefix of all cache groups to G1. Blocks that are there stay where they are.
-    pub fn onboard_groups(&self, prefix: GroupPrefix) -> GroupOnboarding {
-        GroupOnboarding::start(&self.leader, prefix)
-    }
-
-    /// As [`commit`](Self::commit), for blocks of a cache group. Blocks of a group with a window or
-    /// state may begin anywhere in the sequence: see [`kept_blocks`](Self::kept_blocks).
-    ///
-    /// # Errors
-    /// The batch comes back where not even its first block is full. A group that there is not shows
-    /// when the blocks are registered.
-    pub fn commit_group<'a>(
-        &self,
-        group: GroupId,
-        blocks: BlockBatch<G1, Reset>,
-        sequence: impl Into<BlockChain<'a>>,
-        first: usize,
-    ) -> Result<Committed, RejectedBatch<BlockBatch<G1, Reset>, CommitError>> {
-        let chain = sequence.into();
-        let namespace = NamespaceId::from(chain.namespace());
-        let position = u32::try_from(first).unwrap_or(u32::MAX);
-        let partial = match blocks.init_sequence(namespace, group, position) {
-            Ok(partial) => partial,
-            Err(RejectedBatch { batch, error }) => return Err(RejectedBatch { batch, error }),
-        };
-        let committed = partial.commit(chain);
-        if let Ok((done, _)) = &committed {
-            self.events.note(&chain, first, done.len());
-        }
-        committed.map_err(|RejectedBatch { batch, error }| RejectedBatch { batch: batch.into_reset(), error })
-    }
+    kept
 }

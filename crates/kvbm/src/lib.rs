@@ -61,7 +61,8 @@
 //! `worker` (default): the workers of this process. Without it the crate is the leader alone, for a
 //! scheduler whose workers are elsewhere: no device, no disk, no NIXL in its dependencies, and
 //! managers come from `build_with_workers` and `build_metadata_only`. `nats`: events over NATS,
-//! core and `JetStream`. `zmq`: events over `ZeroMQ`. `nixl`: memory of other nodes over NIXL.
+//! core and `JetStream`. `zmq`: events over `ZeroMQ`. `tls`: TLS for metrics, administration and
+//! workers on other machines. `nixl`: memory of other nodes over NIXL.
 //! What is left out and asked for is an error of `build` that names the feature.
 //!
 //! # Modules
@@ -69,14 +70,13 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `builder` | building a manager: what is required cannot be forgotten | `admin`, `engine`, `manager`, `leader`, `remote`, `events`, `offload`, `admission`, `tenants`, `volume`, `workers`, `socket_link`, `config`, `transfers`, `slots`, `ranks`, `metrics`, `worker` |
-//! | `describe` | what an engine knows of its blocks | `manager` |
-//! | `engine` | G1 in the engine's hands | `park`, `manager`, `prefetch`, `onboard`, `leader`, `remote`, `volume`, `config`, `transfers`, `error`, `signal` |
+//! | `builder` | building a manager: what is required cannot be forgotten | `admin`, `engine`, `manager`, `leader`, `remote`, `events`, `offload`, `admission`, `tenants`, `volume`, `workers`, `socket_link`, `encryption`, `config`, `transfers`, `slots`, `ranks`, `metrics`, `worker`, `http` |
+//! | `engine` | G1 in the engine's hands | `manager`, `park`, `prefetch`, `onboard`, `leader`, `events`, `remote`, `volume`, `config`, `transfers`, `error`, `signal` |
 //! | `simulation` | what the simulator does in place of threads | `manager` |
-//! | `park` | private blocks of preempted sequences | `manager`, `leader`, `config`, `transfers`, `error` |
-//! | `groups` | models with several cache groups: prefixes and onboards over all of them | `manager`, `onboard`, `leader`, `places`, `error` |
-//! | `manager` | `KvBlockManager`: the calls of an engine | `admin`, `prefetch`, `onboard`, `leader`, `events`, `places`, `remote`, `status`, `tenants`, `volume`, `workers`, `config`, `transfers`, `metrics`, `signal` |
-//! | `admin` | calls of operators, over a Unix socket and HTTP | `leader`, `places`, `remote`, `status`, `tenants`, `volume`, `config`, `transfers`, `slots`, `circuit_breaker`, `ranks`, `metrics`, `http`, `private_file` |
+//! | `manager` | `KvBlockManager`: the calls of an engine | `groups`, `park`, `admin`, `prefetch`, `onboard`, `leader`, `events`, `places`, `remote`, `status`, `tenants`, `volume`, `workers`, `config`, `transfers`, `metrics`, `signal` |
+//! | `groups` | models with several cache groups: prefixes and onboards over all of them | `onboard`, `leader`, `config`, `error` |
+//! | `park` | private blocks of preempted sequences | `leader`, `transfers`, `error` |
+//! | `admin` | calls of operators, over a Unix socket and HTTP | `leader`, `places`, `remote`, `status`, `tenants`, `volume`, `config`, `transfers`, `slots`, `circuit_breaker`, `ranks`, `metrics`, `http` |
 //! | `prefetch` | copying a prefix from G3 to G2, before it is promised or asked for | `onboard`, `leader`, `config`, `transfers`, `metrics` |
 //! | `onboard` | copying a prefix up to G1 | `leader`, `remote`, `volume`, `transfers`, `error`, `signal` |
 //! | `leader` | holds the parts together: messages, rank loss, shutdown | `config`, `events`, `remote`, `status`, `offload`, `admission`, `tenants`, `volume`, `transfers`, `slots`, `circuit_breaker`, `ranks`, `metrics` |
@@ -88,9 +88,10 @@
 //! | `admission` | which blocks are worth a copy below | - |
 //! | `tenants` | tenants by name | `metrics` |
 //! | `volume` | G4: what volumes hold, and requests about it | `config`, `transfers`, `circuit_breaker`, `error`, `ranks`, `metrics`, `worker` |
-//! | `workers` | the workers of this process | `socket_link`, `config`, `transfers`, `metrics`, `worker` |
+//! | `workers` | the workers of this process | `socket_link`, `encryption`, `config`, `transfers`, `metrics`, `worker` |
 //! | `socket_link` | links to workers in other processes | `config`, `worker` |
-//! | `config` | settings, declared once | `private_file` |
+//! | `encryption` | operator's keys from files and commands | `config` |
+//! | `config` | settings, declared once | `http` |
 //! | `transfers` | from a request to the last report: plans, deadlines, settlement | `circuit_breaker`, `error`, `slots`, `ranks`, `metrics`, `signal` |
 //! | `error` | failures of blocks | - |
 //! | `slots` | slots of G3: releases, removals, directories, quarantine | `circuit_breaker`, `ranks`, `metrics`, `signal` |
@@ -100,7 +101,6 @@
 //! | `http` | as much of HTTP as metrics and administration need | - |
 //! | `signal` | one-shot completion for threads and futures | - |
 //! | `worker` | the seam between leader and workers | - |
-//! | `private_file` | files with a secret | - |
 
 #![forbid(unsafe_code)]
 
@@ -114,7 +114,7 @@ pub mod admission;
 pub mod builder;
 mod circuit_breaker;
 pub mod config;
-mod describe;
+pub mod encryption;
 mod engine;
 mod error;
 mod events;
@@ -128,12 +128,11 @@ mod onboard;
 mod park;
 mod places;
 mod prefetch;
-mod private_file;
 mod ranks;
 mod remote;
 mod signal;
 #[cfg(kvbm_sim)]
-mod simulation;
+pub mod simulation;
 mod slots;
 pub mod socket_link;
 mod status;
@@ -144,9 +143,8 @@ pub mod worker;
 #[cfg(feature = "worker")]
 mod workers;
 
-pub use builder::{BuildError, Builder};
+pub use builder::{BuildError, Builder, check_files};
 pub use circuit_breaker::CircuitState;
-pub use describe::DescribeError;
 pub use engine::{
     Engine, EngineError, EngineOnboardError, EngineOnboarding, Fence, FinishedLoad, LoadOptions, LookUp,
     NoSuchBlock, OffloadOptions, OffloadStarted, RefusedBlock, StillBusy, TicketError, Tickets,
@@ -156,8 +154,12 @@ pub use events::{EventPump, EventsError, EventsStatus};
 pub use groups::{GroupBlocks, GroupOnboardError, GroupOnboarding, GroupPart, GroupPrefix};
 #[cfg(feature = "worker")]
 pub use kvbm_transfer::{BlocksBusy, FinishedPlan, HostContent, MoveDone, Movers};
-pub use leader::{ClearError, FlushError, FlushReport, ForgetReceipt, PinForError, ShutdownReport};
-pub use manager::{Committed, FenceError, KvBlockManager, OffloadError, Owned, RankLostError, SequenceError};
+pub use leader::{
+    ClearError, FlushError, FlushReport, ForgetReceipt, ForgottenKey, PinForError, ShutdownReport,
+};
+pub use manager::{
+    Committed, DescribeError, FenceError, KvBlockManager, OffloadError, Owned, RankLostError, SequenceError,
+};
 pub use offload::OffloadBacklog;
 pub use onboard::{OnboardError, Onboarding};
 pub use park::{ParkError, ParkRejected, Parked};
@@ -166,7 +168,7 @@ pub use prefetch::Prefetched;
 pub use ranks::RankStatus;
 pub use remote::PeerStatus;
 #[cfg(feature = "worker")]
-pub use remote::RemoteStartError;
+pub use remote::{DiscoveryError, RemoteStartError};
 pub use slots::DirectoryStatus;
 pub use status::{PathStatus, Status};
 pub use tenants::{TenantError, TenantOnTier, TenantStatus};

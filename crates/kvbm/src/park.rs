@@ -7,7 +7,6 @@
 
 use crate::error::{BlockFailure, FirstOf};
 use crate::leader::Leader;
-use crate::manager::{KvBlockManager, Owned};
 use crate::transfers::{Check, Destination, Fence, Move, Purpose, Request};
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{AllocError, BatchPosition, BlockBatch, G1, G2, Losses, Lost, Partial, Reset, SequenceError};
@@ -116,57 +115,45 @@ impl Parked {
         }
         Ok(leader.transfers.check_lost(Tier::G2, self.blocks.losses())?)
     }
-}
 
-impl KvBlockManager<Owned> {
-    /// Moves a sequence's unregistered blocks to G2 and frees their G1 slots. Waits at most the
-    /// transfer deadline.
-    ///
-    /// # Errors
-    /// The blocks come back with the reason: [`ParkError::Lost`] where G1 lost what it held since
-    /// they were allocated.
-    pub fn park(
-        &self,
+    /// Moves a batch of G1 to G2, and waits. The blocks come back where that fails.
+    pub(crate) fn of_batch(
+        leader: &Leader,
         blocks: BlockBatch<G1, Partial>,
-    ) -> Result<Parked, ParkRejected<BlockBatch<G1, Partial>>> {
-        if !self.leader.registry.owns_blocks(&blocks) {
+    ) -> Result<Self, ParkRejected<BlockBatch<G1, Partial>>> {
+        if !leader.registry.owns_blocks(&blocks) {
             return Err(ParkRejected { blocks: Some(blocks), error: ParkError::Foreign });
         }
         let (origin, losses) = (blocks.origin(), blocks.losses());
-        if let Err(lost) = self.leader.transfers.check_lost(Tier::G1, losses) {
+        if let Err(lost) = leader.transfers.check_lost(Tier::G1, losses) {
             return Err(ParkRejected { blocks: Some(blocks), error: lost.into() });
         }
         let source = Arc::new(blocks);
         let hold = Box::new(Arc::clone(&source));
         let from = OnG1 { ids: source.block_ids(), fence: None, check: None, hold };
-        Parked::save(&self.leader, origin, losses, from)
+        Self::save(leader, origin, losses, from)
             .map_err(|error| ParkRejected { blocks: Arc::into_inner(source), error })
     }
 
-    /// Brings parked blocks back to G1, where their sequence goes on. Waits at most the transfer
-    /// deadline.
-    ///
-    /// # Errors
-    /// The blocks stay parked, and come back with the reason: [`ParkError::Lost`] where G2 lost
-    /// what it held since they were parked.
-    pub fn resume(&self, parked: Parked) -> Result<BlockBatch<G1, Partial>, ParkRejected<Parked>> {
-        if let Err(error) = parked.check(&self.leader) {
-            return Err(ParkRejected { blocks: Some(parked), error });
+    /// Moves the blocks to a batch of G1, and waits. They stay parked where that fails.
+    pub(crate) fn into_batch(self, leader: &Leader) -> Result<BlockBatch<G1, Partial>, ParkRejected<Self>> {
+        if let Err(error) = self.check(leader) {
+            return Err(ParkRejected { blocks: Some(self), error });
         }
-        let device = match self.allocate_for(parked.origin.namespace, parked.len()) {
+        let device = match leader.allocate(self.origin.namespace, self.len()) {
             Ok(device) => Arc::new(device),
-            Err(error) => return Err(ParkRejected { blocks: Some(parked), error: error.into() }),
+            Err(error) => return Err(ParkRejected { blocks: Some(self), error: error.into() }),
         };
         let hold = Box::new(Arc::clone(&device));
         let to = OnG1 { ids: device.block_ids(), fence: None, check: None, hold };
-        if let Err(error) = parked.load(&self.leader, to) {
-            return Err(ParkRejected { blocks: Some(parked), error });
+        if let Err(error) = self.load(leader, to) {
+            return Err(ParkRejected { blocks: Some(self), error });
         }
-        let BatchPosition { namespace, group, position } = parked.origin;
+        let BatchPosition { namespace, group, position } = self.origin;
         match Arc::into_inner(device).map(|device| device.init_sequence(namespace, group, position)) {
             Some(Ok(blocks)) => Ok(blocks),
-            Some(Err(rejected)) => Err(ParkRejected { blocks: Some(parked), error: rejected.error.into() }),
-            None => Err(ParkRejected { blocks: Some(parked), error: ParkError::Failed(Vec::new()) }),
+            Some(Err(rejected)) => Err(ParkRejected { blocks: Some(self), error: rejected.error.into() }),
+            None => Err(ParkRejected { blocks: Some(self), error: ParkError::Failed(Vec::new()) }),
         }
     }
 }

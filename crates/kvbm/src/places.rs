@@ -2,7 +2,7 @@
 
 use crate::remote::Peers;
 use crate::volume::Volumes;
-use kvbm_plan::{GroupId, NamespaceId, NodeId, Tier, VolumeId};
+use kvbm_plan::{GroupId, NamespaceId, NodeId, SequenceHash, Tier, VolumeId};
 use kvbm_pool::{Registry, TierMask};
 use kvbm_tokens::BlockChain;
 
@@ -84,4 +84,21 @@ fn look_up(registry: &Registry, volumes: &Volumes, group: GroupId, chain: BlockC
         places.push(found);
     }
     places
+}
+
+/// Where each block of `chain` in `group` is, also behind blocks that are nowhere. Asks no volume,
+/// pins nothing and counts as no use.
+pub(crate) fn of_each(
+    registry: &Registry,
+    volumes: &Volumes,
+    group: GroupId,
+    chain: BlockChain<'_>,
+) -> Vec<Places> {
+    let volumes = volumes.answering(NamespaceId::from(chain.namespace()));
+    let place = |&hash: &SequenceHash| {
+        let holder = volumes.iter().find(|volume| volume.contains(group, hash));
+        let volume = holder.map(|volume| volume.descriptor.id);
+        Places { tiers: registry.tiers_of(group, hash), volume, node: None }
+    };
+    chain.hashes().iter().map(place).collect()
 }

@@ -26,7 +26,7 @@ pub struct Prefetched {
 /// waits for them.
 pub(crate) fn ahead(leader: &Arc<Leader>, chain: BlockChain<'_>) -> Prefetched {
     let parts = if leader.has_groups() {
-        leader.registry.match_groups(chain, TierMask::ALL)
+        leader.registry.match_groups(chain, TierMask::ALL, &[])
     } else {
         vec![leader.registry.match_chain(FIRST_GROUP, chain).0]
     };

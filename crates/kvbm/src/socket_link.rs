@@ -1,4 +1,4 @@
-//! Links to workers in other processes, over Unix sockets.
+//! Links to workers in other processes, over Unix sockets or TCP with TLS.
 //!
 //! The worker listens (`WorkerServer`, `kvbm worker`). The leader connects
 //! in [`Builder::build`](crate::Builder::build), in either order of birth, and connects again when
@@ -7,27 +7,29 @@
 use crate::config::Config;
 use crate::worker::{Lane, LinkError, MessageSink, WorkerLink};
 use kvbm_link::{LeaderLine, LineSendError, LineTimes, ProcessState};
-pub use kvbm_link::{LeaderTerms, LineStatus, SharedSetting};
+pub use kvbm_link::{
+    LeaderTerms, LineStatus, PeerId, SharedSetting, TlsFiles, WorkerAddress, WorkerAddressError,
+};
 use kvbm_plan::{Epoch, Rank};
 use kvbm_tokens::NamespaceTag;
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 
-/// A link to the worker that listens at a socket. Clones are the same link.
+/// A link to the worker that listens somewhere. Clones are the same link.
 #[derive(Clone, Debug)]
 pub struct SocketLink {
     line: Arc<LeaderLine>,
 }
 
 impl SocketLink {
-    /// A link to the worker that listens, or will listen, at `socket`. Returns at once. `ended` is
-    /// called each time when the worker's process has ended.
+    /// A link to the worker that listens, or will listen, at `address`. Returns at once. `ended`
+    /// is called each time when the worker's process is known to have ended: over TCP it never
+    /// is.
     ///
     /// # Errors
-    /// The system refuses a thread.
+    /// A certificate of this end cannot be used; the system refuses a thread.
     pub fn connect(
-        socket: &Path,
+        address: impl Into<WorkerAddress>,
         terms: LeaderTerms,
         sink: MessageSink,
         ended: impl Fn() + Send + Sync + 'static,
@@ -38,7 +40,7 @@ impl SocketLink {
             }
         };
         let line =
-            LeaderLine::connect(socket, terms, LineTimes::default(), move |bytes| sink(bytes), on_end)?;
+            LeaderLine::connect(address, terms, LineTimes::default(), move |bytes| sink(bytes), on_end)?;
         Ok(Self { line: Arc::new(line) })
     }
 
@@ -58,7 +60,7 @@ impl WorkerLink for SocketLink {
 }
 
 /// What the leader of a deployment says of itself to the worker of `rank`. `g1_blocks`: blocks of
-/// G1 on each rank, whoever owns it.
+/// G1 on each rank, kvbm's or the engine's.
 pub fn leader_terms(
     config: &Config,
     g1_blocks: u32,
@@ -102,6 +104,8 @@ pub(crate) fn settings(config: &Config, g1_blocks: u32) -> Vec<SharedSetting> {
         ("blocks of G2", g2.to_string()),
         ("blocks of G3", g3.to_string()),
         ("directories of disk", directories.to_string()),
+        ("disk.encrypt", config.disk.encrypt.to_string()),
+        ("volumes.encrypt", config.volumes.encrypt.to_string()),
     ]
     .map(|(name, value)| SharedSetting { name: name.to_owned(), value })
     .to_vec()

@@ -142,6 +142,9 @@ pub enum WorkerError {
         #[source]
         source: CudaUnavailable,
     },
+    /// The operator's key is not to be had.
+    #[error(transparent)]
+    OperatorKey(#[from] crate::encryption::OperatorKeyError),
     /// The directory of G3 cannot be opened.
     #[error("G3 in {}: {source}", dir.display())]
     Disk {
@@ -249,11 +252,13 @@ impl Workers {
     ) -> Result<Self, WorkerError> {
         let ranks = (0..config.parallelism.tensor_parallel as u16).map(Rank).zip(memory);
         let [g1_blocks, g2_blocks, g3_blocks] = blocks;
-        let took_over = predecessor::take_over(config, [g2_blocks, g3_blocks], tag);
+        let keys = disk::disk_keys(config)?;
+        let took_over = predecessor::take_over(config, &keys, [g2_blocks, g3_blocks], tag);
         let start = |(rank, memory)| {
             let memory = RankMemory::new(config, rank, memory, [g1_blocks, g2_blocks])?;
             let (volumes, sink) = (volumes.clone(), sink(rank));
-            Worker::start_on(config, memory, WorkerStart { rank, epoch, tag, g3_blocks, volumes, sink })
+            let keys = keys.clone();
+            Worker::start_on(config, memory, WorkerStart { rank, epoch, tag, g3_blocks, volumes, sink, keys })
         };
         let local = ranks.map(start).collect::<Result<_, _>>()?;
         Ok(Self { local, volumes, took_over })

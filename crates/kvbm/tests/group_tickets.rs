@@ -7,7 +7,7 @@
 mod support;
 
 use crate::support::{compute_in, holds_in, namespace, slot_file, soon, unlimited};
-use kvbm::config::{Blocks, Config, ModelConfig};
+use kvbm::config::{Blocks, Config, ModelConfig, VolumeConfig};
 use kvbm::device::HostBuffer;
 use kvbm::layout::{OpaqueLayout, OpaqueTensor};
 use kvbm::storage::{BoundLayout, HostStorage, RegionBinding};
@@ -56,6 +56,14 @@ fn engine_memory() -> Vec<BoundLayout> {
 }
 
 fn open(disk: &Path) -> KvBlockManager<Engine> {
+    open_on(|config| {
+        config.disk.dir = Some(disk.to_owned());
+        config.disk.capacity = Blocks(64).into();
+    })
+}
+
+/// With a lower tier.
+fn open_on(below: impl FnOnce(&mut Config)) -> KvBlockManager<Engine> {
     let mut text = Config::default();
     text.set("model.groups", GROUPS).unwrap();
     KvBlockManager::<kvbm::Owned>::builder()
@@ -63,9 +71,9 @@ fn open(disk: &Path) -> KvBlockManager<Engine> {
         .namespace(namespace())
         .engine_groups(vec![(None, engine_memory())])
         .host(Blocks(64))
-        .disk(disk, Blocks(64))
         .configure(|config| {
             unlimited(config);
+            below(config);
             config.offload.g2_g3.write_through = true;
         })
         .build()
@@ -171,6 +179,31 @@ fn a_ticket_loads_all_groups_from_every_tier_and_after_a_restart() {
 
     let manager = open(disk.path());
     assert_eq!(look_up(&manager, &request, 0), [6, 0, 0, 6, 0], "after a restart");
+    load(&manager, &request);
+}
+
+/// Volumes are asked in the background, for what each group needs.
+#[test]
+fn a_ticket_loads_all_groups_from_a_volume_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let uri = format!("dir://{}", folder.path().display());
+    let open =
+        || open_on(|config| config.volume.push(VolumeConfig { uri: uri.clone(), ..VolumeConfig::default() }));
+    let manager = open();
+    offload(&manager, &tokens(&manager, BLOCKS));
+    drop(manager);
+    let manager = open();
+    let request = tokens(&manager, BLOCKS + 1);
+    let until = soon();
+    let by_tier = loop {
+        match manager.tickets().look_up("a", &request, 0).unwrap() {
+            LookUp::Ready { by_tier, .. } => break by_tier,
+            LookUp::Pending => assert!(Instant::now() < until, "the volume answers"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    assert_eq!(by_tier, [0, 0, 0, BLOCKS]);
+    assert_eq!(manager.tickets().promised("a"), [4..6, 0..6, 5..6]);
     load(&manager, &request);
 }
 

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use kvbm::http::DeadlineStream;
+use kvbm::http::{Connection, DeadlineStream, HttpError, TlsClient};
 use kvbm::plan::deadline_after;
 use serde_json::Value;
 
 use super::ConnectArgs;
 use crate::args::WrongUsage;
+use crate::features::command_with;
 
 /// Time to connect over TCP.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
@@ -30,8 +31,14 @@ pub(super) struct Client {
 
 enum Target {
     Unix(PathBuf),
-    /// Host and port, and the token.
-    Tcp(String, String),
+    Tcp(TcpTarget),
+}
+
+struct TcpTarget {
+    /// Host and port.
+    host: String,
+    token: String,
+    tls: Option<TlsClient>,
 }
 
 impl Client {
@@ -42,10 +49,17 @@ impl Client {
                 return wrong("--socket and --http: a manager is called over one of them");
             }
             (_, None, Some(_)) => return wrong("--token-file goes with --http"),
+            (_, None, None) if args.ca.is_some() || args.cert.is_some() => {
+                return wrong("--ca, --cert and --key go with --http https://");
+            }
             (None, Some(_), None) => {
                 return wrong("--http needs --token-file with what admin.token_file has");
             }
-            (None, Some(url), Some(file)) => Target::Tcp(host_of(url)?, token_of(file)?),
+            (None, Some(url), Some(file)) => {
+                let (host, is_encrypted) = host_of(url)?;
+                let (token, tls) = (token_of(file)?, tls_of(args, is_encrypted)?);
+                Target::Tcp(TcpTarget { host, token, tls })
+            }
             (Some(path), None, None) => Target::Unix(path.clone()),
             (None, None, None) => match std::env::var_os(VARIABLE) {
                 Some(path) => Target::Unix(path.into()),
@@ -79,31 +93,31 @@ impl Client {
     }
 
     fn exchange(&self, method: &str, path: &str, body: &str, time: Duration) -> Result<(u16, String)> {
-        let mut stream = self.connect()?.until(deadline_after(Instant::now(), time));
+        let mut stream = self.connect(deadline_after(Instant::now(), time))?;
         let length = body.len();
         let authorization = match &self.to {
             Target::Unix(_) => String::new(),
-            Target::Tcp(_, token) => format!("Authorization: Bearer {token}\r\n"),
+            Target::Tcp(TcpTarget { token, .. }) => format!("Authorization: Bearer {token}\r\n"),
         };
         let request = format!(
             "{method} {path} HTTP/1.1\r\nHost: kvbm\r\n{authorization}Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
         );
         // A server that refuses a call may not read all of it; its answer says why.
-        let written = stream.write_all(request.as_bytes());
+        let written = stream.write_all(request.as_bytes()).and_then(|()| stream.flush());
         let mut answer = Vec::new();
         let read = (&mut stream).take(MAX_ANSWER).read_to_end(&mut answer);
         if let Some(found) = parse(&answer) {
             return Ok(found);
         }
         let why = written.and(read.map(drop)).err();
-        let why = why.map_or_else(|| "it closed the line".to_owned(), |error| said(&error, time));
+        let why = why.map_or_else(|| "it closed the line".to_owned(), |error| text_of(&error, time));
         bail!("{self} does not answer {method} {path}: {why}")
     }
 
-    fn connect(&self) -> Result<DeadlineStream> {
+    fn connect(&self, until: Instant) -> Result<Box<dyn Connection>> {
         match &self.to {
             Target::Unix(path) => {
-                let connected = UnixStream::connect(path).map_err(|error| {
+                let stream = UnixStream::connect(path).map_err(|error| {
                     let hint = match error.kind() {
                         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
                             "is the manager running, with admin.socket at this path?"
@@ -112,22 +126,34 @@ impl Client {
                         _ => "see the log of the manager",
                     };
                     anyhow::anyhow!("cannot connect to {}: {error}; {hint}", path.display())
-                });
-                connected.map(DeadlineStream::from)
+                })?;
+                Ok(Box::new(DeadlineStream::from(stream).until(until)))
             }
-            Target::Tcp(host, _) => {
-                let addrs = host.to_socket_addrs().with_context(|| format!("cannot find {host}"))?;
-                let mut last = None;
-                for addr in addrs {
-                    match TcpStream::connect_timeout(&addr, CONNECT_TIME) {
-                        Ok(stream) => return Ok(DeadlineStream::from(stream)),
-                        Err(error) => last = Some(error),
-                    }
+            Target::Tcp(to) => to.connect(until),
+        }
+    }
+}
+
+impl TcpTarget {
+    fn connect(&self, until: Instant) -> Result<Box<dyn Connection>> {
+        let Self { host, tls, .. } = self;
+        let addrs = host.to_socket_addrs().with_context(|| format!("cannot find {host}"))?;
+        let mut last = None;
+        for addr in addrs {
+            match TcpStream::connect_timeout(&addr, CONNECT_TIME) {
+                Ok(stream) => {
+                    let stream = DeadlineStream::from(stream).until(until);
+                    let Some(tls) = tls else { return Ok(Box::new(stream)) };
+                    let name = host.rsplit_once(':').map_or(host.as_str(), |(name, _)| name);
+                    return tls.connect(name, stream).with_context(|| {
+                        format!("no TLS with {host}: is --ca its authority, and admin.tls_cert set there?")
+                    });
                 }
-                let why = last.map_or_else(|| "it has no address".to_owned(), |error| error.to_string());
-                bail!("cannot connect to {host}: {why}; is the manager running, with admin.http there?")
+                Err(error) => last = Some(error),
             }
         }
+        let why = last.map_or_else(|| "it has no address".to_owned(), |error| error.to_string());
+        bail!("cannot connect to {host}: {why}; is the manager running, with admin.http there?")
     }
 }
 
@@ -135,32 +161,53 @@ impl std::fmt::Display for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.to {
             Target::Unix(path) => write!(f, "the manager at {}", path.display()),
-            Target::Tcp(host, _) => write!(f, "the manager at http://{host}"),
+            Target::Tcp(TcpTarget { host, tls: None, .. }) => write!(f, "the manager at http://{host}"),
+            Target::Tcp(TcpTarget { host, .. }) => write!(f, "the manager at https://{host}"),
         }
     }
 }
 
-fn said(error: &io::Error, time: Duration) -> String {
+fn text_of(error: &io::Error, time: Duration) -> String {
     match error.kind() {
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => format!("not within {} s", time.as_secs()),
         _ => error.to_string(),
     }
 }
 
-/// Host and port of an address.
-fn host_of(url: &str) -> Result<String> {
+/// Host and port of an address, and whether it says `https`.
+fn host_of(url: &str) -> Result<(String, bool)> {
     let wrong = |why: &str| WrongUsage(format!("--http {url}: {why}"));
-    if url.starts_with("https:") {
-        let why = "a manager speaks no TLS: use http://, through a tunnel (ssh -L) to a proxy or the machine itself";
-        return Err(wrong(why).into());
-    }
-    let host = url.strip_prefix("http://").ok_or_else(|| wrong("write it like http://127.0.0.1:9401"))?;
+    let (host, is_encrypted) = match (url.strip_prefix("http://"), url.strip_prefix("https://")) {
+        (Some(host), _) => (host, false),
+        (_, Some(host)) => (host, true),
+        _ => return Err(wrong("write it like http://127.0.0.1:9401 or https://node1:9401").into()),
+    };
     let host = host.trim_end_matches('/');
     let port = host.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
     if port.is_none() || host.contains(['/', '@', '?']) || host.contains(char::is_whitespace) {
         return Err(wrong("write it like http://127.0.0.1:9401, with a port and without a path").into());
     }
-    Ok(host.to_owned())
+    Ok((host.to_owned(), is_encrypted))
+}
+
+/// Whom to trust, where the address says `https`.
+fn tls_of(args: &ConnectArgs, is_encrypted: bool) -> Result<Option<TlsClient>> {
+    let wrong = |why: &str| Err(WrongUsage(why.to_owned()).into());
+    match (&args.ca, is_encrypted) {
+        (None, false) if args.cert.is_none() => Ok(None),
+        (_, false) => wrong("--ca, --cert and --key go with --http https://"),
+        (None, true) => wrong(
+            "https:// needs --ca FILE with the authority of the manager's certificate; those of the system are often in /etc/ssl/certs/ca-certificates.crt",
+        ),
+        (Some(ca), true) => {
+            let identity = args.cert.as_deref().zip(args.key.as_deref());
+            match TlsClient::new(ca, identity) {
+                Ok(tls) => Ok(Some(tls)),
+                Err(error @ HttpError::NoTls) => bail!("{error}: {}", command_with("tls")),
+                Err(error) => bail!("--{error}"),
+            }
+        }
+    }
 }
 
 fn token_of(file: &Path) -> Result<String> {
@@ -196,10 +243,10 @@ mod tests {
 
     #[test]
     fn an_address_has_a_port_and_no_secret() {
-        assert_eq!(host_of("http://127.0.0.1:9401/").unwrap(), "127.0.0.1:9401");
-        assert_eq!(host_of("http://[::1]:80").unwrap(), "[::1]:80");
+        assert_eq!(host_of("http://127.0.0.1:9401/").unwrap(), ("127.0.0.1:9401".into(), false));
+        assert_eq!(host_of("https://[::1]:80").unwrap(), ("[::1]:80".into(), true));
         for (url, why) in [
-            ("https://a:1", "no TLS"),
+            ("https://a", "with a port"),
             ("127.0.0.1:1", "write it like"),
             ("http://a", "with a port"),
             ("http://user:secret@a:1", "without a path"),

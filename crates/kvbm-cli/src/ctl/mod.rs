@@ -14,6 +14,7 @@ use serde_json::Value;
 
 pub use asked::{ChainArgs, NamespaceArgs};
 use client::Client;
+pub(crate) use shown::plain;
 
 /// Options of `kvbm ctl`.
 #[derive(Clone, Debug, Args)]
@@ -38,7 +39,8 @@ pub struct ConnectArgs {
     #[arg(long, value_name = "PATH", global = true)]
     pub socket: Option<PathBuf>,
 
-    /// Its address, admin.http of its configuration, like `http://127.0.0.1:9401`; needs
+    /// Its address, admin.http of its configuration, like `http://127.0.0.1:9401`, or
+    /// `https://node1:9401` where it has `admin.tls_cert`; needs
     /// --token-file.
     #[arg(long, value_name = "URL", global = true)]
     pub http: Option<String>,
@@ -46,6 +48,18 @@ pub struct ConnectArgs {
     /// File with the token that goes with --http.
     #[arg(long, value_name = "FILE", global = true)]
     pub token_file: Option<PathBuf>,
+
+    /// PEM file with the authorities whose certificates are trusted, for `https://`.
+    #[arg(long, value_name = "FILE", global = true)]
+    pub ca: Option<PathBuf>,
+
+    /// PEM file with a certificate to show, for a manager with `admin.client_ca`.
+    #[arg(long, value_name = "FILE", global = true, requires = "key")]
+    pub cert: Option<PathBuf>,
+
+    /// PEM file with the private key of --cert, mode 0600.
+    #[arg(long, value_name = "FILE", global = true, requires = "cert")]
+    pub key: Option<PathBuf>,
 }
 
 /// The calls.

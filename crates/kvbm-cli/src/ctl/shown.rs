@@ -43,7 +43,7 @@ fn time_to_live(answer: &Value) -> String {
 }
 
 /// Text of others, without what a terminal would obey.
-pub(super) fn plain(text: &str) -> String {
+pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
@@ -289,7 +289,19 @@ fn receipt(answer: &Value) -> String {
     for volume in list(&answer["volumes_unconfirmed"]) {
         let _ = writeln!(out, "volume {volume} has not confirmed it: it is asked again");
     }
+    for (state, what) in [("destroyed", "is destroyed"), ("pending", "is still to be destroyed")] {
+        for key in list(&answer["keys"][state]) {
+            let _ = writeln!(out, "data key {} of {} {what}", text(&key["id"]), key_place(key));
+        }
+    }
     out
+}
+
+fn key_place(key: &Value) -> String {
+    match key["volume"].as_u64() {
+        Some(volume) => format!("volume {volume}"),
+        None => format!("rank {} on {}", number(key, "rank"), text(&key["tier"])),
+    }
 }
 
 fn drained(answer: &Value) -> String {

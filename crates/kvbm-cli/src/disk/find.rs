@@ -1,7 +1,8 @@
 //! Where the directories of G3 are, and which files in them are ours.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -14,10 +15,21 @@ const DEPTH: usize = 2;
 const JOURNAL: &str = "journal.kvbm";
 const SLOTS: &str = "slots.kvbm";
 const STRIPE: &str = "stripe.kvbm";
+const KEYS: [&str; 2] = ["keys.kvbm", "keys.kvbm.tmp"];
 /// In the order in which they go: what says that there are blocks is gone for good before the
 /// blocks, what a later clearing finds the directory by goes after them, and the lock goes last.
-const FILES: [&str; 8] =
-    [JOURNAL, "journal.kvbm.tmp", "stripe.kvbm.tmp", "probe.tmp", "taking-over.kvbm", SLOTS, STRIPE, "LOCK"];
+const FILES: [&str; 10] = [
+    JOURNAL,
+    KEYS[0],
+    KEYS[1],
+    "journal.kvbm.tmp",
+    "stripe.kvbm.tmp",
+    "probe.tmp",
+    "taking-over.kvbm",
+    SLOTS,
+    STRIPE,
+    "LOCK",
+];
 
 /// The directories of an engine, the one with the journal first.
 pub(super) type Set = Vec<PathBuf>;
@@ -95,6 +107,13 @@ pub(super) fn clear(set: &[PathBuf]) -> Result<u64> {
     Ok(bytes)
 }
 
+/// Keys that can be read no more are worth more than files that are gone.
+fn overwrite(path: &Path) -> io::Result<()> {
+    let mut file = fs::OpenOptions::new().write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
+    io::copy(&mut io::repeat(0).take(file.metadata()?.len()), &mut file)?;
+    file.sync_data()
+}
+
 /// Removes those of `files` that are there, in their order; how many bytes. The journal is gone for
 /// good before the next one goes, and all are before this returns.
 fn remove(dir: &Path, files: &[&str]) -> Result<u64> {
@@ -109,6 +128,9 @@ fn remove(dir: &Path, files: &[&str]) -> Result<u64> {
         match fs::metadata(&path) {
             Ok(file) => {
                 bytes += file.len();
+                if KEYS.contains(name) {
+                    overwrite(&path).with_context(|| format!("cannot overwrite {}", path.display()))?;
+                }
                 fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}

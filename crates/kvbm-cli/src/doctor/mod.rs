@@ -2,6 +2,7 @@
 //! parts are no failure: everything optional has a substitute.
 
 mod cuda;
+mod encryption;
 mod engine;
 mod library;
 mod machine;
@@ -9,17 +10,18 @@ mod signatures;
 mod storage;
 mod volume;
 
+use std::borrow::Cow;
 use std::fmt::Write;
 
 use anyhow::Result;
 use kvbm::config::{Config, VolumeConfig};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::args::DoctorArgs;
 pub use engine::EngineName;
 
 /// How a part was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
     /// As it should be.
@@ -41,7 +43,7 @@ pub struct Finding {
     pub found: String,
     /// What kvbm does without it, or with it as it is.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub effect: Option<&'static str>,
+    pub effect: Option<Cow<'static, str>>,
     /// The command or setting that improves it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
@@ -56,10 +58,16 @@ impl Finding {
         name: impl Into<String>,
         status: Status,
         found: impl Into<String>,
-        effect: &'static str,
+        effect: impl Into<Cow<'static, str>>,
         fix: impl Into<String>,
     ) -> Self {
-        Self { name: name.into(), status, found: found.into(), effect: Some(effect), fix: Some(fix.into()) }
+        Self {
+            name: name.into(),
+            status,
+            found: found.into(),
+            effect: Some(effect.into()),
+            fix: Some(fix.into()),
+        }
     }
 }
 
@@ -85,7 +93,9 @@ pub fn examine(args: &DoctorArgs) -> Report {
     findings.extend(config.volume_descriptors().iter().map(volume::examine));
     findings.extend(cuda::examine());
     findings.push(library::nixl());
-    findings.extend(args.engine.iter().flat_map(|engine| engine::examine(*engine, &args.python)));
+    let option = args.kv_transfer_config.as_deref();
+    let engine = args.engine.map(|engine| engine::examine(engine, &args.python, option));
+    findings.extend(engine.into_iter().flatten());
     Report { findings }
 }
 
@@ -99,7 +109,7 @@ fn configured(args: &DoctorArgs) -> (Vec<Finding>, Config) {
         None => (Vec::new(), Config::default()),
         Some((path, Ok(config))) => {
             let found = Finding::ok(CONFIGURATION, path.display().to_string());
-            (vec![found, signatures::examine(&config)], config)
+            (vec![found, signatures::examine(&config), encryption::examine(&config)], config)
         }
         Some((_, Err(error))) => {
             let fix = "mend what is named; docs/config.md has every setting";
@@ -129,7 +139,7 @@ impl Report {
             // Writing to a string cannot fail, here and below.
             let _ = writeln!(out, "[{mark}] {:width$}  {}", finding.name, finding.found);
             let indent = " ".repeat(width + 12);
-            if let Some(effect) = finding.effect {
+            if let Some(effect) = &finding.effect {
                 let _ = writeln!(out, "{indent}{effect}");
             }
             if let Some(fix) = &finding.fix {
@@ -147,8 +157,8 @@ impl Report {
     /// What was named and nothing stands in for.
     fn unusable(&self) -> impl Iterator<Item = &Finding> {
         let named = |name: &str| {
-            let asked_for = [CONFIGURATION, "disk", engine::VLLM_NAME, engine::BINDING_NAME];
-            asked_for.contains(&name) || name.starts_with("volume ") || name.starts_with("Python ")
+            let is_of_engine = engine::NAMED.iter().any(|begin| name.starts_with(begin));
+            name == CONFIGURATION || name == "disk" || name.starts_with("volume ") || is_of_engine
         };
         self.findings.iter().filter(move |finding| finding.status == Status::Missing && named(&finding.name))
     }

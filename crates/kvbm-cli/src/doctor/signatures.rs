@@ -38,9 +38,9 @@ mod tests {
             examine(&config)
         };
         assert_eq!(with(Some("0123456789abcdef")).status, Status::Ok);
-        for (secret, said) in [(None, "not signed"), (Some("short"), "5 bytes")] {
+        for (secret, expected) in [(None, "not signed"), (Some("short"), "5 bytes")] {
             let finding = with(secret);
-            assert!(finding.status == Status::Limited && finding.found.contains(said), "{finding:?}");
+            assert!(finding.status == Status::Limited && finding.found.contains(expected), "{finding:?}");
             assert!(finding.effect.is_some() && finding.fix.is_some());
         }
     }

@@ -155,7 +155,7 @@ mod tests {
             assert_eq!(finding.status, Status::Missing, "{finding:?}");
             assert!(finding.found.contains(found), "{finding:?}");
             assert!(finding.fix.as_ref().is_some_and(|text| text.contains(fix)), "{finding:?}");
-            assert_eq!(finding.effect, Some(EFFECT));
+            assert_eq!(finding.effect.as_deref(), Some(EFFECT));
         }
     }
 
@@ -164,7 +164,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let descriptor = at(&format!("dir://{}", dir.path().display()));
         let full = examine(&VolumeDescriptor { capacity_bytes: Some(10), ..descriptor.clone() });
-        assert_eq!((full.status, full.effect), (Status::Limited, Some(FULL)), "{full:?}");
+        assert_eq!((full.status, full.effect.as_deref()), (Status::Limited, Some(FULL)), "{full:?}");
         assert!(full.found.contains("full, ") && full.fix.unwrap().contains("or raise volume.capacity"));
         let facts = kvbm::volumes::StoreFacts { folder: Some(dir.path().to_owned()), conditional_puts: None };
         let slow = Probe { facts: facts.clone(), took: vec![("put", Duration::from_secs(2))] };

@@ -75,7 +75,7 @@ pub(super) fn own(args: &OwnerArgs) -> Result<()> {
     std::thread::spawn(move || {
         loop {
             for (_, bytes) in directory.announcements().unwrap_or_default() {
-                // What is known already changes nothing.
+                // An announcement that is known already changes nothing.
                 let _known = followed.import_remote_blockset(&bytes);
             }
             std::thread::sleep(TICK);
@@ -86,13 +86,13 @@ pub(super) fn own(args: &OwnerArgs) -> Result<()> {
     Ok(())
 }
 
-/// Whoever has the blocks. Ends with this.
+/// The owner of the blocks. It ends when this is dropped.
 enum Owner {
     Here { node: RemoteNode, _offer: Offer, _agent: Arc<dyn RemoteAgent> },
     Process { child: Child, directory: FileDirectory, _folder: Folder },
 }
 
-/// A folder that goes with this.
+/// A folder that is removed when this is dropped.
 struct Folder(std::path::PathBuf);
 
 impl Drop for Folder {
@@ -141,7 +141,7 @@ impl Owner {
         }
     }
 
-    /// Tells the owner what the reader's memory is now.
+    /// Sends the owner a description of the reader's memory.
     fn tell(&self, reader: &RemoteNode) -> Result<()> {
         let announcement = reader.announcement()?;
         match self {

@@ -1,40 +1,40 @@
 //! `kvbm remote ls`.
 
 use std::fmt::Write;
+use std::path::Path;
+#[cfg(feature = "nats")]
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use kvbm::events_plane::BucketUrl;
 use kvbm_layout::BlockLayout;
 use kvbm_nixl::{BlockSet, FileDirectory, NodeAnnouncement};
 use serde_json::{Value, json};
 
 use super::{ListArgs, deliver};
 use crate::args::Output;
+use crate::ctl::plain;
 use crate::human::{bytes, count};
 
 pub(super) fn run(args: &ListArgs) -> Result<()> {
     args.json.as_ref().and_then(Output::file).map_or(Ok(()), crate::writable::expect)?;
-    let folder = &args.directory;
-    ensure!(
-        folder.is_dir(),
-        "there is no folder {}; name what remote.directory of the nodes names",
-        folder.display()
-    );
     let key = args.secret.key()?;
     let (mut text, mut nodes, mut broken) = (String::new(), Vec::new(), Vec::new());
-    for (file, content) in FileDirectory::open(folder)?.announcements()? {
+    let Found { place, announcements } = find(&args.place.checked()?.text())?;
+    for (file, content) in announcements {
         match NodeAnnouncement::decode(&content, key.as_ref()) {
             Ok(node) => {
                 describe(&mut text, &node);
                 nodes.push(value_of(&node));
             }
             Err(error) => {
-                let _ = writeln!(text, "{file}: {error}");
+                let _ = writeln!(text, "{}: {error}", plain(&file));
                 broken.push(json!({ "file": file, "error": error.to_string() }));
             }
         }
     }
     if text.is_empty() {
-        let _ = writeln!(text, "no node is announced in {}", folder.display());
+        let _ = writeln!(text, "no node is announced in {place}");
     }
     let failed = broken.len();
     deliver(args.json.as_ref(), &text, &json!({ "nodes": nodes, "broken": broken }))?;
@@ -43,6 +43,37 @@ pub(super) fn run(args: &ListArgs) -> Result<()> {
         "{failed} announcements cannot be read; their nodes run another version or have another secret, or remove them"
     );
     Ok(())
+}
+
+/// Announcements with their names, and where they are, without a password.
+pub(super) struct Found {
+    pub(super) place: String,
+    pub(super) announcements: Vec<(String, Vec<u8>)>,
+}
+
+pub(super) fn find(place: &str) -> Result<Found> {
+    if place.contains("://") {
+        return on_server(place);
+    }
+    let folder = Path::new(place);
+    ensure!(folder.is_dir(), "there is no folder {place}; name what remote.directory of the nodes names");
+    Ok(Found { place: place.to_owned(), announcements: FileDirectory::open(folder)?.announcements()? })
+}
+
+#[cfg(feature = "nats")]
+fn on_server(url: &str) -> Result<Found> {
+    let url: BucketUrl = url.parse()?;
+    // The lease counts where the bucket is made here: then nobody is there.
+    let bucket = url.open(Duration::from_secs(15), Duration::from_secs(5))?;
+    let values = bucket.values().into_iter().map(|(name, bytes)| (name, bytes.to_vec()));
+    Ok(Found { place: url.to_string(), announcements: values.collect() })
+}
+
+#[cfg(not(feature = "nats"))]
+fn on_server(url: &str) -> Result<Found> {
+    // Without the feature no URL is one: the error names the feature.
+    let url: BucketUrl = url.parse()?;
+    Ok(Found { place: url.to_string(), announcements: Vec::new() })
 }
 
 fn describe(text: &mut String, node: &NodeAnnouncement) {

@@ -9,8 +9,11 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
+use kvbm::config::{Config, Secret};
+use kvbm::events_plane::BucketUrl;
 
-use crate::args::Output;
+use crate::args::{Output, WrongUsage};
+use crate::features::explain_url;
 use crate::secret::SecretArgs;
 
 /// What to do with remote memory.
@@ -28,12 +31,50 @@ pub enum RemoteCommand {
     BenchOwner(OwnerArgs),
 }
 
+/// Where nodes find each other: a folder, or a URL that may hold a password. The
+/// command line takes any text: what it refuses it would quote.
+#[derive(Clone, Debug)]
+pub struct DiscoveryPlace(Secret);
+
+impl From<&str> for DiscoveryPlace {
+    fn from(text: &str) -> Self {
+        Self(Secret::new(text))
+    }
+}
+
+impl DiscoveryPlace {
+    /// The folder, or the URL once it was checked.
+    ///
+    /// # Errors
+    /// What is wrong with the URL, without its password.
+    pub(crate) fn checked(&self) -> Result<&Secret> {
+        let text = self.0.text();
+        if text.contains("://") {
+            text.parse::<BucketUrl>().map_err(|error| WrongUsage(explain_url(&error)))?;
+        }
+        Ok(&self.0)
+    }
+}
+
+/// Has the node of `config` find its peers in this folder, or on this server.
+///
+/// # Errors
+/// What is wrong with the URL.
+pub(crate) fn set_discovery(config: &mut Config, place: &DiscoveryPlace) -> Result<()> {
+    let place = place.checked()?;
+    let text = place.text();
+    let is_url = text.contains("://");
+    config.remote.directory = (!is_url).then(|| text.into_owned().into());
+    config.remote.url = is_url.then(|| place.clone());
+    Ok(())
+}
+
 /// Options of `kvbm remote ls`.
 #[derive(Clone, Debug, Args)]
 pub struct ListArgs {
-    /// The folder that `remote.directory` of the nodes names.
-    #[arg(value_name = "DIR")]
-    pub directory: PathBuf,
+    /// What `remote.directory` or `remote.url` of the nodes names.
+    #[arg(value_name = "DIR|URL")]
+    pub place: DiscoveryPlace,
 
     /// The secret with which announcements are signed.
     #[command(flatten)]
@@ -60,9 +101,9 @@ pub struct PullArgs {
     #[arg(long, value_name = "N")]
     pub node: u32,
 
-    /// Folder in which nodes find each other [default: remote.directory].
-    #[arg(long, value_name = "DIR")]
-    pub directory: Option<PathBuf>,
+    /// Folder or NATS server where nodes find each other [default: remote.directory or remote.url].
+    #[arg(long, value_name = "DIR|URL")]
+    pub directory: Option<DiscoveryPlace>,
 
     /// How long to wait for peers that have something of it, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]

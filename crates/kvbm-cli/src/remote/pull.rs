@@ -7,7 +7,8 @@ use kvbm::config::{Blocks, Capacity, Config};
 use kvbm::{KvBlockManager, Owned, Prefix, TokenSequence};
 use serde_json::json;
 
-use super::{PullArgs, deliver};
+use super::list::{self, Found};
+use super::{PullArgs, deliver, set_discovery};
 use crate::args::Output;
 use crate::human::{bytes, micros};
 
@@ -56,16 +57,18 @@ fn join(args: &PullArgs, tokens: usize) -> Result<KvBlockManager<Owned>> {
     let blocks = (tokens as u32 / config.model.page_size.max(1)).max(1);
     config.remote.enabled = true;
     config.remote.node = args.node;
-    if let Some(directory) = &args.directory {
-        config.remote.directory = Some(directory.clone());
+    if let Some(place) = &args.directory {
+        set_discovery(&mut config, place)?;
     }
-    if let Some(directory) = &config.remote.directory {
-        let announced = directory.join(format!("node-{}.kvbm", args.node));
+    let folder = config.remote.directory.as_ref().filter(|folder| folder.exists());
+    let url = config.remote.url.as_ref().map(|url| url.text().into_owned());
+    if let Some(place) = url.or_else(|| Some(folder?.to_str()?.to_owned())) {
+        let Found { place, announcements } = list::find(&place)?;
+        let name = format!("node-{}.kvbm", args.node);
         ensure!(
-            !announced.exists(),
-            "--node {}: {} announces a node of that number; give a number that no node has",
+            !announcements.iter().any(|(found, _)| *found == name),
+            "--node {}: {place}/{name} announces a node of that number; give a number that no node has",
             args.node,
-            announced.display()
         );
     }
     config.device = kvbm::config::DeviceConfig { capacity: Blocks(blocks).into(), ..Default::default() };
@@ -78,6 +81,7 @@ fn join(args: &PullArgs, tokens: usize) -> Result<KvBlockManager<Owned>> {
     config.events.url = None;
     // It may be the configuration of a node that serves its operators there.
     config.admin = kvbm::config::AdminConfig::default();
+    config.metrics = kvbm::config::MetricsConfig::default();
     config.validate()?;
     KvBlockManager::<Owned>::builder().config(config).build().context("this node cannot join")
 }
@@ -93,7 +97,7 @@ fn find(manager: &KvBlockManager<Owned>, sequence: &TokenSequence, seconds: u32)
         if Instant::now() >= until {
             let peers: Vec<String> = manager.peers().iter().map(|peer| peer.node.to_string()).collect();
             if peers.is_empty() {
-                bail!("no peer is announced; `kvbm remote ls DIR` shows the folder");
+                bail!("no peer is announced; `kvbm remote ls DIR|URL` shows who is");
             }
             bail!(
                 "no peer has any block of it (asked: nodes {}); compare [namespace], page size and dtype",

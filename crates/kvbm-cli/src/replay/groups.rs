@@ -81,8 +81,9 @@ impl Groups {
         served: &mut Served,
     ) -> Result<()> {
         let (manager, chain) = (server.manager, server.requests.chain(index, hashes));
-        served.oracle = self.oracle(manager, chain) as u64;
         let prefix = manager.match_groups(chain);
+        // What volumes hold of an earlier run is known when they were asked.
+        served.oracle = self.oracle(manager, chain) as u64;
         let tiers = Self::tiers(&prefix);
         let blocks = prefix.parts().iter().flat_map(kvbm::Prefix::blocks);
         let lower = blocks.filter(|block| block.tier != Tier::G1).count() as u64;

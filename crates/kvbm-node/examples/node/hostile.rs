@@ -1,6 +1,6 @@
 //! Strangers that send random bytes to every socket that listens, while honest clients are served.
 //!
-//! Three programs listen: `kvbm serve` (engines, administration over its socket and over HTTP,
+//! Three programs listen: `kvbm serve` (engines, administration over its socket and over TLS,
 //! metrics, events over `ZeroMQ`), `kvbm worker` (its leader), and `kvbm events serve-index`
 //! (HTTP).
 //! One thread for each socket connects so many times a second. An honest client of each socket asks
@@ -16,6 +16,7 @@ use crate::served::{Served, free_address, get};
 use crate::{Options, Random, support};
 use kvbm::config::Config;
 use kvbm::{KvBlockManager, Owned, Tier, TokenSequence};
+use rcgen::CertifiedKey;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::io::{Result as IoResult, Write};
@@ -85,6 +86,7 @@ struct World {
     index: Program,
     engine: TestProcess,
     leader: HonestLeader,
+    dir: PathBuf,
     http: SocketAddr,
     index_address: SocketAddr,
     sockets: [Socket; 8],
@@ -140,25 +142,24 @@ impl World {
     fn start(options: &Options) -> Self {
         std::fs::create_dir_all(&options.dir).unwrap();
         let [http, events, replay, index_address] = [(); 4].map(|()| free_address());
-        let token = options.dir.join("token");
-        std::fs::write(&token, TOKEN).unwrap();
-        std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600)).unwrap();
+        private(&options.dir.join("token"), TOKEN);
+        certify(&options.dir);
+        let at = options.dir.display();
         let url = format!("zmq+tcp://{events}?replay={}", replay.port());
         let settings = format!(
-            "[host]\ncapacity = \"512 blocks\"\n[admin]\nhttp = \"{http}\"\ntoken_file = \"{}\"\n\
-             [events]\nurl = \"{url}\"\nworker_id = 7\n",
-            token.display()
+            "[host]\ncapacity = \"512 blocks\"\n[admin]\nhttp = \"{http}\"\ntoken_file = \"{at}/token\"\n\
+             tls_cert = \"{at}/cert.pem\"\ntls_key = \"{at}/key.pem\"\n\
+             [events]\nurl = \"{url}\"\nworker_id = 7\n"
         );
         let served = Served::start(options, &settings);
         let worker = worker(options);
         let index = index_of(options, &url, index_address);
         let post = b"POST /v1/clear HTTP/1.1\r\ncontent-length: 900\r\n";
         let find = b"POST /find HTTP/1.1\r\ncontent-length: 900\r\n\r\n";
-        let bearer = b"GET /v1/status HTTP/1.1\r\nauthorization: Bearer ";
         let sockets = [
             Socket::new("daemon", Address::Unix(options.socket()), FRAME),
             Socket::new("admin", Address::Unix(served.admin.clone()), post),
-            Socket::new("admin_http", Address::Tcp(http), bearer),
+            Socket::new("admin_tls", Address::Tcp(http), CLIENT_HELLO),
             Socket::new("metrics", Address::Tcp(served.metrics), b"GET /metrics HTTP/1.1\r\nhost: "),
             Socket::new("events", Address::Tcp(events), GREETING),
             Socket::new("replay", Address::Tcp(replay), GREETING),
@@ -167,7 +168,8 @@ impl World {
         ];
         let engine = TestProcess::start("engine", options, "honest", options.seed);
         let leader = HonestLeader::start(options);
-        Self { served, worker, index, engine, leader, http, index_address, sockets }
+        let dir = options.dir.clone();
+        Self { served, worker, index, engine, leader, dir, http, index_address, sockets }
     }
 
     /// The honest client of each socket. Whoever follows the events is that of `events` and
@@ -179,14 +181,16 @@ impl World {
             let goes_on = now > std::mem::replace(&mut last, now);
             goes_on.then_some(()).ok_or_else(|| "the engine loads nothing".to_owned())
         };
-        let http = || {
-            let text = get(self.http, "/v1/status", &format!("authorization: Bearer {TOKEN}\r\n"))?;
-            text.contains("\"epoch\"").then_some(()).ok_or(text)
+        let over_tls = || {
+            let [token, cert] = ["token", "cert.pem"].map(|name| self.dir.join(name).display().to_string());
+            let url = format!("https://{}", self.http);
+            let to = ["--http", &url, "--ca", &cert, "--token-file", &token];
+            self.served.ctl_to(&to, &["status"]).map(drop)
         };
         [
             Box::new(engine),
             Box::new(|| self.served.ctl(&["status"]).map(drop)),
-            Box::new(http),
+            Box::new(over_tls),
             Box::new(|| self.served.scrape()),
             Box::new(|| hears_publisher(self.index_address)),
             Box::new(|| hears_publisher(self.index_address)),
@@ -231,6 +235,22 @@ impl World {
         if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 }
+
+/// Writes a certificate for 127.0.0.1, which is its own authority, and its key.
+fn certify(dir: &Path) {
+    let names = ["127.0.0.1".to_owned()];
+    let CertifiedKey { cert, signing_key } = rcgen::generate_simple_self_signed(names).unwrap();
+    private(&dir.join("cert.pem"), &cert.pem());
+    private(&dir.join("key.pem"), &signing_key.serialize_pem());
+}
+
+fn private(path: &Path, text: &str) {
+    std::fs::write(path, text).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
+}
+
+/// The head of a record of TLS, and of a client's first message in it.
+const CLIENT_HELLO: &[u8] = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03";
 
 /// The head of a frame of the line between processes: 64 bytes of the first kind.
 const FRAME: &[u8] = b"\x40\0\0\0\x01";

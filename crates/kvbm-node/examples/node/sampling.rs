@@ -17,7 +17,8 @@ impl Series {
     /// What process `id`, called `name`, uses.
     pub(crate) fn process(&mut self, name: &str, id: u32) {
         let usage = Usage::of(id);
-        self.push(format!("{name}_rss_kib"), usage.rss_kib);
+        self.push(format!("{name}_anonymous_kib"), usage.anonymous_kib);
+        self.push(format!("{name}_shared_kib"), usage.shared_kib);
         self.push(format!("{name}_threads"), usage.threads);
         self.push(format!("{name}_descriptors"), usage.descriptors);
     }
@@ -32,6 +33,10 @@ impl Series {
 pub(crate) struct Usage {
     /// Resident memory in KiB.
     pub(crate) rss_kib: u64,
+    /// The part of it that is the process's own: heap and stacks.
+    pub(crate) anonymous_kib: u64,
+    /// The part of it that is host memory for blocks, as far as the process has touched it.
+    pub(crate) shared_kib: u64,
     pub(crate) threads: u64,
     /// Open file descriptors.
     pub(crate) descriptors: u64,
@@ -45,7 +50,13 @@ impl Usage {
             line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
         };
         let descriptors = fs::read_dir(format!("/proc/{id}/fd")).map_or(0, Iterator::count) as u64;
-        Self { rss_kib: number("VmRSS:"), threads: number("Threads:"), descriptors }
+        Self {
+            rss_kib: number("VmRSS:"),
+            anonymous_kib: number("RssAnon:"),
+            shared_kib: number("RssShmem:"),
+            threads: number("Threads:"),
+            descriptors,
+        }
     }
 }
 

@@ -37,10 +37,15 @@ impl Served {
         Self { child, admin, metrics, program: options.program.clone() }
     }
 
-    /// The answer of `kvbm ctl`.
+    /// The answer of `kvbm ctl` over the socket.
     pub(crate) fn ctl(&self, call: &[&str]) -> Result<Value, String> {
+        self.ctl_to(&["--socket", &self.admin.display().to_string()], call)
+    }
+
+    /// The answer of `kvbm ctl` with these options.
+    pub(crate) fn ctl_to(&self, to: &[&str], call: &[&str]) -> Result<Value, String> {
         let mut command = Command::new(&self.program);
-        command.arg("ctl").arg("--socket").arg(&self.admin).arg("--json").args(call);
+        command.arg("ctl").args(to).arg("--json").args(call);
         let output = command.output().map_err(|error| error.to_string())?;
         if !output.status.success() {
             return Err(format!("ctl {call:?}: {}", String::from_utf8_lossy(&output.stderr)));

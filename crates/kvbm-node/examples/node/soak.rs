@@ -47,8 +47,10 @@ struct Soak<'a> {
 
 pub(crate) fn run(options: &Options) -> ExitCode {
     std::fs::create_dir_all(options.dir.join("volume")).unwrap();
+    // The budget of writes would let eight blocks an hour onto this small disk, and their number
+    // would grow for a day.
     let settings = format!(
-        "[host]\ncapacity = \"128 blocks\"\n[disk]\ndir = \"{0}/disk\"\ncapacity = \"192 blocks\"\n\
+        "[host]\ncapacity = \"128 blocks\"\n[disk]\ndir = \"{0}/disk\"\ncapacity = \"192 blocks\"\ndrive_writes_per_day = 0\n\
          [volume]\nuri = \"dir://{0}/volume\"\n",
         options.dir.display()
     );

@@ -37,6 +37,20 @@ fn a_daemon_hands_over_to_one_that_fits_and_to_no_other() {
     }
     let broken = NodeServer::take_over(&crate::support::config(1, ""), &socket, 256, times());
     assert!(broken.is_err(), "without host memory there is nothing to take");
+    // Files that cannot be used are found before the daemon ends.
+    let disk =
+        format!("{host}[disk]\ndir = \"{0}/disk\"\ncapacity = 64\nencrypt = true\n", folder.path().display());
+    for (settings, expected) in [
+        (
+            format!("{host}[metrics]\nhttp = \"127.0.0.1:0\"\ntoken_file = \"/no/token\"\n"),
+            "metrics.token_file = /no/token",
+        ),
+        (format!("{disk}[encryption]\nkey_file = \"/no/key\"\n"), "encryption.key_file = /no/key"),
+    ] {
+        let wrong = NodeServer::take_over(&crate::support::config(1, &settings), &socket, 256, times());
+        let error = wrong.map(drop).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
     assert!(!daemon.server.is_handed_over());
     assert_eq!(engine.load("r", &tokens, &[4, 5, 6, 7]).arrived, 4, "it serves on");
     assert!(engine.holds(&tokens, 0, &[4, 5, 6, 7]));

@@ -2,7 +2,7 @@
 //!
 //! `admin.socket` and `admin.http` of the configuration say where it listens. Both have the same
 //! calls with JSON, which `kvbm ctl` makes; docs/operate.md lists them. The socket serves processes
-//! of the same user, HTTP whoever has the token.
+//! of the same user, HTTP whoever has the token, over TLS where `admin.tls_cert` is set.
 //!
 //! ```
 //! use kvbm::KvBlockManager;
@@ -38,27 +38,23 @@
 //! | `calls` | each call, carried out | `asked`, `host`, `shown` |
 //! | `shown` | the status as JSON | `host` |
 //! | `asked` | what a call asks for | - |
-//! | `token` | who may call over HTTP | - |
 //! | `host` | what only the process knows that the manager is in | - |
 
 mod asked;
 mod calls;
 mod host;
 mod shown;
-mod token;
 
 pub(crate) use calls::AdminCalls;
 pub use host::{AdminEngine, AdminHost};
-pub use token::TokenError;
 
 use crate::config::AdminConfig;
-use crate::http::{HttpLimits, HttpRequest, HttpResponse, HttpServer, HttpService};
+use crate::http::{HttpError, HttpLimits, HttpRequest, HttpResponse, HttpServer, HttpService};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use token::Token;
 
 /// A prompt of a million tokens fits.
 const LIMITS: HttpLimits = HttpLimits {
@@ -80,17 +76,9 @@ pub enum AdminError {
         /// Why.
         source: io::Error,
     },
-    /// The address cannot be listened at.
-    #[error("admin.http = {addr}: {source}; choose a free port, or port 0 for any")]
-    Http {
-        /// The address.
-        addr: SocketAddr,
-        /// Why.
-        source: io::Error,
-    },
-    /// The token cannot be used.
-    #[error(transparent)]
-    Token(#[from] TokenError),
+    /// The address cannot be listened at, or a file cannot be used.
+    #[error("admin.{0}")]
+    Http(#[from] HttpError),
 }
 
 /// Where a manager is administered. It listens until the manager is dropped.
@@ -101,32 +89,25 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Whether the token of `config`, if it names one, can be used: before anything is started.
+    /// Whether the files that `config` names can be used: before anything is started.
     ///
     /// # Errors
-    /// [`AdminError::Token`].
-    pub fn check(config: &AdminConfig) -> Result<(), AdminError> {
-        config.token_file.as_deref().map_or(Ok(()), |file| Ok(Token::read(file).map(drop)?))
+    /// [`AdminError::Http`].
+    pub(crate) fn check(config: &AdminConfig) -> Result<(), AdminError> {
+        config.http.map_or(Ok(()), |addr| Ok(config.security().check(addr)?))
     }
 
     pub(crate) fn start(config: &AdminConfig, calls: AdminCalls) -> Result<Self, AdminError> {
         let calls = Arc::new(calls);
         let mut servers = Vec::new();
         if let Some(path) = &config.socket {
-            let of_user = OfUser(Arc::clone(&calls));
+            let of_user = Calls(Arc::clone(&calls));
             let server = HttpServer::unix(path, "kvbm-admin", LIMITS, of_user);
             servers.push(server.map_err(|source| AdminError::Socket { path: path.clone(), source })?);
         }
-        if let (Some(addr), Some(file)) = (config.http, &config.token_file) {
-            let with_token = WithToken { token: Token::read(file)?, calls: Arc::clone(&calls) };
-            let server = HttpServer::tcp(addr, "kvbm-admin-http", LIMITS, with_token);
-            servers.push(server.map_err(|source| AdminError::Http { addr, source })?);
-            if !addr.ip().is_loopback() {
-                tracing::warn!(
-                    target: "kvbm", %addr,
-                    "administration without encryption can be reached from other machines: put a proxy with TLS in front"
-                );
-            }
+        if let Some(addr) = config.http {
+            let of_clients = Calls(Arc::clone(&calls));
+            servers.push(HttpServer::tcp(addr, "kvbm-admin-http", LIMITS, &config.security(), of_clients)?);
         }
         Ok(Self { servers, calls })
     }
@@ -147,31 +128,11 @@ impl Admin {
     }
 }
 
-/// Calls of processes of the same user: the server has asked the kernel.
-struct OfUser(Arc<AdminCalls>);
+/// Calls of whom the server lets in: it has asked the kernel for the user, or for the token.
+struct Calls(Arc<AdminCalls>);
 
-impl HttpService for OfUser {
+impl HttpService for Calls {
     fn answer(&self, request: &HttpRequest) -> HttpResponse {
         self.0.answer(request)
-    }
-}
-
-/// Calls of whoever has the token.
-struct WithToken {
-    token: Token,
-    calls: Arc<AdminCalls>,
-}
-
-impl HttpService for WithToken {
-    fn admit(&self, head: &HttpRequest) -> Result<(), HttpResponse> {
-        if self.token.admits(head.authorization.as_deref()) {
-            return Ok(());
-        }
-        let why = "a call needs the header 'Authorization: Bearer TOKEN' with what is in admin.token_file";
-        Err(HttpResponse { headers: "WWW-Authenticate: Bearer\r\n", ..HttpResponse::error(401, why) })
-    }
-
-    fn answer(&self, request: &HttpRequest) -> HttpResponse {
-        self.calls.answer(request)
     }
 }

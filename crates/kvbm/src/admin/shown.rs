@@ -2,7 +2,7 @@
 
 use super::host::{AdminEngine, AdminHost};
 use crate::circuit_breaker::CircuitState;
-use crate::leader::{ForgetReceipt, Leader, ShutdownReport};
+use crate::leader::{ForgetReceipt, ForgottenKey, Leader, ShutdownReport};
 use crate::metrics::EvictReason;
 use crate::places::Places;
 use crate::remote::PeerStatus;
@@ -157,7 +157,16 @@ pub(super) fn receipt(receipt: &ForgetReceipt) -> Value {
         "removed": { "g1": g1, "g2": g2, "g3": g3, "g4": receipt.on_volumes },
         "slots_in_use": receipt.in_use, "disks_unconfirmed": receipt.disks_unconfirmed,
         "volumes_unconfirmed": volumes,
+        "keys": { "destroyed": keys(receipt, true), "pending": keys(receipt, false) },
     })
+}
+
+fn keys(receipt: &ForgetReceipt, is_destroyed: bool) -> Vec<Value> {
+    let key = |key: &ForgottenKey| {
+        let (id, tier) = (key.id.to_string(), key.tier().as_str());
+        json!({ "id": id, "tier": tier, "rank": key.rank.0, "volume": key.volume.map(|id| id.0) })
+    };
+    receipt.keys.iter().filter(|key| key.is_destroyed == is_destroyed).map(key).collect()
 }
 
 /// How a drain ended.

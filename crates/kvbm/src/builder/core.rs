@@ -10,7 +10,7 @@ use crate::config::{
 use crate::events::{BlockFacts, EventPump, VolumeChanges};
 use crate::leader::{Leader, Parts, PrefetchBudget};
 use crate::manager::KvBlockManager;
-use crate::metrics::{Metrics, RecoveryOutcome};
+use crate::metrics::{Metrics, MetricsServer, RecoveryOutcome};
 use crate::offload::{Edge, Offload, WearBudget};
 use crate::ranks::Ranks;
 #[cfg(feature = "worker")]
@@ -67,7 +67,7 @@ pub(super) struct Core {
     namespace: Namespace,
     hasher: BlockHasher,
     blocks: [u32; 3],
-    /// Blocks of G1 on each rank, whoever owns it.
+    /// Blocks of G1 on each rank, kvbm's or the engine's.
     g1_blocks: u32,
     leader: Arc<Leader>,
     /// Blocks that are on G2 from the start.
@@ -118,8 +118,7 @@ impl Core {
             Admission::Cost => Arc::new(CostAdmission) as Arc<dyn AdmissionPolicy>,
             Admission::All => Arc::new(AdmitAll),
         });
-        let alike = config.model.groups.as_slice().len() <= 1;
-        let to_volumes = blocks[1] > 0 && alike && (more_volumes || !config.volume.is_empty());
+        let to_volumes = blocks[1] > 0 && (more_volumes || !config.volume.is_empty());
         let leader = leader(&config, blocks, registry, names, admission, to_volumes);
         let g1_blocks = engine_blocks.unwrap_or(blocks[0]);
         Ok(Self { config, namespace, hasher, blocks, g1_blocks, leader, kept: Vec::new() })
@@ -152,7 +151,7 @@ impl Core {
         }
         let (tag, epoch) = (self.namespace.tag(), self.leader.transfers.settings.epoch);
         let sink = |rank| self.sink(rank);
-        let volumes = crate::workers::open_volumes(&self.config, volumes)?;
+        let volumes = crate::workers::open_volumes(&self.config, volumes, tag)?;
         let ranks = self.config.parallelism.tensor_parallel as usize;
         let memory = engine.unwrap_or_else(|| vec![G1Memory::Owned; ranks]);
         let workers = Workers::start(&self.config, &memory, self.blocks, volumes, tag, epoch, &sink)?;
@@ -175,7 +174,7 @@ impl Core {
         ranks.for_each(|rank| self.leader.volumes.rank_started(rank));
     }
 
-    /// Workers that listen at sockets, one for each rank; waits for all of them.
+    /// Workers that listen somewhere, one for each rank; waits for all of them.
     ///
     /// # Errors
     /// The first rank whose worker refuses this leader, or does not come.
@@ -190,8 +189,10 @@ impl Core {
                     leader.worker_ended(rank);
                 }
             };
-            SocketLink::connect(socket, terms, self.sink(rank), ended)
-                .map_err(|source| BuildError::Thread { name: "kvbm-link-lead", source })
+            let address = self.config.parallelism.worker_address(socket)?;
+            SocketLink::connect(address, terms, self.sink(rank), ended).map_err(|error| {
+                BuildError::RemoteWorker { rank, socket: socket.clone(), reason: error.to_string() }
+            })
         };
         let links = self.leader.ranks.all().zip(sockets).map(connect).collect::<Result<Vec<_>, _>>()?;
         let boxed = |link: &SocketLink| -> Box<dyn WorkerLink> { Box::new(link.clone()) };
@@ -215,9 +216,9 @@ impl Core {
             match link.status() {
                 LineStatus::Refused { reason } => return Err(reason),
                 LineStatus::Connecting { reason } if late => return Err(reason),
-                LineStatus::Connected { pid, .. } if late => {
+                LineStatus::Connected { peer, .. } if late => {
                     let seconds = RECOVERY_TIMEOUT.as_secs();
-                    return Err(format!("process {pid} is not ready after {seconds} s: see its log"));
+                    return Err(format!("{peer} is not ready after {seconds} s: see its log"));
                 }
                 _ => std::thread::sleep(WORKER_TICK),
             }
@@ -243,9 +244,9 @@ impl Core {
         if self.config.remote.enabled {
             self.meet_peers(&workers, agent)?;
         }
-        let admin = self.administer()?;
+        let (admin, metrics_server) = (self.administer()?, self.serve_metrics()?);
         let Self { config, namespace, hasher, leader, .. } = self;
-        Ok(KvBlockManager { admin, leader, namespace, hasher, config, events, g1, workers })
+        Ok(KvBlockManager { admin, metrics_server, leader, namespace, hasher, config, events, g1, workers })
     }
 
     /// Takes part in remote memory.
@@ -275,10 +276,11 @@ impl Core {
             let (key, value) = ("remote.enabled", "true".to_owned());
             return Err(ConfigError::Rule { key, value, rule }.into());
         }
-        let (events, admin) = (self.start()?, self.administer()?);
+        let (events, admin, metrics_server) = (self.start()?, self.administer()?, self.serve_metrics()?);
         let Self { config, namespace, hasher, leader, .. } = self;
         Ok(KvBlockManager {
             admin,
+            metrics_server,
             leader,
             namespace,
             hasher,
@@ -324,6 +326,13 @@ impl Core {
         let Self { config, namespace, leader, .. } = self;
         let calls = AdminCalls::new(Arc::downgrade(leader), namespace.clone(), &config.namespace.model);
         Ok(Admin::start(&config.admin, calls)?)
+    }
+
+    /// Listens where metrics are asked for.
+    fn serve_metrics(&self) -> Result<Option<MetricsServer>, BuildError> {
+        let config = &self.config.metrics;
+        let serve = |addr| self.leader.metrics.serve_with(addr, &config.security());
+        config.http.map(serve).transpose().map_err(BuildError::Metrics)
     }
 
     /// What the events of volumes are made of. They do not keep the leader alive.
@@ -467,7 +476,9 @@ fn leader(
         longest_probe(config.disk.read_deadline),
         deadline,
     );
-    let slots = Slots::new(registry.clone(), Arc::clone(&ranks), metrics.clone(), deadline, directories);
+    let encrypted = config.disk.encrypt;
+    let slots =
+        Slots::new(registry.clone(), Arc::clone(&ranks), metrics.clone(), deadline, directories, encrypted);
     let slots = Arc::new(slots);
     let transfers =
         Transfers::new(registry.clone(), Arc::clone(&ranks), Arc::clone(&slots), metrics.clone(), settings);

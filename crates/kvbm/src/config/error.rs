@@ -73,6 +73,14 @@ pub enum ConfigError {
         /// The known variable that looks most like it.
         nearest: String,
     },
+    /// A server over HTTP that would serve strangers, or lacks a setting.
+    #[error("{section}.{source}")]
+    Http {
+        /// Its section.
+        section: &'static str,
+        /// What is wrong.
+        source: crate::http::HttpError,
+    },
     /// A value that its key cannot take.
     #[error("{at}: {key} = {value}: expected {expected}")]
     Value {

@@ -31,6 +31,7 @@ mod choices;
 mod env;
 mod error;
 mod groups;
+mod http;
 mod hugging_face;
 mod model;
 mod nearest;
@@ -45,6 +46,7 @@ mod units;
 mod validate;
 mod value;
 mod volumes;
+mod workers;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -68,11 +70,11 @@ pub(crate) use volumes::{stored_bytes, volumes};
 pub(crate) const FIRST_GROUP: kvbm_plan::GroupId = kvbm_plan::GroupId(0);
 
 pub use sections::{
-    AdminConfig, DeviceConfig, DiskConfig, EdgeConfig, EventsConfig, HostConfig, ModelConfig,
-    NamespaceConfig, NodeConfig, OffloadConfig, ParallelismConfig, PolicyConfig, RemoteConfig, TenantsConfig,
-    TransferConfig, VolumeConfig, VolumesConfig,
+    AdminConfig, DeviceConfig, DiskConfig, EdgeConfig, EncryptionConfig, EventsConfig, HostConfig,
+    MetricsConfig, ModelConfig, NamespaceConfig, NodeConfig, OffloadConfig, ParallelismConfig, PolicyConfig,
+    RemoteConfig, TenantsConfig, TransferConfig, VolumeConfig, VolumesConfig,
 };
-pub use several::{Paths, RankNodes, TenantShares, TensorBytes};
+pub use several::{CommandLine, Paths, RankNodes, TenantShares, TensorBytes};
 pub use units::{Blocks, Bytes, Capacity, ParseBytesError, ParseCapacityError};
 pub use value::Secret;
 
@@ -93,12 +95,16 @@ pub struct Config {
     pub node: NodeConfig,
     /// `[admin]`
     pub admin: AdminConfig,
+    /// `[metrics]`
+    pub metrics: MetricsConfig,
     /// `[device]`: tier G1
     pub device: DeviceConfig,
     /// `[host]`: tier G2
     pub host: HostConfig,
     /// `[disk]`: tier G3
     pub disk: DiskConfig,
+    /// `[encryption]`: the key for encryption at rest
+    pub encryption: EncryptionConfig,
     /// `[[volume]]`: tier G4, each volume
     pub volume: Vec<VolumeConfig>,
     /// `[volumes]`: tier G4, what goes for all of them
@@ -125,6 +131,14 @@ impl Config {
     /// not; a value that its key cannot take; a required key that is missing; a rule between
     /// settings that is broken.
     pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
+        Self::load_with(file, |_| ())
+    }
+
+    /// The same, with what `change` sets: options of a program go before file and variables.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_with(file: Option<&Path>, change: impl FnOnce(&mut Self)) -> Result<Self, ConfigError> {
         let mut config = Self::default();
         if let Some(path) = file {
             let text = std::fs::read_to_string(path)
@@ -132,6 +146,7 @@ impl Config {
             parse::apply(&mut config, &text, &path.display().to_string())?;
         }
         config.apply_variables(std::env::vars_os())?;
+        change(&mut config);
         config.validate()?;
         Ok(config)
     }

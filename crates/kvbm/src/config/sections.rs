@@ -16,7 +16,7 @@ use super::choices::{
 };
 use super::groups::CacheGroups;
 use super::schema::{List, Section, section, section_keys};
-use super::several::{Paths, RankNodes, TenantShares, TensorBytes};
+use super::several::{CommandLine, Paths, RankNodes, TenantShares, TensorBytes};
 use super::units::{Blocks, Bytes, Capacity};
 use super::value::Secret;
 
@@ -41,9 +41,11 @@ pub(super) const SECTIONS: &[Section] = &[
     ParallelismConfig::SECTION,
     NodeConfig::SECTION,
     AdminConfig::SECTION,
+    MetricsConfig::SECTION,
     DeviceConfig::SECTION,
     HostConfig::SECTION,
     DiskConfig::SECTION,
+    EncryptionConfig::SECTION,
     VOLUME,
     VolumesConfig::SECTION,
     RemoteConfig::SECTION,
@@ -133,8 +135,18 @@ section! {
         /// Ranks among which the KV heads are divided; more ranks than heads replicate them.
         tensor_parallel: u32 = 1, ["ranks"], 1 to MAX_RANKS;
         /// Sockets of the workers, one for each rank in order: each worker is a process of its own
-        /// (`kvbm worker`). Without them, the workers run in the leader's process.
+        /// (`kvbm worker`). `tcp://HOST:PORT` is a worker on another machine, and needs the
+        /// certificates below. Without them, the workers run in the leader's process.
         workers: Paths = Paths::default(), [""];
+        /// PEM file with this end's certificate and those that lead to its authority, for lines
+        /// over TCP. A worker's certificate is for its HOST. A file that changes is read again
+        /// before the next connection, as are the next two.
+        tls_cert: Option<PathBuf> = None, [""];
+        /// PEM file with the certificate's private key, mode 0600.
+        tls_key: Option<PathBuf> = None, [""];
+        /// PEM file with the authorities of the other end. Whoever has a certificate of theirs is
+        /// trusted: use authorities for leaders and workers alone.
+        tls_ca: Option<PathBuf> = None, [""];
     }
 }
 
@@ -161,12 +173,47 @@ section! {
         /// Socket for calls: mode 0600, for processes of the same user alone. Its folder belongs to
         /// this user, and no other one writes there. Each manager needs its own.
         socket: Option<PathBuf> = None, [""];
-        /// Address for the same calls over HTTP, like `127.0.0.1:9401`. Needs `token_file`. Nothing
-        /// is encrypted: where other machines connect, put a proxy with TLS in front.
+        /// Address for the same calls over HTTP, like `127.0.0.1:9401`. Needs `token_file`. Where
+        /// other machines reach it, also `tls_cert` and `tls_key`.
         http: Option<SocketAddr> = None, [""];
         /// File with the token that every call over HTTP carries: 16 to 4,096 bytes, mode 0600,
         /// read once at the start.
         token_file: Option<PathBuf> = None, [""];
+        /// PEM file with the certificate of `http` and those that lead to its authority. The server
+        /// then speaks TLS 1.3 alone. The file is read again when it changes, as are the next two.
+        tls_cert: Option<PathBuf> = None, [""];
+        /// PEM file with the certificate's private key, mode 0600.
+        tls_key: Option<PathBuf> = None, [""];
+        /// PEM file with the authorities of clients: a client without a certificate of theirs is
+        /// not served.
+        client_ca: Option<PathBuf> = None, [""];
+        /// Allows `http` an address that other machines reach, without TLS: who can read what is
+        /// sent learns the token, and can then empty the cache.
+        insecure: bool = false, [""];
+    }
+}
+
+section! {
+    /// Where metrics are served to Prometheus, also those of a manager inside an engine. Without
+    /// `http` nothing listens.
+    MetricsConfig, "metrics", |config| config.metrics, {
+        /// Address for `GET /metrics`, like `127.0.0.1:9400`. Where other machines reach it, it
+        /// needs `tls_cert` and `tls_key`, and `token_file` or `client_ca`. Each manager needs its
+        /// own.
+        http: Option<SocketAddr> = None, [""];
+        /// File with the token that every request carries: 16 to 4,096 bytes, mode 0600, read once
+        /// at the start.
+        token_file: Option<PathBuf> = None, [""];
+        /// PEM file with the certificate of `http` and those that lead to its authority. The server
+        /// then speaks TLS 1.3 alone. The file is read again when it changes, as are the next two.
+        tls_cert: Option<PathBuf> = None, [""];
+        /// PEM file with the certificate's private key, mode 0600.
+        tls_key: Option<PathBuf> = None, [""];
+        /// PEM file with the authorities of clients: a client without a certificate of theirs is
+        /// not served.
+        client_ca: Option<PathBuf> = None, [""];
+        /// Allows `http` an address that other machines reach, without TLS or for whoever connects.
+        insecure: bool = false, [""];
     }
 }
 
@@ -234,6 +281,9 @@ section! {
         /// Directories have 0700, 0750 or 0770. Each start sets the modes. A file of another user
         /// is refused; with `0660`, only one outside the directory's group.
         mode: DiskMode = DiskMode::Owner, [""];
+        /// Encrypt blocks before they are written, with keys that `encryption.key_file` or
+        /// `encryption.key_command` wraps. A directory that holds other blocks is refused.
+        encrypt: bool = false, [""];
         /// What G3 holds; 0 for no such tier. In bytes, blocks count with their padding to 4 KiB.
         capacity: Capacity = Capacity::NONE, ["per rank"];
         /// Who moves the bytes: `io_uring` and `threads` around the page cache, `buffered` through
@@ -271,6 +321,26 @@ section! {
         read_deadline: Duration = Duration::from_secs(5), [""];
         /// After this time a worker gives up making what was written durable, and says so.
         flush_deadline: Duration = Duration::from_secs(60), [""];
+    }
+}
+
+section! {
+    /// The operator's key for encryption at rest (`disk.encrypt`, `volumes.encrypt`): 64
+    /// hexadecimal digits, as `openssl rand -hex 32` prints them, or 32 bytes. It wraps the random
+    /// keys that encrypt blocks, which lie beside them. Every worker reads it at its start.
+    EncryptionConfig, "encryption", |config| config.encryption, {
+        /// File with the key; it belongs to this user, or to root, and no other user reads it.
+        key_file: Option<PathBuf> = None, [""];
+        /// Command that prints the key, such as the client of a key management service. It runs
+        /// without a shell and without input.
+        key_command: CommandLine = CommandLine::default(), [""];
+        /// The key before, while keys that it has wrapped are to be wrapped anew: new blocks get
+        /// new keys then. Afterwards remove this setting, and destroy that key.
+        previous_key_file: Option<PathBuf> = None, [""];
+        /// Command that prints the key before.
+        previous_key_command: CommandLine = CommandLine::default(), [""];
+        /// After this time a command is killed, and the start fails.
+        command_timeout: Duration = Duration::from_secs(10), [""];
     }
 }
 
@@ -335,6 +405,11 @@ section! {
     /// What goes for every volume of tier G4, also for those that are registered while the manager
     /// runs.
     VolumesConfig, "volumes", |config| config.volumes, {
+        /// Encrypt blocks before they are written, with keys that `encryption.key_file` or
+        /// `encryption.key_command` wraps and that lie on the volume. Nodes that share a volume
+        /// have the same key. A volume that holds other blocks of this namespace is refused, and so
+        /// is one that does not answer at the start.
+        encrypt: bool = false, [""];
         /// Threads of each path that wait for a volume, up to 16 blocks each at a time: each volume
         /// has its own.
         threads: u32 = 4, ["threads per volume, path and rank"], 1 to MAX_THREADS;
@@ -372,7 +447,11 @@ section! {
         /// Folder in which nodes find each other: each keeps a file there. It belongs to this user,
         /// and no other one may write there. kvbm makes it with mode 0700.
         directory: Option<PathBuf> = None, [""];
-        /// How often the folder is read: so long a node that comes or goes is not noticed.
+        /// NATS server in place of `directory`: `nats://HOST:PORT?bucket=NAME&tls=true&creds=FILE`,
+        /// with the parameters of docs/events.md that say who we are. Nodes find each other in a
+        /// key-value bucket of `JetStream`, `kvbm-nodes` by default. Needs the feature `nats`.
+        url: Option<Secret> = None, [""];
+        /// How often announcements are read: so long a node that comes or goes is not noticed.
         refresh: Duration = Duration::from_secs(1), [""];
         /// How long a look-up waits for what peers say they have, at most.
         lookup_deadline: Duration = Duration::from_millis(20), [""];

@@ -44,6 +44,41 @@ impl Setting for Paths {
     }
 }
 
+/// A program with its arguments, which runs without a shell.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CommandLine(Vec<String>);
+
+impl CommandLine {
+    /// The program, then its arguments; nothing where there is no command.
+    pub fn as_slice(&self) -> &[String] {
+        &self.0
+    }
+}
+
+impl<S: Into<String>> FromIterator<S> for CommandLine {
+    fn from_iter<I: IntoIterator<Item = S>>(words: I) -> Self {
+        Self(words.into_iter().map(Into::into).collect())
+    }
+}
+
+impl Setting for CommandLine {
+    fn expected() -> String {
+        "a program and its arguments as an array, or as a text with blanks between them".into()
+    }
+
+    fn read(raw: Raw<'_>) -> Option<Self> {
+        if let Raw::Array(array) = raw {
+            return array.iter().map(|value| String::read(Raw::of(value.get_ref()))).collect();
+        }
+        Some(String::read(raw)?.split_whitespace().collect())
+    }
+
+    fn show(&self) -> Option<String> {
+        let words: Vec<_> = self.0.iter().map(|word| quoted(word)).collect();
+        Some(format!("[{}]", words.join(", ")))
+    }
+}
+
 /// Tenants by name, each with its share of the tiers.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TenantShares(Vec<(String, f64)>);

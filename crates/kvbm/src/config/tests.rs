@@ -85,9 +85,16 @@ fn a_full_file_sets_every_key() {
     config.validate().unwrap();
     let defaults = Config::default();
     for key in keys() {
-        // One has no meaning on a GPU, two stand in place of the model's axes.
-        let only_choice =
-            ["device.bandwidth_model", "model.opaque_tensors", "model.groups"].contains(&key.path());
+        // One has no meaning on a GPU, two stand in place of the model's axes, and two in place of
+        // others of their section.
+        let only_choice = [
+            "device.bandwidth_model",
+            "model.opaque_tensors",
+            "model.groups",
+            "encryption.key_file",
+            "encryption.previous_key_command",
+        ]
+        .contains(&key.path());
         let set = only_choice || key.secret || key.value(&config) != key.value(&defaults);
         assert!(set, "{} has its default {:?}", key.path(), key.value(&config));
     }
@@ -100,6 +107,52 @@ fn a_full_file_sets_every_key() {
     assert_eq!(config.disk.read_deadline, Duration::from_millis(750));
     assert_eq!(config.namespace.tenant_salt.as_ref().unwrap().text(), "salt");
     assert!(!config.offload.g1_g2.write_through && config.offload.g2_g3.write_through);
+}
+
+#[test]
+fn servers_over_http_serve_no_strangers_unless_the_risk_is_named() {
+    let mut config = minimal();
+    config.set("admin.token_file", "/etc/kvbm/token").unwrap();
+    let error = |config: &Config| config.validate().unwrap_err().to_string();
+    for section in ["admin", "metrics"] {
+        let set = |config: &mut Config, key: &str, value: &str| {
+            config.set(&format!("{section}.{key}"), value).unwrap();
+        };
+        let mut config = config.clone();
+        let mut idle = minimal();
+        set(&mut idle, "insecure", "true");
+        let text = error(&idle);
+        assert!(text.contains("insecure = true") && text.contains("has no use"), "{text}");
+        for (local, far) in [("127.0.0.1:9401", "0.0.0.0:9401"), ("[::1]:9401", "[::]:9401")] {
+            let mut config = config.clone();
+            set(&mut config, "http", local);
+            // The other section of this test has a file and no address.
+            config.admin.http = config.admin.http.or(Some("127.0.0.1:1".parse().unwrap()));
+            config.validate().unwrap();
+            set(&mut config, "http", far);
+            let text = error(&config);
+            assert!(text.starts_with(&format!("{section}.http = {far}: ")), "{text}");
+            assert!(text.contains("set tls_cert and tls_key"), "{text}");
+            set(&mut config, "insecure", "true");
+            config.validate().unwrap();
+        }
+        set(&mut config, "tls_cert", "/etc/kvbm/node.pem");
+        config.admin.http = config.admin.http.or(Some("127.0.0.1:1".parse().unwrap()));
+        if section == "metrics" {
+            assert!(
+                error(&config).contains("metrics.tls_cert = /etc/kvbm/node.pem: has no use"),
+                "no address"
+            );
+            set(&mut config, "http", "10.0.0.1:9400");
+        }
+        assert!(error(&config).contains("needs tls_key too"), "{}", error(&config));
+        set(&mut config, "tls_key", "/etc/kvbm/node.key");
+        if section == "metrics" {
+            assert!(error(&config).contains("set token_file or client_ca"), "{}", error(&config));
+            set(&mut config, "client_ca", "/etc/kvbm/prometheus.pem");
+        }
+        config.validate().unwrap();
+    }
 }
 
 #[test]
@@ -237,6 +290,16 @@ fn rules_name_the_key_and_the_way_out() {
             &[("parallelism.tensor_parallel", "2"), ("parallelism.workers", "a,a")],
             "parallelism.workers = a: must name each socket once",
         ),
+        (&[("parallelism.workers", "tcp://a")], "parallelism.workers = tcp://a: must be tcp://HOST:PORT"),
+        (
+            &[("parallelism.workers", "tcp://a:7")],
+            if cfg!(feature = "tls") {
+                "parallelism.workers = tcp://a:7: a line over TCP needs certificates of both ends: set tls_cert"
+            } else {
+                "parallelism.workers = tcp://a:7: this build has no TLS: build it with the feature tls"
+            },
+        ),
+        (&[("parallelism.tls_ca", "x")], "parallelism.tls_ca = x: needs parallelism.tls_cert too"),
         (&[("disk.capacity", "5"), ("host.capacity", "5")], "disk.capacity = 5 blocks: needs disk.dir"),
         (&[("device.ordinal", "2")], "device.ordinal = 2: has a meaning only with device.kind = \"cuda\""),
         (&[("transfer.copies", "batch")], "transfer.copies = batch: chooses among the ways of a GPU"),
@@ -376,6 +439,11 @@ fn volumes_are_a_list() {
             "[volume]\nthreads = 3\n",
             "unknown key 'volume.threads'; the nearest known one is 'volumes.threads'",
         ),
+        // Not passed over: it goes for all volumes.
+        (
+            "[volume]\nencrypt = true\n",
+            "unknown key 'volume.encrypt'; the nearest known one is 'volumes.encrypt'",
+        ),
     ] {
         let error = Config::from_toml(text, "c.toml").unwrap_err().to_string();
         assert!(error.contains(message), "{text}\n got: {error}\nwant: {message}");
@@ -479,7 +547,8 @@ proptest! {
         config.host.huge_pages = huge;
         config.offload.g2_g3.watermark = watermark;
         config.transfer.deadline = Duration::from_millis(millis);
-        config.namespace.model = model;
+        config.namespace.model = model.clone();
+        config.encryption.key_command = CommandLine::from_iter([&model, " two words ", ""]);
         let volume = |(id, uri)| VolumeConfig { uri, id, ..VolumeConfig::default() };
         config.volume = (1..).zip(uris).map(volume).collect();
         prop_assert_eq!(Config::from_toml(&config.to_toml(), "x").unwrap(), config);

@@ -7,9 +7,10 @@ use super::choices::{
 };
 use super::groups::{CacheGroup, CacheGroups, LayerContent};
 use super::sections::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, ModelConfig, VolumeConfig};
-use super::{Config, ConfigError, Section};
-use kvbm_events::EventUrl;
+use super::{Config, ConfigError, Section, http};
+use kvbm_events::{BucketUrl, EventUrl};
 use kvbm_layout::OpaqueLayout;
+use kvbm_link::WorkerAddress;
 use kvbm_plan::{GroupKind, Tier, VolumeDescriptor, shown_uri};
 use kvbm_pool::{RegistryConfig, Share};
 
@@ -38,6 +39,8 @@ impl Config {
             return broken("node.numa_nodes", nodes, &rule);
         }
         self.validate_admin()?;
+        self.validate_encryption()?;
+        http::validate("metrics", self.metrics.http, &self.metrics.security())?;
         self.validate_tiers()?;
         self.validate_volumes()?;
         self.validate_remote()?;
@@ -83,8 +86,10 @@ impl Config {
             let rule = format!("must name one socket for each of the {ranks} ranks, in order, or none");
             return broken(KEY, &format!("{} sockets", sockets.len()), &rule);
         }
+        self.parallelism.tls_files()?;
         for (at, socket) in sockets.iter().enumerate() {
-            if socket.as_os_str().len() > MAX_SOCKET_PATH {
+            let is_path = matches!(self.parallelism.worker_address(socket)?, WorkerAddress::Unix(_));
+            if is_path && socket.as_os_str().len() > MAX_SOCKET_PATH {
                 let rule = format!("must have paths of at most {MAX_SOCKET_PATH} bytes");
                 return broken(KEY, &socket.display(), &rule);
             }
@@ -103,16 +108,53 @@ impl Config {
             let rule = format!("must have at most {MAX_SOCKET_PATH} bytes");
             return broken("admin.socket", &socket.display(), &rule);
         }
-        match (admin.http, &admin.token_file) {
-            (Some(addr), None) => {
-                broken("admin.http", &addr, "needs admin.token_file: without a token any user could call")
-            }
-            (None, Some(file)) => {
-                let rule = "has no use without admin.http: the socket asks the kernel who calls";
-                broken("admin.token_file", &file.display(), rule)
-            }
-            _ => Ok(()),
+        if let (Some(addr), None) = (admin.http, &admin.token_file) {
+            let rule = "needs admin.token_file: without a token any user could call";
+            return broken("admin.http", &addr, rule);
         }
+        http::validate("admin", admin.http, &admin.security())
+    }
+
+    fn validate_encryption(&self) -> Result<(), ConfigError> {
+        let encryption = &self.encryption;
+        let show = |command: &super::CommandLine| format!("{:?}", command.as_slice());
+        let is_set = |command: &super::CommandLine| !command.as_slice().is_empty();
+        let no_use = "has no use without disk.encrypt or volumes.encrypt";
+        let encrypts = self.disk.encrypt || self.volumes.encrypt;
+        for (names, file, command) in [
+            (
+                ["encryption.key_file", "encryption.key_command"],
+                &encryption.key_file,
+                &encryption.key_command,
+            ),
+            (
+                ["encryption.previous_key_file", "encryption.previous_key_command"],
+                &encryption.previous_key_file,
+                &encryption.previous_key_command,
+            ),
+        ] {
+            if file.is_some() && is_set(command) {
+                return broken(
+                    names[1],
+                    &show(command),
+                    &format!("must not be set together with {}", names[0]),
+                );
+            }
+            if let Some(file) = file.as_ref().filter(|_| !encrypts) {
+                return broken(names[0], &file.display(), no_use);
+            }
+            if is_set(command) && !encrypts {
+                return broken(names[1], &show(command), no_use);
+            }
+        }
+        if encrypts && encryption.key_file.is_none() && !is_set(&encryption.key_command) {
+            let key = if self.disk.encrypt { "disk.encrypt" } else { "volumes.encrypt" };
+            return broken(key, &true, "needs encryption.key_file or encryption.key_command");
+        }
+        if encryption.command_timeout.is_zero() {
+            return broken("encryption.command_timeout", &"0s", "must be above 0");
+        }
+        Ok(())
     }
 
     fn validate_remote(&self) -> Result<(), ConfigError> {
@@ -123,13 +165,21 @@ impl Config {
         if remote.node == 0 {
             return broken("remote.node", &0, "must be from 1 on, and unique among the peers");
         }
-        let folder = remote.directory.as_ref().map_or("none".to_owned(), |path| path.display().to_string());
-        if remote.directory.is_none() {
-            return broken(
-                "remote.directory",
-                &folder,
-                "must name the folder in which nodes find each other",
-            );
+        let (folder, url) = (remote.directory.as_ref(), remote.url.as_ref());
+        if folder.is_some() == url.is_some() {
+            let found = folder.map_or("none".to_owned(), |path| path.display().to_string());
+            let rule = "or remote.url must name where nodes find each other: one of the two";
+            return broken("remote.directory", &found, rule);
+        }
+        // A URL may hold a password.
+        match url.map(|url| url.text().parse::<BucketUrl>()) {
+            Some(Err(error)) => return broken("remote.url", "(not shown)", &error.to_string()),
+            Some(Ok(url)) if !url.is_closed_to_strangers() && self.namespace.deployment_secret.is_none() => {
+                let rule = "needs namespace.deployment_secret where the server is on another machine: else whoever \
+                            may write there could announce a node and serve forged blocks (or allow it with insecure=true)";
+                return broken("remote.url", &url, rule);
+            }
+            _ => {}
         }
         if let Some(library) = remote.library.as_ref().filter(|path| !path.is_absolute()) {
             return broken("remote.library", &library.display(), "must be an absolute path");
@@ -301,10 +351,6 @@ impl Config {
         if !self.device.capacity.is_none() && self.device.layout != LayoutKind::FullyContiguous {
             let rule = "must be fully-contiguous where model.groups has several groups and G1 is ours";
             return broken("device.layout", &self.device.layout, rule);
-        }
-        if let Some(volume) = self.volume.first() {
-            let rule = "holds blocks of models with one cache group: remove it, or keep blocks on [disk]";
-            return broken("volume.uri", &shown_uri(&volume.uri), rule);
         }
         Ok(())
     }

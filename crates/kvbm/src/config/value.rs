@@ -281,7 +281,7 @@ impl Secret {
     /// What is wrong with the file. An empty one is refused, and one of more than 4096 bytes.
     pub fn from_file(path: &std::path::Path) -> std::io::Result<Self> {
         const MOST_BYTES: u64 = 4096;
-        let bytes = crate::private_file::read(path, MOST_BYTES + 1)?;
+        let bytes = kvbm_link::private_file::read(path, MOST_BYTES + 1)?;
         let secret = bytes.trim_ascii();
         if secret.is_empty() || bytes.len() as u64 > MOST_BYTES {
             return Err(std::io::Error::other("a secret has 1 to 4096 bytes: use `openssl rand -hex 32`"));

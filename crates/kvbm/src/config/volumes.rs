@@ -1,18 +1,23 @@
 //! Volumes as they are registered.
 
-use super::Config;
+use super::{CacheGroup, Config, LayerContent};
 use kvbm_plan::{VolumeDescriptor, VolumeId};
 
 /// Bytes that a block takes on a volume, headers included: an object for each slice that some rank
 /// writes.
 pub(crate) fn stored_bytes(config: &Config, alignment: u32) -> u64 {
-    let ranks = config.parallelism.tensor_parallel;
-    // Ranks with the same heads write one object. Opaque blocks have no heads: each rank writes its
-    // own.
-    let slices = if config.model.is_opaque() { ranks } else { ranks.min(config.model.heads()) }.max(1);
-    // A checksum for each head, and up to an alignment less one of padding.
-    let header = 96 + 8 * u64::from(config.heads_per_rank()) + u64::from(alignment);
-    config.rank_block_bytes().saturating_add(header).saturating_mul(u64::from(slices))
+    let (model, ranks) = (&config.model, config.parallelism.tensor_parallel.max(1));
+    // Ranks with the same bytes write one object.
+    let slices = config.writers().count().max(1) as u64;
+    let heads = |group: &CacheGroup| match group.content {
+        LayerContent::Kv { num_kv_heads, .. } if !model.is_opaque() => num_kv_heads.div_ceil(ranks),
+        _ => 1,
+    };
+    let heads = model.cache_groups().iter().map(heads).max().unwrap_or(1);
+    // A checksum for each head, what encryption adds, and up to an alignment less one of padding.
+    let stamp = if config.volumes.encrypt { 32 } else { 0 };
+    let header = 96 + stamp + 8 * u64::from(heads) + u64::from(alignment);
+    config.rank_block_bytes().saturating_add(header).saturating_mul(slices)
 }
 
 /// The configured volumes, and how many blocks each may hold.

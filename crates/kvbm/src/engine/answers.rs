@@ -1,4 +1,4 @@
-//! What callers of tickets are told.
+//! Answers and errors of the calls about tickets.
 
 use super::EngineError;
 use crate::error::BlockFailure;

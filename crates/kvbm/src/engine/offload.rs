@@ -2,12 +2,11 @@
 
 use super::generations::{Generations, Hold};
 use super::{Busy, Engine, EngineError, Fence, still_the_same};
-use crate::config::FIRST_GROUP;
+use crate::events::EventPump;
 use crate::leader::Leader;
-use crate::manager::{KvBlockManager, OffloadError};
 use crate::transfers::{Destination, Move, Purpose, Request};
-use kvbm_plan::{BlockId, BlockIdentity, Command, GroupId, NamespaceId, Path, Tier};
-use kvbm_pool::{Arrival, BlockMetadata, Losses, Lost, Pinned, Refusal};
+use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, Path, Tier};
+use kvbm_pool::{Arrival, BlockMetadata, Losses, Lost, Refusal};
 use kvbm_tokens::BlockChain;
 use std::sync::Arc;
 
@@ -35,9 +34,9 @@ pub struct RefusedBlock {
 /// How engine blocks are copied to G2.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OffloadOptions {
-    group: GroupId,
-    after: Option<Fence>,
-    metadata: BlockMetadata,
+    pub(super) group: GroupId,
+    pub(super) after: Option<Fence>,
+    pub(super) metadata: BlockMetadata,
 }
 
 impl OffloadOptions {
@@ -62,126 +61,31 @@ impl OffloadOptions {
     }
 }
 
-impl KvBlockManager<Engine> {
-    /// Copies engine blocks to G2 in the background: `ids[i]` holds block `first + i` of `chain`,
-    /// where `chain` begins at the sequence's first block and `first` is the position of the first
-    /// id.
-    ///
-    /// The blocks must hold their final bytes once the events of `after` are complete, or now where
-    /// there is none. A block whose content may have changed before its copy was over
-    /// ([`released`](Self::released), [`before_reuse`](Self::before_reuse), an onboard into it) is
-    /// not made visible.
-    ///
-    /// Offering blocks again is cheap: what G2 has counts as present. Where a block was refused
-    /// because the one before it is missing, offer the sequence again from its first block.
-    ///
-    /// Where a worker starts anew, or a rank is given up, what G1 held is gone
-    /// ([`rank_lost`](Self::rank_lost)): blocks are taken again that were given to something since
-    /// ([`before_reuse`](Self::before_reuse), [`released`](Self::released), an onboard).
-    ///
-    /// # Errors
-    /// See [`EngineError`]; nothing was started.
-    pub fn offload<'a>(
+/// Engine blocks, and where they lie in a chain: `ids[i]` holds block `first + i`.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'a> {
+    pub(super) ids: &'a [BlockId],
+    pub(super) chain: BlockChain<'a>,
+    pub(super) first: usize,
+}
+
+impl Engine {
+    /// Checks an offload of engine blocks and starts it.
+    pub(super) fn start_offload(
         &self,
-        ids: &[BlockId],
-        chain: impl Into<BlockChain<'a>>,
-        first: usize,
-        after: Option<Fence>,
-    ) -> Result<OffloadStarted, EngineError> {
-        self.offload_group(FIRST_GROUP, ids, chain, first, after)
-    }
-
-    /// As [`offload`](Self::offload), with what [`OffloadOptions`] say.
-    ///
-    /// # Errors
-    /// See [`EngineError`]; nothing was started. Blocks of a group that there is not are refused.
-    pub fn offload_with<'a>(
-        &self,
-        ids: &[BlockId],
-        chain: impl Into<BlockChain<'a>>,
-        first: usize,
-        options: OffloadOptions,
-    ) -> Result<OffloadStarted, EngineError> {
-        let when = options.after.map_or(When::Now, When::After);
-        self.start_offload(ids, chain.into(), first, when, options)
-    }
-
-    /// Copies registered blocks down in the background, now rather than when a trigger says so:
-    /// blocks of G2 to G3 or to a volume (G4). Blocks before them that are missing there go first.
-    /// The parts of a [`Prefix`](kvbm_pool::Prefix) are pinned blocks of a tier
-    /// ([`into_parts`](kvbm_pool::Prefix::into_parts)).
-    ///
-    /// # Errors
-    /// [`OffloadError`]; nothing was started.
-    pub fn offload_down(&self, blocks: &Pinned, to: Tier) -> Result<(), OffloadError> {
-        self.offload_pinned(blocks, to)
-    }
-
-    /// As [`offload`](Self::offload), of blocks of a cache group. Blocks of a group with a window
-    /// or state may begin anywhere in the sequence: see [`kept_blocks`](Self::kept_blocks).
-    ///
-    /// # Errors
-    /// See [`EngineError`]; nothing was started. Blocks of a group that there is not are refused.
-    pub fn offload_group<'a>(
-        &self,
-        group: GroupId,
-        ids: &[BlockId],
-        chain: impl Into<BlockChain<'a>>,
-        first: usize,
-        after: Option<Fence>,
-    ) -> Result<OffloadStarted, EngineError> {
-        self.offload_with(ids, chain, first, OffloadOptions { group, after, ..OffloadOptions::default() })
-    }
-
-    /// Like [`offload`](Self::offload), for blocks that the running iteration computes: each layer
-    /// is copied while the next one is computed, as soon as [`layer_done`](Self::layer_done) says
-    /// that it is written, and all are when [`step`](Self::step) ends the iteration. In at most
-    /// `transfer.layer_steps` steps; where copying takes less time than the plans for the layers,
-    /// in one at the end of the iteration.
-    ///
-    /// The blocks count as read from now on: whatever becomes of the iteration, ask
-    /// [`before_reuse`](Self::before_reuse) before they are given to something else.
-    ///
-    /// # Errors
-    /// See [`EngineError`]; nothing was started.
-    pub fn offload_by_layer<'a>(
-        &self,
-        ids: &[BlockId],
-        chain: impl Into<BlockChain<'a>>,
-        first: usize,
-    ) -> Result<OffloadStarted, EngineError> {
-        let when = When::Computed(self.running_iteration());
-        self.start_offload(ids, chain.into(), first, when, OffloadOptions::default())
-    }
-
-    /// The running iteration has written `layer` of all its blocks on every rank's device: not
-    /// submitted, written. Layers count from 0, in the order in which they are computed. Opens the
-    /// gates of copies that wait for it.
-    pub fn layer_done(&self, layer: u32) {
-        let advance = Command::Advance { iteration: self.running_iteration(), layer: Some(layer) };
-        // A worker that cannot be reached fails its plans by itself.
-        let _not_sent = self.leader.ranks.broadcast(&advance);
-    }
-
-    /// The number that [`step`](Self::step) will give to the iteration when it is over.
-    fn running_iteration(&self) -> u64 {
-        self.iteration().saturating_add(1)
-    }
-
-    fn start_offload(
-        &self,
-        ids: &[BlockId],
-        chain: BlockChain<'_>,
-        first: usize,
+        leader: &Arc<Leader>,
+        events: &EventPump,
+        source: Source<'_>,
         when: When,
         options: OffloadOptions,
     ) -> Result<OffloadStarted, EngineError> {
+        let Source { ids, chain, first } = source;
         self.check(ids)?;
         let part = chain.slice(first..first.saturating_add(ids.len()));
         if part.len() != ids.len() {
             return Err(EngineError::Count { ids: ids.len(), blocks: part.len() });
         }
-        if self.leader.transfers.refuses_callers() {
+        if leader.transfers.refuses_callers() {
             return Err(EngineError::ShuttingDown);
         }
         let namespace = NamespaceId::from(part.namespace());
@@ -196,9 +100,9 @@ impl KvBlockManager<Engine> {
             })
             .collect();
         // What events will say of them, should they arrive.
-        self.events.note(&chain, first, ids.len());
+        events.note(&chain, first, ids.len());
         let what = What { identities: &identities, content: Content::Now, metadata: options.metadata };
-        start(&self.leader, &self.g1.blocks, ids, what, when)
+        start(leader, &self.blocks, ids, what, when)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::generations::{Generations, Hold};
 use super::offload::{Content, What, When};
-use super::{Busy, EngineError, Fence, offload, still_the_same};
+use super::{Busy, Engine, EngineError, Fence, offload, still_the_same};
 use crate::error::{BlockFailure, FirstOf};
 use crate::leader::Leader;
 use crate::onboard::PrefixTransfer;
@@ -131,6 +131,35 @@ impl Load {
             return None;
         }
         Some(self.begin(&PrefixTransfer::new(leader, here)))
+    }
+}
+
+impl Engine {
+    /// Checks an onboard, or a comparison, and starts it.
+    pub(super) fn start_onboard(
+        &self,
+        leader: &Arc<Leader>,
+        prefix: Prefix,
+        ids: &[BlockId],
+        options: LoadOptions,
+        compare: Option<Comparison>,
+    ) -> Result<EngineOnboarding, EngineError> {
+        self.check(ids)?;
+        if !leader.registry.owns_prefix(&prefix) {
+            return Err(EngineError::ForeignPrefix);
+        }
+        if ids.len() != prefix.blocks().len() {
+            return Err(EngineError::Count { ids: ids.len(), blocks: prefix.blocks().len() });
+        }
+        if leader.transfers.refuses_callers() {
+            return Err(EngineError::ShuttingDown);
+        }
+        let losses = leader.registry.losses();
+        if let Some(lost) = prefix.lost() {
+            leader.transfers.count_lost(lost);
+            return Err(EngineError::LostPrefix(lost));
+        }
+        EngineOnboarding::start(leader, &self.blocks, prefix, ids, losses, options, compare)
     }
 }
 

@@ -5,12 +5,13 @@
 
 use super::{Engine, EngineError, EngineOnboarding, LoadOptions};
 use crate::error::BlockFailure;
-use crate::leader::Leader;
-use crate::manager::KvBlockManager;
+use crate::leader::{Leader, leave_out_slow};
+use crate::volume::Probe;
 use kvbm_plan::{BlockId, Comparison, Failure, FailureKind, Path, Tier};
 use kvbm_pool::{Prefix, PrefixBlock};
 use kvbm_tokens::BlockChain;
 use std::ops::Range;
+use std::sync::Arc;
 use std::task::Context;
 
 /// Pinned blocks of a request, by cache group.
@@ -25,29 +26,35 @@ impl Promise {
     /// computed.
     pub(super) fn of(leader: &Leader, mut prefix: Prefix, first: usize) -> Self {
         let mut prefix = prefix.split_off(first);
-        leader.leave_out_slow(&mut prefix, 0, Tier::G1);
+        leave_out_slow(leader, &mut prefix, 0, Tier::G1);
         Self { parts: vec![prefix], first }
     }
 
     /// The same of the longest prefix of `chain` that every cache group can serve. The group that
-    /// needs each block says how far loading is the faster way.
-    pub(super) fn of_groups(leader: &Leader, chain: BlockChain<'_>, first: usize) -> Self {
-        let found = |chain| -> Vec<Prefix> {
-            let parts = leader.match_groups(chain).into_iter();
-            parts.map(|mut part| part.split_off(first)).collect()
+    /// needs each block says how far loading is the faster way. Also whether volumes were asked for
+    /// more of it, or would be.
+    pub(super) fn of_groups(
+        leader: &Leader,
+        chain: BlockChain<'_>,
+        first: usize,
+        probe: Probe,
+    ) -> (Self, bool) {
+        let found = |chain, probe| -> (Vec<Prefix>, bool) {
+            let (parts, asks) = leader.match_groups(chain, probe);
+            (parts.into_iter().map(|mut part| part.split_off(first)).collect(), asks)
         };
-        let mut parts = found(chain);
+        let (mut parts, asks) = found(chain, probe);
         if let Some(full) = parts.get_mut(usize::from(leader.full_group().0)) {
             let whole = full.len();
-            leader.leave_out_slow(full, 0, Tier::G1);
+            leave_out_slow(leader, full, 0, Tier::G1);
             let kept = full.len();
             if kept < whole {
                 // Pins of the longer one end first.
                 drop(parts);
-                parts = found(chain.slice(0..kept));
+                parts = found(chain.slice(0..kept), Probe::Never).0;
             }
         }
-        Self { parts, first }
+        (Self { parts, first }, asks)
     }
 
     /// Blocks of the sequence, from the first that the engine lacks on.
@@ -138,7 +145,8 @@ impl Promise {
     /// Starts the loads into `ids`, those of each group, all or none.
     pub(super) fn load(
         self,
-        manager: &KvBlockManager<Engine>,
+        engine: &Engine,
+        leader: &Arc<Leader>,
         ids: &[&[BlockId]],
         options: LoadOptions,
         compare: Option<Comparison>,
@@ -147,8 +155,8 @@ impl Promise {
         if has_groups {
             // Before one of them starts.
             let all = ids.concat();
-            manager.check(&all)?;
-            let busy = manager.g1.blocks.busy(&all);
+            engine.check(&all)?;
+            let busy = engine.blocks.busy(&all);
             if !busy.is_empty() {
                 return Err(EngineError::Busy(busy));
             }
@@ -159,7 +167,7 @@ impl Promise {
                 continue;
             }
             let sources = if has_groups { failed_sources(&part) } else { Vec::new() };
-            match manager.start(part, ids, options, compare) {
+            match engine.start_onboard(leader, part, ids, options, compare) {
                 Ok(onboarding) => load.parts.push(onboarding),
                 Err(error) if load.parts.is_empty() => return Err(error),
                 Err(error) => load.refuse(&sources, &error),

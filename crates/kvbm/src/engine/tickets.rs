@@ -8,7 +8,7 @@
 use super::answers::{FinishedLoad, LookUp, TIME_TO_LIVE, TicketError};
 use super::promises::{Load, Promise};
 use super::{Engine, Fence, LoadOptions};
-use crate::leader::Leader;
+use crate::leader::{Leader, leave_out_slow};
 use crate::manager::KvBlockManager;
 use crate::prefetch;
 use crate::transfers::Purpose;
@@ -35,7 +35,7 @@ const SPARED: Duration = Duration::from_secs(1);
 const MAX_PROBES: usize = 64;
 
 /// The tickets of a manager, see [`KvBlockManager::tickets`].
-pub struct Tickets<'a>(&'a KvBlockManager<Engine>);
+pub struct Tickets<'a>(pub(super) &'a KvBlockManager<Engine>);
 
 /// What a look-up was made for: another chain or another position makes another ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,13 +97,6 @@ impl std::fmt::Debug for TicketTable {
     }
 }
 
-impl KvBlockManager<Engine> {
-    /// Tickets of requests, for schedulers that ask before they have room.
-    pub fn tickets(&self) -> Tickets<'_> {
-        Tickets(self)
-    }
-}
-
 impl Tickets<'_> {
     fn table(&self) -> &TicketTable {
         &self.0.g1.tickets
@@ -132,15 +125,16 @@ impl Tickets<'_> {
         }
         let leader = &self.0.leader;
         leader.metrics.lookups.add(chain.len().saturating_sub(first) as u64);
-        let promise = if leader.has_groups() {
-            Promise::of_groups(leader, chain, first)
+        let (promise, asks) = if leader.has_groups() {
+            Promise::of_groups(leader, chain, first, Probe::Never)
         } else {
             let (prefix, asks) = leader.match_prefix(chain, Probe::Never);
-            if asks && prefix.len() < chain.len() && self.ask(request, key, chain) {
-                return Ok(LookUp::Pending);
-            }
-            Promise::of(leader, prefix, first)
+            let asks = asks && prefix.len() < chain.len();
+            (Promise::of(leader, prefix, first), asks)
         };
+        if asks && self.ask(request, key, chain) {
+            return Ok(LookUp::Pending);
+        }
         Ok(self.table().promise(leader, request, key, promise, now))
     }
 
@@ -172,7 +166,7 @@ impl Tickets<'_> {
         }
         leader.metrics.lookups.add(chain.len().saturating_sub(first) as u64);
         let (mut prefix, _) = leader.match_prefix(chain, Probe::Never);
-        leader.leave_out_slow(&mut prefix, first, Tier::G2);
+        leave_out_slow(leader, &mut prefix, first, Tier::G2);
         let most = leader.registry.capacity(Tier::G2).div_ceil(PINNED_SHARE) as usize;
         let copies = prefetch::start(leader, prefix, most, Purpose::Stage, None);
         if let Some(copies) = &copies {
@@ -325,7 +319,7 @@ impl Tickets<'_> {
         if ids.iter().all(|ids| ids.is_empty()) {
             return Ok(());
         }
-        let load = promise.load(self.0, &ids, options, compare)?;
+        let load = promise.load(&self.0.g1, &self.0.leader, &ids, options, compare)?;
         let table = self.table();
         if let Some(notify) = table.notify() {
             load.notify(&Context::from_waker(&Waker::from(Arc::clone(notify))));
@@ -553,8 +547,11 @@ fn answer(questions: &Receiver<Question>, tickets: &Mutex<HashMap<String, Ticket
             continue;
         }
         let chain = BlockChain::of_run(namespace, origin, &hashes);
-        let (prefix, _) = leader.match_prefix(chain, Probe::Wait);
-        let mut promise = Promise::of(&leader, prefix, key.first);
+        let mut promise = if leader.has_groups() {
+            Promise::of_groups(&leader, chain, key.first, Probe::Wait).0
+        } else {
+            Promise::of(&leader, leader.match_prefix(chain, Probe::Wait).0, key.first)
+        };
         let mut tickets = tickets.lock();
         if is_wanted(&tickets) {
             let since = kvbm_plan::clock::now();

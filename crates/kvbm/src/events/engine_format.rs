@@ -19,11 +19,12 @@ pub(super) struct Translator {
 }
 
 impl Translator {
-    /// What is told comes with the tokens that `blocks` has; after a loss, what is there is asked
-    /// of `take`.
+    /// Publishes blocks with the tokens that `blocks` has. After a loss, `take` gives what is
+    /// there.
     pub(super) fn new(take: Arc<TakeSnapshot>, blocks: Arc<EngineBlocks>, speaker: Speaker) -> Self {
         let Speaker { rank, kind } = speaker;
-        // The memory that an engine owns is on no tier of the pool: the engine tells of it itself.
+        // The memory that an engine owns is on no tier of the pool: the engine publishes its events
+        // itself.
         let publishing = Publishing::new(blocks, &Tier::ALL).with_numbers().with_rank(rank).with_kind(kind);
         let publishing = publishing.with_snapshots(move |stream: StreamId| take(stream.shard));
         Self { publishing, unsent: VecDeque::new(), has_warned: false }
@@ -35,9 +36,8 @@ impl Translator {
     }
 
     /// Sends what a batch says; nothing for a heartbeat, which engines do not have. After an error
-    /// the same batch comes again, and only what is left of it is sent. What the transport does not
-    /// carry whole goes in pieces; a block that it does not carry at all is counted and not told
-    /// of.
+    /// the same batch comes again, and only what is left of it is sent. A batch that the transport
+    /// refuses whole is divided. A block that it refuses alone is counted and not published.
     pub(super) fn send(
         &mut self,
         payload: &Payload,

@@ -30,8 +30,8 @@ impl Marks {
     }
 
     /// How long the oldest event that is not below `told` has waited, where one was noted.
-    pub(super) fn lag(&mut self, told: u64, now: Instant) -> Duration {
-        while self.marks.front().is_some_and(|(next, _)| *next <= told) {
+    pub(super) fn lag(&mut self, announced: u64, now: Instant) -> Duration {
+        while self.marks.front().is_some_and(|(next, _)| *next <= announced) {
             self.marks.pop_front();
         }
         self.marks.front().map_or(Duration::ZERO, |(_, since)| now.saturating_duration_since(*since))

@@ -31,8 +31,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Publishes what the pool writes to its ring, on a thread of its own: to whoever the configuration
-/// names, and to subscribers in this process.
+/// Publishes what the pool writes to its ring, on a thread of its own: to the transport that the
+/// configuration names, and to subscribers in this process.
 pub struct EventPump {
     outlet: Arc<Outlet>,
     publisher: Publisher,
@@ -40,7 +40,7 @@ pub struct EventPump {
     registry: Registry,
     facts: BlockFacts,
     notes: Arc<Notes>,
-    /// Counters of the format that engines speak, where it is spoken.
+    /// Counters of vLLM's format, where events are published in it.
     engine_format: Option<Arc<Mutex<PublishingStats>>>,
     progress: Arc<Progress>,
     /// Events of volumes that were handed to the publisher.
@@ -62,7 +62,7 @@ pub(crate) struct BlockFacts {
 }
 
 impl BlockFacts {
-    /// A block as events tell of it. `root` is the first block of its chain.
+    /// A block as events describe it. `root` is the first block of its chain.
     fn block(
         &self,
         tier: Tier,
@@ -126,16 +126,16 @@ pub struct EventsStatus {
     pub lag: Duration,
     /// Times that the transport could not take a batch; it was kept.
     pub unavailable: u64,
-    /// Stored blocks that were told without their tokens, in a format that says them: they were
-    /// registered without, or so long ago that they were forgotten.
+    /// Stored blocks that were published without tokens, in a format that has them. They were
+    /// registered without tokens, or so long ago that the tokens were dropped.
     pub without_tokens: u64,
-    /// Stored blocks that were told by kvbm's hash, in a format that says an engine's: nobody had
-    /// [described](crate::KvBlockManager::describe) them, or too long ago.
+    /// Stored blocks that were published under kvbm's hash, in a format that has the engine's.
+    /// Nobody had [described](crate::KvBlockManager::describe) them, or too long ago.
     pub without_hash: u64,
 }
 
-/// Most blocks whose local hashes (and tokens, where they are told) are remembered, beside those in
-/// the ring.
+/// Most blocks whose local hashes (and tokens, where events have them) are remembered, beside those
+/// in the ring.
 const MAX_NOTES: usize = 1 << 20;
 
 /// The pool numbers all of its events in one row.
@@ -332,22 +332,22 @@ impl EventPump {
     pub fn status(&self) -> EventsStatus {
         let of_engine = self.engine_format.as_ref().map_or_else(Default::default, |stats| *stats.lock());
         let (stats, ring) = (self.publisher.stats(), self.registry.event_backlog());
-        // The publisher counts a batch as published whose blocks engines' followers were not all
-        // told of.
+        // The publisher counts a batch as published, although followers of engines did not get all
+        // of its blocks.
         let untold = of_engine.refused.min(stats.events);
         let lost = stats.refused + ring.lost.max(stats.lost_in_source) + untold;
         // Every number below was published or is lost.
         let published = stats.events - untold;
-        let told = published + lost;
+        let announced = published + lost;
         let of_volume = self.of_volume.load(Ordering::Relaxed);
         EventsStatus {
             published,
             lost,
             // What was lost since the ring was last read is one more.
             gaps: self.progress.gaps() + u64::from(ring.lost > stats.lost_in_source),
-            waiting: (ring.next_seq + of_volume).saturating_sub(told),
+            waiting: (ring.next_seq + of_volume).saturating_sub(announced),
             lag: if self.outlet.has_listeners() {
-                self.progress.lag(told.saturating_sub(of_volume))
+                self.progress.lag(announced.saturating_sub(of_volume))
             } else {
                 Duration::ZERO
             },

@@ -13,20 +13,20 @@ use super::hashing::Keyed;
 /// Blocks that wait to be taken into the map at most, as a rule: 24 bytes each.
 const MOST_FRESH: usize = 1 << 15;
 
-/// A side table, filled when blocks are committed: the pool's records are small and know no tokens.
-/// It holds the newest blocks, a fixed number of them; what is not there any more is left out of
-/// events.
+/// A side table, filled when blocks are committed, since the pool's small records have no tokens.
+/// It holds a fixed number of the newest blocks. Events of older blocks have no tokens.
 pub(super) struct Notes {
     limit: usize,
     /// Their tokens, where events say them.
     tokens: Option<Arc<EngineBlocks>>,
     table: Mutex<Table>,
-    /// Whether anything was ever noted: where the engine hashes for itself, nobody has to look.
+    /// Whether anything was ever noted. Where the engine hashes for itself, look-ups can be
+    /// skipped.
     used: AtomicBool,
 }
 
-/// What was noted and not looked at yet is in `fresh`, in order: whoever commits blocks appends
-/// there and goes on, and who looks something up pays for the map.
+/// New notes wait in `fresh`, in order. A commit only appends there; a look-up moves them into the
+/// map.
 #[derive(Default)]
 struct Table {
     fresh: Vec<(SequenceHash, LocalHash)>,
@@ -59,10 +59,10 @@ impl Notes {
                 kept.note(chain.hashes()[index], known);
             }
         }
-        let told = range.map_while(|index| Some((chain.hashes()[index], chain.local_hash_of(index)?)));
-        let mut told = told.peekable();
-        if told.peek().is_some() {
-            self.write(told);
+        let hashed = range.map_while(|index| Some((chain.hashes()[index], chain.local_hash_of(index)?)));
+        let mut hashed = hashed.peekable();
+        if hashed.peek().is_some() {
+            self.write(hashed);
         }
     }
 
@@ -87,7 +87,7 @@ impl Notes {
         self.used.store(true, Ordering::Release);
     }
 
-    /// What is known of blocks, for a moment: whoever commits blocks meanwhile waits.
+    /// What is known of blocks. Commits wait while it is held, so hold it for a moment only.
     pub(super) fn read(&self) -> Known<'_> {
         Known(self.used.load(Ordering::Acquire).then(|| {
             let mut table = self.table.lock();
@@ -98,7 +98,7 @@ impl Notes {
 }
 
 impl Table {
-    /// Takes what is fresh into the map.
+    /// Moves the new notes into the map.
     fn settle(&mut self, limit: usize) {
         let mut fresh = std::mem::take(&mut self.fresh);
         for (hash, local) in fresh.drain(..) {

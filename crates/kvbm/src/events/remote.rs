@@ -1,4 +1,4 @@
-//! Events go to whoever the configuration names, and to subscribers in this process.
+//! Sends events to the transport that the configuration names, and to subscribers in this process.
 
 use super::engine_format::Translator;
 use super::ring::Progress;
@@ -47,7 +47,7 @@ enum TransportState {
 enum Answered {
     /// As long as this is there.
     Yes { _guard: Answering },
-    /// The other side was too slow, or away, when it was told who answers. Tried again then.
+    /// The server was too slow or away when the responder was announced. It is tried again then.
     NotYet { again: Instant },
     /// This transport has no questions, or the server does not permit it.
     Never,

@@ -33,8 +33,8 @@ impl Progress {
     }
 
     /// How long the oldest event that is not below `told` has waited.
-    pub(super) fn lag(&self, told: u64) -> Duration {
-        self.marks.lock().lag(told, kvbm_plan::clock::now())
+    pub(super) fn lag(&self, announced: u64) -> Duration {
+        self.marks.lock().lag(announced, kvbm_plan::clock::now())
     }
 }
 

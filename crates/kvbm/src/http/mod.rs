@@ -1,12 +1,13 @@
 //! As much of HTTP/1.1 as metrics, the index and administration need: one request a connection,
-//! over TCP or a Unix socket, bounded in bytes, time and connections.
+//! over TCP, TLS or a Unix socket, bounded in bytes, time and connections.
 //!
 //! ```
-//! use kvbm::http::{HttpLimits, HttpRequest, HttpResponse, HttpServer};
+//! use kvbm::http::{HttpLimits, HttpRequest, HttpResponse, HttpSecurity, HttpServer};
 //! use std::io::{Read, Write};
 //!
 //! let answer = |request: &HttpRequest| HttpResponse::text(200, format!("{}\n", request.path));
-//! let server = HttpServer::tcp("127.0.0.1:0".parse()?, "hello", HttpLimits::default(), answer)?;
+//! let (limits, security) = (HttpLimits::default(), HttpSecurity::default());
+//! let server = HttpServer::tcp("127.0.0.1:0".parse()?, "hello", limits, &security, answer)?;
 //! let mut client = std::net::TcpStream::connect(server.addr().expect("it listens on TCP"))?;
 //! client.write_all(b"GET /here HTTP/1.1\r\nHost: x\r\n\r\n")?;
 //! let mut text = String::new();
@@ -20,19 +21,31 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `server` | listens, and has a thread for each connection | `request`, `response`, `stream` |
-//! | `request` | reading a request | `response`, `stream` |
+//! | `server` | listens, and has a thread for each connection | `security`, `token`, `request`, `tls`, `response`, `connection`, `stream` |
+//! | `security` | who may send requests, and whether they are encrypted | `token`, `tls` |
+//! | `token` | the token that requests carry | - |
+//! | `request` | reading a request | `response`, `connection` |
+//! | `tls` | TLS 1.3 for both sides of a connection | `connection`, `stream` |
 //! | `response` | an answer | - |
+//! | `connection` | a connection, in the clear or over TLS | `stream` |
 //! | `stream` | a connection with one deadline | - |
 
+mod connection;
 mod request;
 mod response;
+mod security;
 mod server;
 mod stream;
 #[cfg(test)]
 mod tests;
+#[cfg_attr(not(feature = "tls"), path = "tls_absent.rs")]
+mod tls;
+mod token;
 
+pub use connection::Connection;
 pub use request::HttpRequest;
 pub use response::HttpResponse;
+pub use security::{HttpError, HttpSecurity};
 pub use server::{HttpLimits, HttpServer, HttpService};
 pub use stream::DeadlineStream;
+pub use tls::TlsClient;

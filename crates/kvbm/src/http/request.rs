@@ -1,10 +1,13 @@
 //! Reading a request.
 
+use super::connection::Connection;
 use super::response::HttpResponse;
 use super::server::{HttpLimits, HttpService};
-use super::stream::DeadlineStream;
 use std::fmt;
-use std::io::{self, Read, Write};
+use std::io;
+
+/// The first byte of a client that speaks TLS.
+pub(super) const TLS_HANDSHAKE: u8 = 0x16;
 
 /// What a client asks.
 #[derive(Default, PartialEq, Eq)]
@@ -47,7 +50,7 @@ struct Head {
 
 /// A request, or what to answer to what is none.
 pub(super) fn read(
-    stream: &mut DeadlineStream,
+    stream: &mut dyn Connection,
     limits: &HttpLimits,
     service: &dyn HttpService,
 ) -> io::Result<Result<HttpRequest, HttpResponse>> {
@@ -56,6 +59,9 @@ pub(super) fn read(
         let found = bytes.windows(4).position(|window| window == b"\r\n\r\n");
         if let Some(end) = found.filter(|end| *end <= limits.head_bytes) {
             break end;
+        }
+        if bytes.first() == Some(&TLS_HANDSHAKE) {
+            return Ok(Err(HttpResponse::error(400, "this server speaks no TLS: use http://")));
         }
         if bytes.len() > limits.head_bytes {
             let text = format!("the request head is longer than {} bytes", limits.head_bytes);
@@ -86,7 +92,7 @@ pub(super) fn read(
     Ok(Ok(request))
 }
 
-fn more(stream: &mut DeadlineStream, bytes: &mut Vec<u8>) -> io::Result<()> {
+fn more(stream: &mut dyn Connection, bytes: &mut Vec<u8>) -> io::Result<()> {
     let mut chunk = [0; 4096];
     match stream.read(&mut chunk)? {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),

@@ -32,7 +32,7 @@ impl HttpResponse {
     }
 
     /// Writes it; of the answer to HEAD the head alone.
-    pub(super) fn write(&self, to: &mut impl Write, head_only: bool) -> io::Result<()> {
+    pub(super) fn write(&self, to: &mut dyn Write, head_only: bool) -> io::Result<()> {
         let Self { status, content_type, headers, body } = self;
         let length = body.len();
         write!(

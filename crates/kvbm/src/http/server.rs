@@ -1,12 +1,16 @@
 //! The server: listens, and has a thread for each connection.
 
+use super::connection::Connection;
 use super::request::{HttpRequest, read};
 use super::response::HttpResponse;
+use super::security::{HttpError, HttpSecurity, Prepared};
 use super::stream::DeadlineStream;
+use super::tls::TlsAcceptor;
+use super::token::BearerToken;
 use kvbm_link::SocketFile;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::io::{self, Read};
+use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +21,7 @@ use std::time::{Duration, Instant};
 /// How often a listener looks whether it was stopped.
 const TICK: Duration = Duration::from_millis(100);
 /// How often the log says that clients are refused.
-const TELL: Duration = Duration::from_secs(10);
+const WARN_EVERY: Duration = Duration::from_secs(10);
 /// How long a server that stops waits for its connections, beyond the time of a client.
 const STOP_TIME: Duration = Duration::from_secs(1);
 
@@ -79,6 +83,26 @@ impl<F: Fn(&HttpRequest) -> HttpResponse + Send + Sync + 'static> HttpService fo
     }
 }
 
+/// A service that only clients with the token reach.
+struct WithToken<S> {
+    token: BearerToken,
+    service: S,
+}
+
+impl<S: HttpService> HttpService for WithToken<S> {
+    fn admit(&self, head: &HttpRequest) -> Result<(), HttpResponse> {
+        if self.token.admits(head.authorization.as_deref()) {
+            return self.service.admit(head);
+        }
+        let why = "a request needs the header 'Authorization: Bearer TOKEN' with what is in token_file";
+        Err(HttpResponse { headers: "WWW-Authenticate: Bearer\r\n", ..HttpResponse::error(401, why) })
+    }
+
+    fn answer(&self, request: &HttpRequest) -> HttpResponse {
+        self.service.answer(request)
+    }
+}
+
 enum Listener {
     Tcp(TcpListener),
     /// Only processes of the same user are served.
@@ -88,29 +112,40 @@ enum Listener {
 /// What the threads of a server share.
 struct Served {
     service: Box<dyn HttpService>,
+    tls: Option<TlsAcceptor>,
     limits: HttpLimits,
     open: Arc<AtomicUsize>,
-    /// When the log said last that clients are refused.
-    told: Mutex<Option<Instant>>,
+    /// When a warning last said that clients are refused.
+    last_warning: Mutex<Option<Instant>>,
 }
 
 impl HttpServer {
     /// Listens at a TCP address; port 0 means any free one. `name` is the one of its thread.
+    /// `security` says whom it serves, and whether it speaks TLS.
     ///
     /// # Errors
-    /// The address cannot be bound, or the system refuses a thread.
+    /// [`HttpError`] names the address, or the setting and its file.
     pub fn tcp(
         addr: SocketAddr,
         name: &str,
         limits: HttpLimits,
+        security: &HttpSecurity,
         service: impl HttpService,
-    ) -> io::Result<Self> {
-        let listener = TcpListener::bind(addr)?;
-        listener.set_nonblocking(true)?;
-        let addr = listener.local_addr()?;
-        let mut server = Self::start(Listener::Tcp(listener), name, limits, Box::new(service))?;
-        server.addr = Some(addr);
-        Ok(server)
+    ) -> Result<Self, HttpError> {
+        let Prepared { token, tls } = security.prepare(addr)?;
+        let service: Box<dyn HttpService> = match token {
+            Some(token) => Box::new(WithToken { token, service }),
+            None => Box::new(service),
+        };
+        let start = || {
+            let listener = TcpListener::bind(addr)?;
+            listener.set_nonblocking(true)?;
+            let bound = listener.local_addr()?;
+            let mut server = Self::start(Listener::Tcp(listener), name, limits, tls, service)?;
+            server.addr = Some(bound);
+            Ok(server)
+        };
+        start().map_err(|source| HttpError::Bind { addr, source })
     }
 
     /// Listens at a Unix socket of mode 0600 and serves processes of this user alone. The folder is
@@ -120,7 +155,7 @@ impl HttpServer {
     /// The socket cannot be bound, another process listens there, or the system refuses a thread.
     pub fn unix(path: &Path, name: &str, limits: HttpLimits, service: impl HttpService) -> io::Result<Self> {
         let socket = SocketFile::bind(path)?;
-        let mut server = Self::start(Listener::Unix(socket), name, limits, Box::new(service))?;
+        let mut server = Self::start(Listener::Unix(socket), name, limits, None, Box::new(service))?;
         server.path = Some(path.to_owned());
         Ok(server)
     }
@@ -129,10 +164,17 @@ impl HttpServer {
         listener: Listener,
         name: &str,
         limits: HttpLimits,
+        tls: Option<TlsAcceptor>,
         service: Box<dyn HttpService>,
     ) -> io::Result<Self> {
         let (stop, open) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let served = Arc::new(Served { service, limits, open: Arc::clone(&open), told: Mutex::default() });
+        let served = Arc::new(Served {
+            service,
+            tls,
+            limits,
+            open: Arc::clone(&open),
+            last_warning: Mutex::default(),
+        });
         let (stopped, of_connection) = (Arc::clone(&stop), name.to_owned());
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
             while !stopped.load(Ordering::Acquire) {
@@ -219,9 +261,12 @@ impl Served {
     fn admit(self: &Arc<Self>, stream: DeadlineStream, name: &str) {
         if self.open.fetch_add(1, Ordering::AcqRel) >= self.limits.connections {
             self.open.fetch_sub(1, Ordering::AcqRel);
-            self.tell_full(name);
-            let text = format!("{} connections are served: try again", self.limits.connections);
-            refuse(&stream, &HttpResponse::error(503, &text));
+            self.warn_full(name);
+            // A client that waits for a handshake does not read it.
+            if self.tls.is_none() {
+                let text = format!("{} connections are served: try again", self.limits.connections);
+                refuse(&stream, &HttpResponse::error(503, &text));
+            }
             return;
         }
         let place = Place(Arc::clone(self));
@@ -232,10 +277,10 @@ impl Served {
         }
     }
 
-    fn tell_full(&self, server: &str) {
-        let (mut told, now) = (self.told.lock(), Instant::now());
-        if told.is_none_or(|told| now.duration_since(told) >= TELL) {
-            *told = Some(now);
+    fn warn_full(&self, server: &str) {
+        let (mut last_warning, now) = (self.last_warning.lock(), Instant::now());
+        if last_warning.is_none_or(|last_warning| now.duration_since(last_warning) >= WARN_EVERY) {
+            *last_warning = Some(now);
             let connections = self.limits.connections;
             tracing::warn!(target: "kvbm", server, connections, "clients are refused: all connections are in use");
         }
@@ -245,24 +290,36 @@ impl Served {
         stream.set_nonblocking(false)?;
         let began = Instant::now();
         stream.set_deadline(kvbm_plan::deadline_after(began, self.limits.client_time));
-        match read(&mut stream, &self.limits, self.service.as_ref())? {
+        let mut stream: Box<dyn Connection> = match &self.tls {
+            None => Box::new(stream),
+            Some(tls) => match tls.accept(stream)? {
+                Ok(stream) => stream,
+                Err(mut stream) => {
+                    let text = "this server speaks TLS: use https://";
+                    HttpResponse::error(400, text).write(&mut stream, false)?;
+                    return self.discard(&mut stream);
+                }
+            },
+        };
+        match read(stream.as_mut(), &self.limits, self.service.as_ref())? {
             Ok(request) => {
                 let left = self.limits.client_time.saturating_sub(began.elapsed());
                 let response = self.service.answer(&request);
                 stream.set_deadline(kvbm_plan::deadline_after(Instant::now(), left));
-                response.write(&mut stream, request.method == "HEAD")
+                response.write(&mut stream, request.method == "HEAD")?;
+                stream.finish()
             }
             Err(response) => {
                 response.write(&mut stream, false)?;
-                self.discard(&mut stream)
+                self.discard(stream.as_mut())
             }
         }
     }
 
     /// Reads what a client still sends, within bounds: the system resets a connection that is
     /// closed with bytes unread, and the client would not see the answer.
-    fn discard(&self, stream: &mut DeadlineStream) -> io::Result<()> {
-        stream.end_writing()?;
+    fn discard(&self, stream: &mut dyn Connection) -> io::Result<()> {
+        stream.finish()?;
         let mut chunk = [0; 4096];
         let mut left = self.limits.head_bytes + self.limits.body_bytes;
         while left > 0 {

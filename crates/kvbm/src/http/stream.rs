@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct DeadlineStream {
     stream: Stream,
-    deadline: Instant,
+    pub(super) deadline: Instant,
 }
 
 #[derive(Debug)]
@@ -40,10 +40,6 @@ impl DeadlineStream {
         self
     }
 
-    pub(super) fn set_deadline(&mut self, deadline: Instant) {
-        self.deadline = deadline;
-    }
-
     /// Nothing more is written: the peer reads the end.
     pub(super) fn end_writing(&self) -> io::Result<()> {
         match &self.stream {
@@ -66,6 +62,16 @@ impl DeadlineStream {
             Stream::Tcp(stream) => (&*stream).write(bytes),
             Stream::Unix(stream) => (&*stream).write(bytes),
         }
+    }
+
+    /// The first byte that waits to be read, which stays; none where the peer has ended.
+    #[cfg(feature = "tls")]
+    pub(super) fn first_byte(&self) -> io::Result<Option<u8>> {
+        let left = Some(self.time_left()?);
+        let mut byte = [0];
+        let Stream::Tcp(stream) = &self.stream else { return Err(io::ErrorKind::Unsupported.into()) };
+        stream.set_read_timeout(left)?;
+        Ok((stream.peek(&mut byte)? == 1).then_some(byte[0]))
     }
 
     /// Time until the deadline; an error once it has passed.

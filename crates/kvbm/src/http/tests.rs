@@ -16,7 +16,7 @@ fn echo(request: &HttpRequest) -> HttpResponse {
 }
 
 fn server(limits: HttpLimits) -> (HttpServer, SocketAddr) {
-    let server = HttpServer::tcp(ANY_PORT, "test", limits, echo).unwrap();
+    let server = HttpServer::tcp(ANY_PORT, "test", limits, &HttpSecurity::default(), echo).unwrap();
     let addr = server.addr().unwrap();
     (server, addr)
 }
@@ -94,10 +94,11 @@ fn a_client_that_reads_slowly_is_left() {
     let limits =
         HttpLimits { client_time: Duration::from_millis(500), connections: 1, ..HttpLimits::default() };
     let large = "x".repeat(64 << 20);
-    let server = HttpServer::tcp(ANY_PORT, "test", limits, move |_: &HttpRequest| {
-        HttpResponse::text(200, large.as_str())
-    })
-    .unwrap();
+    let server =
+        HttpServer::tcp(ANY_PORT, "test", limits, &HttpSecurity::default(), move |_: &HttpRequest| {
+            HttpResponse::text(200, large.as_str())
+        })
+        .unwrap();
     let mut slow = connect(server.addr().unwrap());
     slow.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     let (began, mut part, mut got) = (Instant::now(), vec![0; 64 << 10], 0);

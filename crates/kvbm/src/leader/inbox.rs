@@ -77,6 +77,9 @@ impl Leader {
             Message::Flushed { rank, epoch, token, outcome } if epoch == ours => {
                 self.slots.flush_answered(rank, token, outcome);
             }
+            Message::Keys { rank, epoch, volume, keys } if epoch == ours => {
+                self.key_notices.note(rank, volume, &keys);
+            }
             Message::Recovered { rank, tier, blocks, unusable, last } => {
                 let again = self.recoveries.answer(rank, tier, RankPart { blocks, unusable, last });
                 if let Some(part) = again {
@@ -99,6 +102,7 @@ impl Leader {
             }
             // Of an earlier leader.
             Message::Flushed { .. }
+            | Message::Keys { .. }
             | Message::Volume { .. }
             | Message::Ready { .. }
             | Message::Damaged { .. } => {}
@@ -111,6 +115,7 @@ fn speaker(message: &Message) -> Rank {
     match message {
         Message::Transfer(report) => report.rank,
         Message::Flushed { rank, .. }
+        | Message::Keys { rank, .. }
         | Message::Recovered { rank, .. }
         | Message::Volume { rank, .. }
         | Message::Damaged { rank, .. }

@@ -8,50 +8,46 @@ use kvbm_plan::{NodeId, Path, Tier};
 use kvbm_pool::Prefix;
 use std::time::Duration;
 
-impl Leader {
-    /// Ends `prefix` where its blocks would come to `to` later than they are computed. The first
-    /// `first` listed blocks cost nothing: the engine has them.
-    pub(crate) fn leave_out_slow(&self, prefix: &mut Prefix, first: usize, to: Tier) {
-        let tiers: Vec<Tier> = prefix.blocks().iter().skip(first).map(|block| block.tier).collect();
-        let Some(recompute) = self.transfers.block_costs().recompute else {
-            for tier in tiers.into_iter().filter(|tier| *tier > to) {
-                self.metrics.tier(tier).loads(LoadReason::Unknown).add(1);
-            }
-            return;
-        };
-        let node = prefix.node();
-        let paces = Tier::ALL.map(|tier| {
-            let blocks = tiers.iter().filter(|of| **of == tier).count();
-            (tier > to && blocks > 0).then(|| match node.filter(|_| tier == Tier::G4) {
-                Some(node) => self.pace_of_peer(node),
-                None => self.transfers.pace(Path::new(tier, to), recompute, blocks),
-            })
-        });
-        let mut runs: Vec<LoadRun> = Vec::new();
-        for &tier in &tiers {
-            match runs.last_mut().filter(|run| run.tier == tier) {
-                Some(run) => run.blocks += 1,
-                None => runs.push(run_of(tier, paces[tier.index()])),
-            }
+/// Ends `prefix` where its blocks would come to `to` later than they are computed. The first
+/// `first` listed blocks cost nothing: the engine has them.
+pub(crate) fn leave_out_slow(leader: &Leader, prefix: &mut Prefix, first: usize, to: Tier) {
+    let tiers: Vec<Tier> = prefix.blocks().iter().skip(first).map(|block| block.tier).collect();
+    let Some(recompute) = leader.transfers.block_costs().recompute else {
+        for tier in tiers.into_iter().filter(|tier| *tier > to) {
+            leader.metrics.tier(tier).loads(LoadReason::Unknown).add(1);
         }
-        let offer = LoadOffer { runs: &runs, recompute: Some(recompute) };
-        let kept = self.offload.admission().load(&offer).min(tiers.len());
-        for (at, tier) in tiers.into_iter().enumerate() {
-            if let Some((pace, _)) = paces[tier.index()] {
-                self.metrics.tier(tier).loads(reason(pace, recompute, at < kept)).add(1);
-            }
+        return;
+    };
+    let node = prefix.node();
+    let paces = Tier::ALL.map(|tier| {
+        let blocks = tiers.iter().filter(|of| **of == tier).count();
+        (tier > to && blocks > 0).then(|| match node.filter(|_| tier == Tier::G4) {
+            Some(node) => pace_of_peer(leader, node),
+            None => leader.transfers.pace(Path::new(tier, to), recompute, blocks),
+        })
+    });
+    let mut runs: Vec<LoadRun> = Vec::new();
+    for &tier in &tiers {
+        match runs.last_mut().filter(|run| run.tier == tier) {
+            Some(run) => run.blocks += 1,
+            None => runs.push(run_of(tier, paces[tier.index()])),
         }
-        prefix.truncate(prefix.start() + first + kept);
     }
+    let offer = LoadOffer { runs: &runs, recompute: Some(recompute) };
+    let kept = leader.offload.admission().load(&offer).min(tiers.len());
+    for (at, tier) in tiers.into_iter().enumerate() {
+        if let Some((pace, _)) = paces[tier.index()] {
+            leader.metrics.tier(tier).loads(reason(pace, recompute, at < kept)).add(1);
+        }
+    }
+    prefix.truncate(prefix.start() + first + kept);
 }
 
-impl Leader {
-    /// What is known of reads from a peer. No other request's blocks are counted: each peer has
-    /// reads of its own.
-    fn pace_of_peer(&self, node: NodeId) -> (Pace, usize) {
-        let measured = self.peers.get().and_then(|peers| peers.time_per_block(node));
-        (measured.map_or(Pace::Unknown, Pace::Each), 0)
-    }
+/// What is known of reads from a peer. No other request's blocks are counted: each peer has
+/// reads of its own.
+fn pace_of_peer(leader: &Leader, node: NodeId) -> (Pace, usize) {
+    let measured = leader.peers.get().and_then(|peers| peers.time_per_block(node));
+    (measured.map_or(Pace::Unknown, Pace::Each), 0)
 }
 
 /// A run of one block.

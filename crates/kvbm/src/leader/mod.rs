@@ -10,15 +10,17 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `inbox` | messages of the workers | - |
+//! | `inbox` | messages of the workers | `key_notices` |
+//! | `key_notices` | what became of data keys of forgotten namespaces | - |
 //! | `loads` | what of a prefix is copied, and what is computed | - |
 //! | `prefetch_budget` | blocks that prefetches may have on their way | - |
 //! | `rank_loss` | ranks that go away and come back | - |
-//! | `shutdown` | flush, clear, forget, shutdown | - |
+//! | `shutdown` | flush, clear, forget, shutdown | `key_notices` |
 //! | `status` | the status and its metrics | - |
 //! | `timed_pins` | pins that end at a time | - |
 
 mod inbox;
+mod key_notices;
 mod loads;
 mod prefetch_budget;
 mod rank_loss;
@@ -37,11 +39,16 @@ pub(crate) use crate::slots::Commit;
 use crate::slots::Slots;
 use crate::tenants::Tenants;
 use crate::transfers::Transfers;
-use crate::volume::{Probe, Volumes};
+use crate::volume::{GroupChain, Probe, Volumes, known_of};
 use inbox::Inbox;
-use kvbm_plan::{GroupId, GroupKind, Tier};
-use kvbm_pool::{GroupConfig, PinError, Prefix, Registry, TierMask};
+pub use key_notices::ForgottenKey;
+use key_notices::KeyNotices;
+use kvbm_plan::{GroupId, GroupKind, NamespaceId, SequenceHash, Tier};
+use kvbm_pool::{
+    AllocError, BlockBatch, G1, GroupConfig, OnVolume, PinError, Prefix, Registry, Reset, TierMask,
+};
 use kvbm_tokens::BlockChain;
+pub(crate) use loads::leave_out_slow;
 use parking_lot::Mutex;
 pub(crate) use prefetch_budget::PrefetchBudget;
 pub use shutdown::{ClearError, FlushError, FlushReport, ForgetReceipt, ShutdownReport};
@@ -89,6 +96,7 @@ pub(crate) struct Leader {
     pub(crate) events: OnceLock<Weak<EventPump>>,
     inbox: Mutex<Inbox>,
     timed_pins: TimedPins,
+    key_notices: KeyNotices,
     /// From here on the registry's seconds count.
     began: Instant,
     /// Names given to private blocks.
@@ -115,6 +123,7 @@ impl Leader {
             events: OnceLock::new(),
             inbox: Mutex::default(),
             timed_pins: TimedPins::default(),
+            key_notices: KeyNotices::default(),
             began: kvbm_plan::clock::now(),
             private_names: AtomicU64::new(0),
             registry,
@@ -186,8 +195,8 @@ impl Leader {
     /// in it.
     pub(crate) fn match_prefix(&self, chain: BlockChain<'_>, probe: Probe) -> (Prefix, bool) {
         if self.has_groups() {
-            // Volumes hold no blocks of such models.
-            return (self.match_groups(chain).swap_remove(0), false);
+            let (mut parts, asks) = self.match_groups(chain, probe);
+            return (parts.swap_remove(0), asks);
         }
         let (mut prefix, agrees) = self.registry.match_chain(FIRST_GROUP, chain);
         self.transfers.leave_out_disk(&mut prefix);
@@ -208,12 +217,38 @@ impl Leader {
         (prefix, asks_peers || asks_volumes)
     }
 
-    /// For each cache group its part of the longest prefix of `chain` that all of them can serve.
-    pub(crate) fn match_groups(&self, chain: BlockChain<'_>) -> Vec<Prefix> {
+    /// For each cache group its part of the longest prefix of `chain` that all of them can serve,
+    /// and whether volumes or peers were asked for more of it, or would be.
+    pub(crate) fn match_groups(&self, chain: BlockChain<'_>, probe: Probe) -> (Vec<Prefix>, bool) {
         if !self.has_groups() {
-            return vec![self.match_prefix(chain, Probe::Wait).0];
+            let (prefix, asks) = self.match_prefix(chain, probe);
+            return (vec![prefix], asks);
         }
-        let mut parts = self.registry.match_groups(chain, TierMask::ALL);
+        let mut parts = self.match_known(chain, &[]);
+        let lacks_some = |parts: &[Prefix]| parts.iter().all(|part| part.len() < chain.len());
+        let mut known = Vec::new();
+        if lacks_some(&parts) {
+            known = known_of(&self.volumes, chain, self.groups.len());
+        }
+        if !known.is_empty() {
+            parts = self.match_known(chain, &known);
+        }
+        let asks = self.volumes.policy.probe && !known.is_empty() && lacks_some(&parts);
+        if asks && probe == Probe::Wait && self.volumes.ask_groups(&self.group_chain(chain), &mut known) {
+            parts = self.match_known(chain, &known);
+        }
+        for (group, part) in self.groups().zip(&parts) {
+            // With a window or state, what was found is used, and nothing before it.
+            let used = if self.needs_all(group) { chain.hashes() } else { part.hashes() };
+            self.registry.touch(group, used);
+            self.volumes.touch(group, used);
+        }
+        (parts, asks)
+    }
+
+    /// The parts on tiers that answer and on volumes that are known to have them.
+    fn match_known(&self, chain: BlockChain<'_>, known: &[OnVolume]) -> Vec<Prefix> {
+        let mut parts = self.registry.match_groups(chain, TierMask::ALL, known);
         let is_shorter = |part: &mut Prefix| {
             let found = part.len();
             self.transfers.leave_out_disk(part);
@@ -221,14 +256,20 @@ impl Leader {
         };
         let down = parts.iter_mut().filter_map(|part| is_shorter(part).then_some(())).count();
         if down > 0 {
-            parts = self.registry.match_groups(chain, TierMask::only(Tier::G1).with(Tier::G2));
-        }
-        for (group, part) in self.groups().zip(&parts) {
-            // With a window or state, what was found is used, and nothing before it.
-            let used = if self.needs_all(group) { chain.hashes() } else { part.hashes() };
-            self.registry.touch(group, used);
+            let memory = TierMask::only(Tier::G1).with(Tier::G2);
+            parts = self.registry.match_groups(chain, memory, known);
         }
         parts
+    }
+
+    /// What tiers have of `chain` in each cache group, for a search on volumes.
+    fn group_chain<'a>(&self, chain: BlockChain<'a>) -> GroupChain<'a> {
+        let needed = self.groups.iter().map(|group| group.blocks_needed()).collect();
+        let on_tiers = |group| {
+            let there = |hash: &SequenceHash| !self.registry.tiers_of(group, *hash).is_empty();
+            chain.hashes().iter().map(there).collect()
+        };
+        GroupChain { chain, needed, on_tiers: self.groups().map(on_tiers).collect() }
     }
 
     /// Whether the model has several cache groups.
@@ -249,6 +290,16 @@ impl Leader {
     /// The first group that needs every block of a prefix; the first of all where none does.
     pub(crate) fn full_group(&self) -> GroupId {
         self.groups().find(|group| self.needs_all(*group)).unwrap_or(FIRST_GROUP)
+    }
+
+    /// `n` blocks of G1 for a namespace. What a tenant is refused is counted.
+    pub(crate) fn allocate(
+        &self,
+        namespace: NamespaceId,
+        n: usize,
+    ) -> Result<BlockBatch<G1, Reset>, AllocError> {
+        let allocated = self.registry.pool::<G1>().get_mutable_blocks_for(namespace, n);
+        allocated.inspect_err(|refusal| self.tenants.count_refusal(namespace, refusal))
     }
 
     /// Pins what is there of `chain`, in every cache group or in none.

@@ -44,7 +44,7 @@ impl Leader {
         if (was_lost || contact.starts > 0) && !planted(Planted::IgnoreRestart) {
             let tiers: &[Tier] = if was_lost { &Tier::SLOTTED } else { &[Tier::G1, Tier::G2] };
             let blocks = self.slots.lose(tiers);
-            self.end_requests(rank, &started_again(rank));
+            self.end_requests(rank, &process_restarted(rank));
             self.transfers.forget_disk_reads();
             tracing::info!(target: "kvbm", %rank, blocks, was_lost, "a rank's worker started again: what the one before it held is gone");
         }
@@ -62,7 +62,7 @@ impl Leader {
             let Some(contact) = self.ranks.contact(rank) else { continue };
             if let (Some(started), 2..) = (contact.started, contact.starts) {
                 let earlier = self.transfers.owed_by_earlier(rank, contact.announced, started, now);
-                self.transfers.fail_plans(rank, &earlier, &started_again(rank));
+                self.transfers.fail_plans(rank, &earlier, &process_restarted(rank));
             }
             if self.ranks.stays_away(&contact, now) {
                 let same = |then: &Contact| then.starts == contact.starts && then.closed.is_some();
@@ -79,10 +79,10 @@ impl Leader {
         self.ranks.closed(rank);
         // What is still being sent is refused by the link, or by the successor's start.
         let owed = self.transfers.sent_to(rank);
-        self.end_requests(rank, &ended(rank));
+        self.end_requests(rank, &process_ended(rank));
         drop(order);
         tracing::warn!(target: "kvbm", %rank, plans = owed.len(), "the process of a rank's worker has ended");
-        self.transfers.fail_plans(rank, &owed, &ended(rank));
+        self.transfers.fail_plans(rank, &owed, &process_ended(rank));
     }
 
     /// Nobody answers what an earlier worker of a rank was sent.
@@ -92,12 +92,12 @@ impl Leader {
     }
 }
 
-fn ended(rank: Rank) -> Failure {
+fn process_ended(rank: Rank) -> Failure {
     let detail = format!("the process of rank {rank}'s worker has ended: start it again");
     Failure::new(FailureKind::Io, detail)
 }
 
-fn started_again(rank: Rank) -> Failure {
+fn process_restarted(rank: Rank) -> Failure {
     let detail = format!("rank {rank} had taken it when its worker ended, and started again");
     Failure::new(FailureKind::Io, detail)
 }

@@ -1,6 +1,6 @@
 //! Flush, clear, forget and shutdown.
 
-use super::Leader;
+use super::{ForgottenKey, Leader};
 use crate::metrics::EvictReason;
 use crate::slots::Commit;
 use kvbm_plan::{BlockIdentity, Failure, NamespaceId, Path, Rank, Tier, VolumeId};
@@ -65,16 +65,24 @@ pub struct ForgetReceipt {
     /// Slots of G1, G2 and G3 with removed blocks of any namespace that somebody still uses. Their
     /// bytes stay until the last user lets go.
     pub in_use: u32,
-    /// Ranks whose disks have not confirmed all removals. They are sent them again.
+    /// Ranks whose disks have not confirmed all removals. They are sent them again when their
+    /// workers start, with the next flush and at the shutdown. Where blocks are encrypted, their
+    /// data keys are to be destroyed until then, and are not among [`keys`](Self::keys) unless the
+    /// rank has named them.
     pub disks_unconfirmed: usize,
     /// Volumes that have not confirmed all removals. They are asked again.
     pub volumes_unconfirmed: Vec<VolumeId>,
+    /// Data keys of the namespace, where blocks are encrypted: destroyed, or to be destroyed.
+    pub keys: Vec<ForgottenKey>,
 }
 
 impl ForgetReceipt {
     /// Whether nothing is left on this node. Its peers keep what they have read from it.
     pub fn is_complete(&self) -> bool {
-        self.in_use == 0 && self.disks_unconfirmed == 0 && self.volumes_unconfirmed.is_empty()
+        self.in_use == 0
+            && self.disks_unconfirmed == 0
+            && self.volumes_unconfirmed.is_empty()
+            && self.keys.iter().all(|key| key.is_destroyed)
     }
 }
 
@@ -98,11 +106,13 @@ impl ShutdownReport {
 }
 
 impl Leader {
-    /// Waits for copies to disk that are under way, then makes them durable.
+    /// Waits for copies to disk that are under way, then makes them durable; also removals that
+    /// ranks could not be sent when they were due.
     pub(crate) fn flush(&self, deadline: Instant) -> Result<FlushReport, FlushError> {
         let span = tracing::info_span!(target: "kvbm", "flush", durable = tracing::field::Empty);
         let _inside = span.enter();
         let Some(lasting) = self.lasting() else { return Err(FlushError::NoDisk) };
+        self.slots.send_removals_again();
         if !self.offload.wait_under_way(deadline) {
             return Err(FlushError::Busy);
         }
@@ -121,17 +131,14 @@ impl Leader {
         }
     }
 
-    /// The flush that a manager ends with: also of removals that ranks could not be sent when they
-    /// were due.
+    /// The flush that a manager ends with.
     fn flush_last(&self, deadline: Instant) -> Result<FlushReport, FlushError> {
-        self.slots.send_removals_again();
         let report = self.flush(deadline)?;
         if self.slots.unconfirmed() == 0 {
             return Ok(report);
         }
         // Slots of bad blocks, say, that were released while the disks were flushed. What does not
         // become durable stays unconfirmed.
-        self.slots.send_removals_again();
         Ok(self.flush(deadline).unwrap_or(report))
     }
 
@@ -273,6 +280,7 @@ impl Leader {
             in_use: Tier::SLOTTED.into_iter().map(detached).sum(),
             disks_unconfirmed: self.slots.unconfirmed(),
             volumes_unconfirmed,
+            keys: self.key_notices.take(namespace),
         }
     }
 }

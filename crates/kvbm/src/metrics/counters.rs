@@ -96,7 +96,7 @@ label! {
 }
 
 label! {
-    /// What became of a block of G3 that a prefetch was asked for.
+    /// The result of a prefetch of a block of G3.
     PrefetchOutcome {
         /// It is copied to G2.
         Started = "started",
@@ -108,7 +108,7 @@ label! {
 }
 
 label! {
-    /// What became of a block that a disk held at the start.
+    /// The result of recovery for a block that a disk held at the start.
     RecoveryOutcome {
         /// It can be found again.
         Restored = "restored",
@@ -250,7 +250,7 @@ struct Busy {
     total: Duration,
 }
 
-/// What became of one transfer; see [`PathMetrics::begin`]. Dropping it ends the transfer without
+/// The result of one transfer; see [`PathMetrics::begin`]. Dropping it ends the transfer without
 /// counting anything as arrived.
 #[derive(Debug)]
 #[must_use = "the transfer ends when this is dropped"]

@@ -35,7 +35,7 @@ use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::http::HttpResponse;
+use crate::http::{HttpError, HttpResponse, HttpSecurity};
 use prometheus_client::registry::Registry;
 
 pub use counters::{
@@ -47,7 +47,7 @@ pub use histogram::{LatencyBucket, LatencyHistogram, LatencySummary};
 pub use peers::{PeerCounters, RemoteMetrics};
 pub use ranks::RankMetrics;
 pub use schema::{MetricFamily, MetricKind};
-pub use server::{MetricsServer, ServeError};
+pub use server::MetricsServer;
 pub use tenants::{NO_TENANT, TenantMetrics, TenantTierMetrics};
 
 /// The counters of a manager and their exposition. Clones share both; it dereferences to
@@ -108,22 +108,22 @@ impl Metrics {
         Arc::clone(&self.counters)
     }
 
-    /// Serves [`encode`](Self::encode) at `GET /metrics` on a loopback address until the server is
-    /// dropped.
+    /// Serves [`encode`](Self::encode) at `GET /metrics` on an address of this machine, until the
+    /// server is dropped.
     ///
     /// # Errors
-    /// [`ServeError`]: the address is not a loopback one, or cannot be bound; the thread cannot be
+    /// [`HttpError`]: other machines reach the address, it cannot be bound, or the thread cannot be
     /// started.
-    pub fn serve(&self, addr: SocketAddr) -> Result<MetricsServer, ServeError> {
-        MetricsServer::start(self.clone(), addr, false)
+    pub fn serve(&self, addr: SocketAddr) -> Result<MetricsServer, HttpError> {
+        self.serve_with(addr, &HttpSecurity::default())
     }
 
-    /// Like [`serve`](Self::serve), on any address: whoever reaches it can read the metrics.
+    /// Like [`serve`](Self::serve), to those whom `security` lets in.
     ///
     /// # Errors
-    /// [`ServeError`]: the address cannot be bound, or the thread cannot be started.
-    pub fn serve_public(&self, addr: SocketAddr) -> Result<MetricsServer, ServeError> {
-        MetricsServer::start(self.clone(), addr, true)
+    /// [`HttpError`] names the address, or the setting and its file.
+    pub fn serve_with(&self, addr: SocketAddr, security: &HttpSecurity) -> Result<MetricsServer, HttpError> {
+        MetricsServer::start(self.clone(), addr, security)
     }
 }
 

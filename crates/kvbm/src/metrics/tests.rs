@@ -200,8 +200,9 @@ fn dropping_the_server_frees_the_port() {
 fn other_machines_are_let_in_only_when_asked_for() {
     let addr: SocketAddr = "0.0.0.0:0".parse().unwrap();
     let error = Metrics::new().serve(addr).unwrap_err();
-    assert!(matches!(error, ServeError::NotLoopback { .. }), "{error}");
-    let server = Metrics::new().serve_public(addr).unwrap();
+    assert!(matches!(error, HttpError::Exposed { .. }), "{error}");
+    let security = HttpSecurity { insecure: true, ..HttpSecurity::default() };
+    let server = Metrics::new().serve_with(addr, &security).unwrap();
     let local = SocketAddr::new(ANY_PORT.ip(), server.addr().port());
     assert!(request(local, "GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 "));
 }

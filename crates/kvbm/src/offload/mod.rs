@@ -353,7 +353,8 @@ impl Offload {
             }
             let count = blocks.len();
             self.metrics.path(edge.path).dropped(reason).add(count as u64);
-            // Before the account: whoever waits for offloads finds their blocks released.
+            // Before the count goes down: a caller that waits for offloads finds their blocks
+            // released.
             drop(blocks);
             self.accounts.remove(interval, count);
         }

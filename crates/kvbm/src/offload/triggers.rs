@@ -81,10 +81,7 @@ impl Offload {
     /// chains.
     pub(super) fn without_copied(&self, edge: &Edge, mut blocks: Pinned) -> Pinned {
         let copied = if edge.path.dst == Tier::G4 {
-            let identities = blocks.identities();
-            let Some(first) = identities.first() else { return blocks };
-            let hashes: Vec<_> = identities.iter().map(|identity| identity.hash).collect();
-            self.volumes.awaited_prefix(first.group, &hashes)
+            self.volumes.awaited_prefix(&blocks.identities())
         } else {
             blocks.prefix_on(edge.path.dst)
         };

@@ -79,8 +79,8 @@ impl Recoveries {
 
     /// What was said; what comes from now on is of workers that start again.
     fn take(&self) -> Vec<RankPart> {
-        let said = RankPart { last: true, ..RankPart::default() };
-        self.ranks.lock().iter_mut().map(|part| std::mem::replace(part, said.clone())).collect()
+        let last_part = RankPart { last: true, ..RankPart::default() };
+        self.ranks.lock().iter_mut().map(|part| std::mem::replace(part, last_part.clone())).collect()
     }
 }
 

@@ -109,7 +109,7 @@ impl<T> Request<T> {
         self.wait_each(deadline, what, take).into_iter().collect()
     }
 
-    /// The same, with what became of each rank.
+    /// The same, with the result of each rank.
     pub(crate) fn wait_each<R>(
         self,
         deadline: Instant,

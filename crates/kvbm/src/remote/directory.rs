@@ -1,76 +1,54 @@
-//! Finding peers in a folder that all nodes share.
+//! Finding peers by what they announce.
 
+use super::discovery::{Discovery, DiscoveryError};
 use super::table::PeerTable;
-use kvbm_nixl::{DirectoryError, FileDirectory, Imported, RemoteError, RemoteNode};
+use kvbm_nixl::{Imported, OwnAnnouncement, PeerChange, PeerWatch, RemoteError, RemoteNode};
 use kvbm_plan::NodeId;
-use std::collections::{BTreeSet, HashMap};
-use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// The folder, as it was read last.
+/// The announcements, as they were read last.
 pub(super) struct Directory {
-    folder: FileDirectory,
-    /// By file, what was in it.
-    seen: HashMap<String, Seen>,
+    discovery: Discovery,
+    watch: PeerWatch,
     /// What went wrong last: said once.
     trouble: Option<String>,
 }
 
-/// A file, as it was read last.
-struct Seen {
-    /// Of its bytes.
-    digest: u64,
-    /// Whose it is, or why it cannot be used: such a file is tried again.
-    of: Result<NodeId, String>,
-}
-
 impl Directory {
-    pub(super) fn new(folder: FileDirectory) -> Self {
-        Self { folder, seen: HashMap::new(), trouble: None }
+    pub(super) fn new(discovery: Discovery) -> Self {
+        Self { discovery, watch: PeerWatch::default(), trouble: None }
     }
 
-    /// Announces `node`, and looks for the others. Peers whose files are gone are forgotten.
+    /// Announces `node`, and looks for the others. Peers whose announcements are
+    /// gone are forgotten.
     pub(super) fn refresh(&mut self, node: &RemoteNode, table: &PeerTable) {
         let trouble = self.look(node, table).err().map(|error| error.to_string());
+        let trouble = trouble.or_else(|| self.discovery.trouble());
         if let Some(trouble) = trouble.as_ref().filter(|trouble| Some(*trouble) != self.trouble.as_ref()) {
-            tracing::warn!(target: "kvbm", trouble, "the folder of remote.directory cannot be used");
+            tracing::warn!(target: "kvbm", trouble, "finding peers is disturbed");
         }
         self.trouble = trouble;
     }
 
-    fn look(&mut self, node: &RemoteNode, table: &PeerTable) -> Result<(), DirectoryError> {
-        let files = self.folder.announcements()?;
-        let ours = format!("node-{}.kvbm", node.node());
-        if !files.iter().any(|(file, _)| *file == ours) {
-            self.announce(node)?;
+    fn look(&mut self, node: &RemoteNode, table: &PeerTable) -> Result<(), DiscoveryError> {
+        let found = self.discovery.announcements()?;
+        match self.watch.own(node, &found) {
+            OwnAnnouncement::Stands => {}
+            OwnAnnouncement::Missing => self.announce(node)?,
+            OwnAnnouncement::Taken => return Err(DiscoveryError::Taken { node: node.node() }),
         }
-        let known = peers(&self.seen);
-        let mut seen = HashMap::new();
-        for (file, bytes) in files.into_iter().filter(|(file, _)| *file != ours) {
-            let mut digest = DefaultHasher::new();
-            bytes.hash(&mut digest);
-            let digest = digest.finish();
-            let of = match self.seen.remove(&file).filter(|seen| seen.digest == digest).map(|seen| seen.of) {
-                Some(Ok(peer)) => Ok(peer),
-                // An agent may fail for a moment.
-                before => import(node, table, &file, &bytes, before.and_then(Result::err).as_deref()),
-            };
-            seen.insert(file, Seen { digest, of });
-        }
-        let now = peers(&seen);
-        self.seen = seen;
-        for gone in known.difference(&now) {
-            tracing::info!(target: "kvbm", peer = %gone, "a peer is gone");
-            table.forget(*gone);
-            // An agent that cannot forget a peer keeps what it knows of it.
-            let _kept = node.forget(*gone);
+        for change in self.watch.look(node, &found) {
+            note(table, change);
         }
         Ok(())
     }
 
-    /// Writes this node's own announcement.
-    pub(super) fn announce(&self, node: &RemoteNode) -> Result<(), DirectoryError> {
+    /// Publishes this node's own announcement.
+    pub(super) fn announce(&mut self, node: &RemoteNode) -> Result<(), DiscoveryError> {
         match node.announcement() {
-            Ok(announcement) => self.folder.publish(&announcement, node.key()),
+            Ok(announcement) => {
+                self.watch.publish(announcement.encode(node.key())?);
+                self.discovery.publish(&announcement, node.key())
+            }
             Err(error) => {
                 tracing::warn!(target: "kvbm", %error, "this node cannot be announced");
                 Ok(())
@@ -78,49 +56,35 @@ impl Directory {
         }
     }
 
-    /// Takes this node's announcement away.
-    pub(super) fn withdraw(&self, node: NodeId) {
-        if let Err(error) = self.folder.withdraw(node) {
+    /// Takes this node's announcement away; whether that was possible.
+    pub(super) fn withdraw(&self, node: NodeId) -> bool {
+        let withdrawn = self.discovery.withdraw(node);
+        if let Err(error) = &withdrawn {
             tracing::warn!(target: "kvbm", %error, "the announcement of this node stays behind");
         }
+        withdrawn.is_ok()
     }
 }
 
-/// Peers whose files can be used.
-fn peers(seen: &HashMap<String, Seen>) -> BTreeSet<NodeId> {
-    seen.values().filter_map(|seen| seen.of.as_ref().ok()).copied().collect()
-}
-
-/// Takes a peer's announcement. Whose it is, or why it cannot be used; `said` is what was logged of
-/// the same file.
-fn import(
-    node: &RemoteNode,
-    table: &PeerTable,
-    file: &str,
-    bytes: &[u8],
-    said: Option<&str>,
-) -> Result<NodeId, String> {
-    match node.import_remote_blockset(bytes) {
-        Ok((peer, imported)) => {
+/// Tells the table, and the log, of a change among the peers.
+fn note(table: &PeerTable, change: PeerChange) {
+    match change {
+        PeerChange::Imported { peer, imported } => {
             match imported {
                 Imported::Restarted => table.restarted(peer),
-                Imported::New | Imported::Newer | Imported::Known => table.meet(peer),
+                Imported::New | Imported::Newer | Imported::Known => table.add(peer),
             }
             tracing::info!(target: "kvbm", %peer, ?imported, "a peer is announced");
-            Ok(peer)
         }
-        Err(error) => {
-            let why = error.to_string();
-            match error {
-                _ if said == Some(why.as_str()) => {}
-                RemoteError::Ourselves { .. } => {
-                    tracing::error!(target: "kvbm", file, why, "two nodes have one number");
-                }
-                _ => {
-                    tracing::warn!(target: "kvbm", file, why, "the announcement of a peer cannot be used yet");
-                }
-            }
-            Err(why)
+        PeerChange::Gone { peer } => {
+            table.forget(peer);
+            tracing::info!(target: "kvbm", %peer, "a peer is gone");
+        }
+        PeerChange::Unusable { name, error: error @ RemoteError::Ourselves { .. } } => {
+            tracing::error!(target: "kvbm", file = name, %error, "two nodes have one number");
+        }
+        PeerChange::Unusable { name, error } => {
+            tracing::warn!(target: "kvbm", file = name, %error, "the announcement of a peer cannot be used yet");
         }
     }
 }

@@ -40,7 +40,7 @@ impl Fetching {
         Self(Arc::new(Fetch { over: Signal::default(), state }))
     }
 
-    /// For whoever brings the blocks.
+    /// For the thread that brings the blocks.
     #[cfg(feature = "worker")]
     pub(crate) fn share(&self) -> Arc<Fetch> {
         Arc::clone(&self.0)

@@ -13,15 +13,18 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `start` | agent, node and threads of a manager | `node` |
+//! | `start` | agent, node and threads of a manager | `node`, `directory`, `discovery` |
 //! | `node` | this node among its peers | `queue`, `directory`, `table`, `fetch` |
 //! | `queue` | prefixes that wait to be read | `fetch` |
-//! | `directory` | finding peers in a shared folder | `table` |
+//! | `directory` | finding peers by what they announce | `discovery`, `table` |
+//! | `discovery` | announcements in a folder, or on a NATS server | - |
 //! | `table` | what is known of each peer | - |
 //! | `fetch` | blocks on their way from a peer, and what follows | - |
 
 #[cfg(feature = "worker")]
 mod directory;
+#[cfg(feature = "worker")]
+mod discovery;
 mod fetch;
 #[cfg(feature = "worker")]
 mod node;
@@ -34,6 +37,8 @@ mod table;
 
 use crate::circuit_breaker::CircuitState;
 use crate::volume::Probe;
+#[cfg(feature = "worker")]
+pub use discovery::DiscoveryError;
 pub(crate) use fetch::{Fetching, Then};
 use kvbm_plan::{NodeId, SequenceHash};
 use kvbm_pool::Prefix;

@@ -72,14 +72,17 @@ impl Drop for Node {
             job.fetch.finish(Some(ended.clone()));
         }
         let withdraw = || self.shared.directory.lock().withdraw(self.shared.host.node().node());
-        withdraw();
+        let is_withdrawn = withdraw();
         let own = std::thread::current().id();
         for thread in self.threads.drain(..).filter(|thread| thread.thread().id() != own) {
             // Each looks at the flag after at most one read, which has a deadline.
             let _panicked = thread.join();
         }
         // The thread that looks for peers may have announced the node again before it saw the flag.
-        withdraw();
+        // A server that is away is not waited for twice: it drops the announcement by itself.
+        if is_withdrawn {
+            withdraw();
+        }
     }
 }
 
@@ -190,7 +193,7 @@ impl Shared {
         }
         let began = clock::now();
         for peer in &peers {
-            self.table.asked(*peer, began);
+            self.table.note_request(*peer, began);
         }
         // A question names no more, so a peer that has all of these is enough.
         let hashes = &hashes[..hashes.len().min(RemoteHost::MAX_FIND)];
@@ -201,7 +204,7 @@ impl Shared {
         let late = Failure::new(FailureKind::Deadline, "it did not say in time what it has");
         for (node, found) in &answers {
             if found.is_some() || !has_all {
-                self.table.answered(*node, found.is_none().then_some(&late), began, now);
+                self.table.note_answer(*node, found.is_none().then_some(&late), began, now);
             }
         }
         let found =
@@ -296,12 +299,12 @@ impl Shared {
         let claim: Arc<dyn Any + Send + Sync> = Arc::clone(&hold) as _;
         let blocks: Vec<_> = reserved.iter().map(|(_, identity, slot)| (*identity, *slot)).collect();
         let began = clock::now();
-        self.table.asked(peer, began);
+        self.table.note_request(peer, began);
         let read = self.host.read(peer, &blocks, &claim, until);
         drop(claim);
         let now = clock::now();
         let elapsed = now.saturating_duration_since(began);
-        self.table.answered(peer, read.failure.as_ref(), began, now);
+        self.table.note_answer(peer, read.failure.as_ref(), began, now);
         let bytes = self.block_bytes.saturating_mul(read.arrived as u64);
         self.table.arrived(peer, read.arrived, bytes, blocks.len() - read.arrived, elapsed);
         arrivals.complete_each(reserved.iter().take(read.arrived).map(|(place, ..)| *place));

@@ -2,6 +2,7 @@
 
 use super::Peers;
 use super::directory::Directory;
+use super::discovery::{Discovery, DiscoveryError};
 use super::node::{Node, Shared, Times};
 use super::queue::Queue;
 use super::table::PeerTable;
@@ -10,8 +11,7 @@ use crate::metrics::Metrics;
 use crate::workers::Workers;
 use kvbm_layout::{Holders, SliceError, slice_for_rank};
 use kvbm_nixl::{
-    AgentError, DirectoryError, FileDirectory, InProcessNetwork, NixlOptions, NodeOptions, RemoteAgent,
-    RemoteError, RemoteNode,
+    AgentError, InProcessNetwork, NixlOptions, NodeOptions, RemoteAgent, RemoteError, RemoteNode,
 };
 use kvbm_plan::{
     BlockId, BlockIdentity, Epoch, HeadRange, NamespaceTag, NodeId, Rank, RankSlice, Replication,
@@ -37,9 +37,9 @@ pub enum RemoteStartError {
     /// What moves the bytes does not work.
     #[error("remote.agent: {0}")]
     Agent(#[from] AgentError),
-    /// The folder in which nodes find each other.
-    #[error("remote.directory: {0}")]
-    Directory(#[from] DirectoryError),
+    /// The place in which nodes find each other.
+    #[error(transparent)]
+    Discovery(#[from] DiscoveryError),
     /// The node does not start, or its memory cannot be offered.
     #[error("remote: {0}")]
     Node(#[from] RemoteError),
@@ -82,7 +82,7 @@ pub(crate) fn start(
     options.longest_lease = settings.lease.saturating_mul(LONGEST_LEASE);
     options.leases_per_peer = LEASES_PER_PEER;
     options.key = config.deployment_key();
-    let folder = FileDirectory::open(settings.directory.as_deref().unwrap_or(std::path::Path::new("")))?;
+    let discovery = Discovery::open(settings)?;
     let node = RemoteNode::start(agent, options)?;
     let mut parts = Vec::new();
     for worker in ours.workers.iter() {
@@ -94,7 +94,7 @@ pub(crate) fn start(
     let times =
         Times { refresh: settings.refresh, lookup: settings.lookup_deadline, read: settings.read_deadline };
     let ranks = u64::from(config.parallelism.tensor_parallel);
-    let directory = Directory::new(folder);
+    let mut directory = Directory::new(discovery);
     directory.announce(host.node())?;
     let shared = Arc::new(Shared {
         host,

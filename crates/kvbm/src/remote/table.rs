@@ -41,7 +41,7 @@ impl PeerTable {
     }
 
     /// A peer is known from now on.
-    pub(super) fn meet(&self, node: NodeId) {
+    pub(super) fn add(&self, node: NodeId) {
         self.peers.lock().entry(node).or_insert_with(|| Peer {
             breaker: CircuitBreaker::new(self.longest_pause, self.probe),
             counters: self.metrics.peer(node),
@@ -52,7 +52,7 @@ impl PeerTable {
     /// A peer has started again: what its earlier life did does not count.
     pub(super) fn restarted(&self, node: NodeId) {
         self.forget(node);
-        self.meet(node);
+        self.add(node);
     }
 
     /// A peer is gone.
@@ -62,22 +62,22 @@ impl PeerTable {
         }
     }
 
-    /// Those of `peers` to whom requests may be sent.
+    /// The peers among `peers` that may get requests.
     pub(super) fn allowed(&self, peers: &[NodeId], now: Instant) -> Vec<NodeId> {
         let is_allowed = |node: &&NodeId| self.with(**node, |peer| peer.breaker.allows(now)) == Some(true);
         peers.iter().filter(is_allowed).copied().collect()
     }
 
     /// A request is sent.
-    pub(super) fn asked(&self, node: NodeId, now: Instant) {
+    pub(super) fn note_request(&self, node: NodeId, now: Instant) {
         self.with(node, |peer| peer.breaker.note_request(now));
     }
 
     /// What a request that began at `began` came to.
-    pub(super) fn answered(&self, node: NodeId, failure: Option<&Failure>, began: Instant, now: Instant) {
+    pub(super) fn note_answer(&self, node: NodeId, failure: Option<&Failure>, began: Instant, now: Instant) {
         let mut results = RequestResults::default();
         match failure {
-            // Whoever sends wrong bytes is left alone too.
+            // A peer that sends wrong bytes is not asked either.
             Some(failure) if failure.kind == FailureKind::Corrupt => {
                 results.add(Some(&Failure::new(FailureKind::Io, failure.detail.clone())));
             }

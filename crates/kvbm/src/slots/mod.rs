@@ -61,6 +61,8 @@ pub(crate) struct Slots {
     to_retire: Mutex<Vec<BlockId>>,
     /// Longest wait for the disks to make a removal durable.
     durable_within: Duration,
+    /// Whether a namespace has data keys on the disks.
+    encrypted: bool,
 }
 
 impl Slots {
@@ -70,6 +72,7 @@ impl Slots {
         metrics: Metrics,
         durable_within: Duration,
         directories: Directories,
+        encrypted: bool,
     ) -> Self {
         Self {
             directories,
@@ -81,6 +84,7 @@ impl Slots {
             ranks,
             metrics,
             durable_within,
+            encrypted,
         }
     }
 

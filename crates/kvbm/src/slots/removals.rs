@@ -3,6 +3,7 @@
 
 use super::Slots;
 use kvbm_plan::{BlockId, BlockIdentity, Command, Failure, NamespaceId, Rank, RecoveredBlock, Tier};
+use kvbm_pool::{BlockSelection, TierMask};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// What is removed from a disk.
@@ -263,12 +264,18 @@ impl Slots {
 
     /// Sends a rank what is due, under the lock `order`. What is not sent stays pending. `in_use`:
     /// whether blocks may have come to its disk since the removals were noted. A namespace may have
-    /// new blocks then, so all unused slots are named instead.
+    /// new blocks then, so all unused slots are named instead. Where blocks are encrypted, the data
+    /// key that was to be destroyed has encrypted the new ones too: they go with it.
     fn send_removals(&self, rank: Rank, due: &Due, in_use: bool) {
         let Some(pending) = self.removals.get(rank.index()) else { return };
         for &removal in &due.removals {
             let sent = match removal {
-                Removal::Namespace(namespace) if !in_use => {
+                Removal::Namespace(namespace) if !in_use || self.encrypted => {
+                    if in_use {
+                        let of_it = BlockSelection::Namespace(namespace);
+                        let new = self.registry.remove(of_it, TierMask::only(Tier::G3)).blocks;
+                        tracing::info!(target: "kvbm", %rank, %namespace, new, "a rank is sent a namespace to forget again: what has come to G3 since goes too");
+                    }
                     self.ranks.send_to(rank, &Command::Forget { tier: Tier::G3, namespace })
                 }
                 Removal::Namespace(_) | Removal::Unused => {

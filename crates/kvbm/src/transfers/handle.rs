@@ -83,7 +83,7 @@ impl Handle {
     /// Waits until the transfer has an outcome: its own, or that it is late.
     ///
     /// # Errors
-    /// It has none, although it should. What became of it is not known, so it counts as failed.
+    /// It has no outcome, although it should. So it counts as failed.
     pub(crate) fn wait(&self, what: &str) -> Result<(), Failure> {
         let transfer = self.transfer();
         if !transfer.settled.wait_until(transfer.deadline) {

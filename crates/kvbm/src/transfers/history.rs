@@ -1,5 +1,4 @@
-//! What became of blocks lately: the last copies of all blocks, for the story of one that turns out
-//! to be wrong.
+//! The last copies of all blocks, for the history of one that turns out to be wrong.
 
 use super::{Move, Tier};
 use kvbm_plan::{BlockId, Failure, FailureKind, Path, SequenceHash};

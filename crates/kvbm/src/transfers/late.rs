@@ -41,7 +41,7 @@ impl Transfers {
             if transfer.expires() {
                 self.note_late_disk_reads(&transfer, now);
             }
-            // Each time: whoever joined it in the last moment waits for it again.
+            // Each time: a request that joined it in the last moment waits for it again.
             self.keep_arrived(&transfer);
             if self.abandon(&transfer, &late) {
                 transfer.announce_kept();

@@ -169,7 +169,7 @@ pub(crate) trait VolumeEnd: Send + Sync {
     /// Blocks came from the store or arrived there.
     fn served(&self);
     /// All plans are over; the transfer began at `began`.
-    fn ended(&self, results: &RequestResults, began: Instant);
+    fn transfer_ended(&self, results: &RequestResults, began: Instant);
     /// Reads are over, with these failures.
     fn reads_ended(&self, moves: &[Move], failures: &[Option<Failure>]);
     /// Writes are over. Blocks that cannot count get a failure.

@@ -21,11 +21,11 @@ impl Transfers {
         self.lose(transfer, losses, &mut failures, kept);
         let joinable = Joinable { transfers: self, transfer };
         if let Some(check) = check {
-            for (index, slot) in failures.iter_mut().enumerate().skip(kept) {
-                if tells_of_both_ends(slot.as_ref())
+            for (index, failure) in failures.iter_mut().enumerate().skip(kept) {
+                if tells_of_both_ends(failure.as_ref())
                     && let Some(changed) = check(index)
                 {
-                    *slot = Some(changed);
+                    *failure = Some(changed);
                 }
             }
         }
@@ -33,7 +33,7 @@ impl Transfers {
         self.quarantine_sources(transfer, &failures, losses);
         self.slots.drop_missing(missing_on_disk(&transfer.moves, &failures));
         if let Some(volume) = &transfer.volume {
-            volume.ended(&results.volume, transfer.began);
+            volume.transfer_ended(&results.volume, transfer.began);
             volume.reads_ended(&transfer.moves, &failures);
         }
         let arrived = match destination {
@@ -84,11 +84,11 @@ impl Transfers {
             // would find.
             let outcomes = || moves.iter().zip(failures.iter());
             let not_visible: Vec<BlockId> =
-                outcomes().filter(|(_, slot)| slot.is_some()).map(|(block, _)| block.dst).collect();
+                outcomes().filter(|(_, failure)| failure.is_some()).map(|(block, _)| block.dst).collect();
             self.slots.release(&not_visible);
             self.slots.release(&spare);
             let written: Vec<BlockId> =
-                outcomes().filter(|(_, slot)| slot.is_none()).map(|(block, _)| block.dst).collect();
+                outcomes().filter(|(_, failure)| failure.is_none()).map(|(block, _)| block.dst).collect();
             let failed: Vec<_> = unwritten.iter().map(|&at| (places[at], moves[at].dst)).collect();
             self.slots.writes_ended(&mut arrivals, &written, &failed);
         }
@@ -107,11 +107,11 @@ impl Transfers {
             return;
         }
         let to = transfer.to;
-        for (block, slot) in transfer.moves.iter().zip(failures).skip(kept) {
+        for (block, failure) in transfer.moves.iter().zip(failures).skip(kept) {
             let tier = [block.from, to].into_iter().find(|&tier| tiers.contains(tier));
-            if let (true, Some(tier)) = (tells_of_both_ends(slot.as_ref()), tier) {
+            if let (true, Some(tier)) = (tells_of_both_ends(failure.as_ref()), tier) {
                 self.metrics.path(Path::new(block.from, to)).failures(FailureKind::Lost).add(1);
-                *slot = Some(lost(Lost { tier }, "while the block was on its way"));
+                *failure = Some(lost(Lost { tier }, "while the block was on its way"));
             }
         }
     }
@@ -120,7 +120,7 @@ impl Transfers {
     /// a limited rate.
     fn log_failures(&self, transfer: &Transfer, failures: Vec<Option<Failure>>) -> Vec<BlockFailure> {
         let failed = transfer.moves.iter().zip(failures);
-        let failed = failed.filter_map(|(block, slot)| Some(block.failed(transfer.to, slot?)));
+        let failed = failed.filter_map(|(block, failure)| Some(block.failed(transfer.to, failure?)));
         let failures: Vec<BlockFailure> = failed.collect();
         for failure in &failures {
             let kind = failure.failure.kind;
@@ -151,8 +151,8 @@ impl Transfers {
         if transfer.compare.is_none() {
             return self.history.add(&transfer.moves, transfer.to, failures, now);
         }
-        for (block, slot) in transfer.moves.iter().zip(failures) {
-            if let Some(failure) = slot.as_mut().filter(|failure| failure.kind == FailureKind::Differs) {
+        for (block, failure) in transfer.moves.iter().zip(failures) {
+            if let Some(failure) = failure.as_mut().filter(|failure| failure.kind == FailureKind::Differs) {
                 let story = self.history.of(block.identity.hash, now);
                 *failure = Failure::new(failure.kind, format!("{}; copies: {story}", failure.detail));
                 tracing::error!(
@@ -166,12 +166,12 @@ impl Transfers {
     /// A source whose bytes were bad never serves again. If its tier lost its blocks since, the
     /// slot holds something else by now.
     fn quarantine_sources(&self, transfer: &Transfer, failures: &[Option<Failure>], losses: Losses) {
-        for (block, slot) in transfer.moves.iter().zip(failures) {
-            let is_bad = slot.as_ref().is_some_and(|failure| condemns_source(failure.kind));
+        for (block, failure) in transfer.moves.iter().zip(failures) {
+            let is_bad = failure.as_ref().is_some_and(|failure| condemns_source(failure.kind));
             if is_bad && !self.registry.is_lost(block.from, losses) {
                 self.slots.quarantine(block.from, block.src, block.identity.hash);
             }
-            let is_wrong = slot.as_ref().is_some_and(|failure| failure.kind == FailureKind::Differs);
+            let is_wrong = failure.as_ref().is_some_and(|failure| failure.kind == FailureKind::Differs);
             if is_wrong {
                 self.quarantine_copies(block);
             }
@@ -205,10 +205,11 @@ impl Transfers {
 
 /// Blocks that a disk was to give and does not hold, with their slots.
 fn missing_on_disk(moves: &[Move], failures: &[Option<Failure>]) -> Vec<(BlockIdentity, BlockId)> {
-    let is_missing =
-        |slot: &Option<Failure>| slot.as_ref().is_some_and(|failure| failure.kind == FailureKind::Missing);
+    let is_missing = |failure: &Option<Failure>| {
+        failure.as_ref().is_some_and(|failure| failure.kind == FailureKind::Missing)
+    };
     let missing =
-        moves.iter().zip(failures).filter(|(block, slot)| block.from == Tier::G3 && is_missing(slot));
+        moves.iter().zip(failures).filter(|(block, failure)| block.from == Tier::G3 && is_missing(failure));
     missing.map(|(block, _)| (block.identity, block.src)).collect()
 }
 
@@ -235,13 +236,13 @@ fn complete(
     chained: bool,
 ) -> (AnyArrivals, Vec<BlockId>) {
     let mut broken: Vec<SequenceHash> = Vec::new();
-    for (block, slot) in moves.iter().zip(failures.iter_mut()) {
+    for (block, failure) in moves.iter().zip(failures.iter_mut()) {
         let after_hole = chained && !broken.is_empty();
         let parent_failed = block.identity.parent.is_some_and(|parent| broken.contains(&parent));
-        if slot.is_none() && (after_hole || parent_failed) {
-            *slot = Some(Failure::new(FailureKind::Predecessor, "a block before it did not arrive"));
+        if failure.is_none() && (after_hole || parent_failed) {
+            *failure = Some(Failure::new(FailureKind::Predecessor, "a block before it did not arrive"));
         }
-        if slot.is_some() {
+        if failure.is_some() {
             broken.push(block.identity.hash);
         }
     }

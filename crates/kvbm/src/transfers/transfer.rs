@@ -3,17 +3,27 @@
 //! A transfer may need several plans (one per source tier and per part), on several ranks. It
 //! settles once, when all plans are over: only then are its sources released and its destinations
 //! made visible or given back.
+//!
+//! # Modules
+//! | module | what it is | uses |
+//! |---|---|---|
+//! | `interest` | the callers that want the result | - |
+//! | `results` | what ranks said of the stores at its ends | - |
+
+mod interest;
+mod results;
 
 use super::layers::LayerSteps;
 use super::plans::Part;
 use super::{Destination, Fence, Move, OnArrival, Purpose, Request, VolumeEnd};
-use crate::circuit_breaker::RequestResults;
 use crate::error::BlockFailure;
 use crate::signal::{Signal, Woken};
+pub(crate) use interest::{Interest, Released};
 use kvbm_plan::simulation::{Planted, planted};
 use kvbm_plan::{BlockId, Comparison, Endpoint, Failure, FailureKind, Path, Tier, VolumeId, deadline_after};
 use kvbm_pool::{Losses, Pinned};
 use parking_lot::Mutex;
+pub(crate) use results::{DiskResults, RankResults};
 use std::any::Any;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -119,17 +129,6 @@ impl TransferProgress {
     }
 }
 
-/// What a caller's loss of interest did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Released {
-    /// It is over, or about to be.
-    Over,
-    /// Others still wait for it.
-    Shared,
-    /// Nobody does: it was given up, and what has not started is to be cancelled.
-    Abandoned,
-}
-
 /// The part of a transfer that one plan moves.
 #[derive(Clone)]
 pub(crate) struct PlanPart {
@@ -160,59 +159,6 @@ pub(crate) struct Unsettled {
     pub(crate) kept: usize,
     pub(crate) results: RankResults,
     pub(crate) settlement: Settlement,
-}
-
-/// What the ranks themselves said of the stores that they copied from or to, whatever became of the
-/// transfer.
-#[derive(Debug, Default)]
-pub(crate) struct RankResults {
-    pub(crate) disk: DiskResults,
-    pub(crate) volume: RequestResults,
-    /// Blocks that could not be written to G3.
-    pub(crate) unwritten: Vec<usize>,
-}
-
-/// What ranks said of reads from G3. Blocks are indices in `moves`.
-#[derive(Debug, Default)]
-pub(crate) struct DiskResults {
-    pub(crate) blocks: Vec<(usize, Option<Failure>)>,
-    /// Blocks that a disk was asked for in time and did not serve before the transfer was late.
-    pub(crate) late_blocks: Vec<usize>,
-    pub(crate) late: Option<Failure>,
-}
-
-impl DiskResults {
-    pub(crate) fn are_conclusive(&self) -> bool {
-        !self.blocks.is_empty() || self.late.is_some()
-    }
-
-    /// A plan took so long that its disk counts as late: the disks of the blocks that failed, or of
-    /// all where none did.
-    fn add_late(&mut self, first: usize, failures: &[Option<Failure>], late: Failure) {
-        let failed = (first..).zip(failures).filter(|(_, failure)| failure.is_some()).map(|(at, _)| at);
-        let before = self.late_blocks.len();
-        self.late_blocks.extend(failed);
-        if self.late_blocks.len() == before {
-            self.late_blocks.extend(first..first + failures.len());
-        }
-        self.late = Some(late);
-    }
-}
-
-impl RankResults {
-    fn add(&mut self, path: Path, first: usize, blocks: &[Option<Failure>]) {
-        for (index, block) in (first..).zip(blocks) {
-            if path.src == Tier::G3 {
-                self.disk.blocks.push((index, block.clone()));
-            }
-            if path.src == Tier::G4 || path.dst == Tier::G4 {
-                self.volume.add(block.as_ref());
-            }
-            if path.dst == Tier::G3 && block.as_ref().is_some_and(|failure| failure.kind == FailureKind::Io) {
-                self.unwritten.push(index);
-            }
-        }
-    }
 }
 
 /// The duty to publish the outcome of a transfer. Dropped before that, which only a defect (a
@@ -526,64 +472,10 @@ impl Transfer {
         }
     }
 
-    /// A caller that wants the result, from the start.
-    pub(crate) fn interest(self: &Arc<Self>) -> Interest {
-        self.state.lock().interested += 1;
-        Interest { transfer: Arc::clone(self), joined: false }
-    }
-
-    /// One more caller that wants the result. A transfer that nobody wanted any more is wanted
-    /// again, and what was kept of it stays pinned; `None` where it was given up because it is
-    /// late.
-    pub(crate) fn join(self: &Arc<Self>, now: Instant) -> Option<Interest> {
-        let mut given_up = Outcome::default();
-        let mut state = self.state.lock();
-        if state.abandoned.is_some() {
-            if now >= self.deadline {
-                return None;
-            }
-            state.abandoned = None;
-            given_up = std::mem::take(&mut state.outcome);
-            state.front = given_up.arrived.take();
-            self.settled.reset();
-        }
-        state.interested += 1;
-        drop(state);
-        drop(given_up);
-        Some(Interest { transfer: Arc::clone(self), joined: true })
-    }
-
-    /// One caller less. Decided in one step with [`join`](Self::join): a transfer that was joined
-    /// in time goes on.
-    fn release(&self, reason: &Failure) -> Released {
-        let mut state = self.state.lock();
-        state.interested = state.interested.saturating_sub(1);
-        if state.parts.is_none() || state.abandoned.is_some() {
-            return Released::Over;
-        }
-        if state.interested > 0 {
-            return Released::Shared;
-        }
-        self.give_up(&mut state, reason);
-        let woken = self.mark_settled();
-        drop(state);
-        woken.into_iter().for_each(Woken::wake);
-        Released::Abandoned
-    }
-
     /// Whether the transfer is under way and reads nothing but these blocks of `tier`.
     pub(crate) fn reads_only(&self, tier: Tier, ids: &HashSet<BlockId>) -> bool {
         let state = self.state.lock();
         state.parts.is_some() && self.moves.iter().all(|block| block.from == tier && ids.contains(&block.src))
-    }
-
-    /// What arrived is let go once the last caller is through with the outcome, although the leader
-    /// may hold the transfer a moment longer.
-    fn seen(&self) {
-        let mut state = self.state.lock();
-        let arrived = if state.interested == 0 { state.outcome.arrived.take() } else { None };
-        drop(state);
-        drop(arrived);
     }
 
     /// Looks at the outcome. Meaningful once `settled` is set.
@@ -602,33 +494,6 @@ fn joined(front: Option<Pinned>, rest: Option<Pinned>) -> Option<Pinned> {
     // Both are of one tier of one registry, held for the same.
     let _none = rest.map(|rest| front.append(rest));
     Some(front)
-}
-
-/// A caller's share in a transfer.
-pub(crate) struct Interest {
-    pub(crate) transfer: Arc<Transfer>,
-    /// Whether somebody else had started it.
-    pub(crate) joined: bool,
-}
-
-impl Drop for Interest {
-    fn drop(&mut self) {
-        self.transfer.seen();
-    }
-}
-
-impl Interest {
-    /// Lets go; a transfer that this was the last share of is given up for `reason`. What arrived
-    /// stays pinned until this is dropped.
-    pub(crate) fn release(&self, reason: &Failure) -> Released {
-        self.transfer.release(reason)
-    }
-
-    /// Lets go without an end to the transfer.
-    pub(crate) fn detach(&self) {
-        let mut state = self.transfer.state.lock();
-        state.interested = state.interested.saturating_sub(1);
-    }
 }
 
 /// The failure of a transfer whose time ran out.

@@ -7,7 +7,7 @@ use crate::circuit_breaker::RequestResults;
 use crate::error::may_land;
 use crate::metrics::DropReason;
 use crate::transfers::{Destination, Move, Purpose, Request, VolumeEnd};
-use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, SequenceHash, Tier, VolumeId};
+use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, GroupId, SequenceHash, Tier, VolumeId};
 use kvbm_pool::Pinned;
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
@@ -38,7 +38,7 @@ impl VolumeEnd for OnVolume {
         self.tier.note_service();
     }
 
-    fn ended(&self, results: &RequestResults, began: Instant) {
+    fn transfer_ended(&self, results: &RequestResults, began: Instant) {
         self.tier.note(results, began);
     }
 
@@ -56,7 +56,7 @@ pub(crate) fn transfer_end(tier: Arc<VolumeTier>) -> Arc<dyn VolumeEnd> {
     Arc::new(OnVolume { since: tier.now(), tier })
 }
 
-/// What became of a batch.
+/// The result of a batch.
 pub(crate) struct Copied {
     /// Blocks that cannot go before their parents.
     pub(crate) orphans: Vec<BlockIdentity>,
@@ -71,7 +71,7 @@ struct Targets<'a> {
     open: BTreeMap<VolumeId, bool>,
     moves: Vec<(Arc<VolumeTier>, Vec<Move>)>,
     /// Blocks that their volume does not take now, what continues them, and why.
-    refused: HashMap<SequenceHash, DropReason>,
+    refused: HashMap<(GroupId, SequenceHash), DropReason>,
 }
 
 impl<'a> Targets<'a> {
@@ -80,11 +80,12 @@ impl<'a> Targets<'a> {
     }
 
     fn is_open(&mut self, volume: &VolumeTier) -> bool {
-        *self.open.entry(volume.descriptor.id).or_insert_with(|| volume.takes())
+        *self.open.entry(volume.descriptor.id).or_insert_with(|| volume.takes_writes())
     }
 
     /// The volume of a block: that of the block before it, for a first one the most preferred one
-    /// that works.
+    /// that works. A window or state goes where its block before it is, or its place in the chain
+    /// is in another group, where one of them is on a volume.
     fn volume(&mut self, identity: &BlockIdentity) -> Result<Arc<VolumeTier>, Admission> {
         let group = identity.group;
         if self.volumes.awaits(group, identity.hash) {
@@ -92,15 +93,19 @@ impl<'a> Targets<'a> {
         }
         let mut tiers = self.volumes.preferred(identity.hash);
         if let Some(parent) = identity.parent {
-            tiers.retain(|tier| tier.index.lock().awaits(group, parent));
+            if tiers.iter().all(|tier| tier.index.lock().is_full(group)) {
+                tiers.retain(|tier| tier.index.lock().awaits(group, parent));
+            } else {
+                tiers.sort_by_key(|tier| !tier.index.lock().has_beside(identity));
+            }
         }
         let first = tiers.first().map(Arc::clone).ok_or(Admission::Orphan)?;
         Ok(tiers.into_iter().find(|tier| self.is_open(tier)).unwrap_or(first))
     }
 
     fn add(&mut self, block: Move) -> Admission {
-        let BlockIdentity { hash, parent, .. } = block.identity;
-        let after_refused = parent.and_then(|parent| self.refused.get(&parent).copied());
+        let BlockIdentity { group, hash, parent, .. } = block.identity;
+        let after_refused = parent.and_then(|parent| self.refused.get(&(group, parent)).copied());
         let volume = match (self.volume(&block.identity), after_refused) {
             (Ok(volume), _) if !self.is_open(&volume) => Err(DropReason::VolumeDown),
             (Ok(volume), _) => Ok(volume),
@@ -110,7 +115,7 @@ impl<'a> Targets<'a> {
         let volume = match volume {
             Ok(volume) => volume,
             Err(reason) => {
-                self.refused.insert(hash, reason);
+                self.refused.insert((group, hash), reason);
                 return Admission::Known;
             }
         };
@@ -124,7 +129,7 @@ impl<'a> Targets<'a> {
                 }
             }
             Admission::Leaving => {
-                self.refused.insert(hash, DropReason::Leaving);
+                self.refused.insert((group, hash), DropReason::Leaving);
             }
             Admission::Known | Admission::Orphan => {}
         }
@@ -171,15 +176,16 @@ impl VolumeTier {
         let now = kvbm_plan::clock::now();
         self.note_copies(failures, now);
         let doubtful_until = kvbm_plan::deadline_after(now, self.descriptor.deadline);
-        let mut broken: Vec<SequenceHash> = Vec::new();
+        let mut broken: Vec<(GroupId, SequenceHash)> = Vec::new();
         let mut index = self.index.lock();
         for (block, slot) in moves.iter().zip(failures.iter_mut()) {
             let identity = &block.identity;
-            if slot.is_none() && identity.parent.is_some_and(|parent| broken.contains(&parent)) {
+            let lacks = |parent| index.is_full(identity.group) && broken.contains(&(identity.group, parent));
+            if slot.is_none() && identity.parent.is_some_and(lacks) {
                 *slot = Some(Failure::new(FailureKind::Predecessor, "a block before it did not arrive"));
             }
             if let Some(failure) = slot {
-                broken.push(identity.hash);
+                broken.push((identity.group, identity.hash));
                 index.fail(identity, may_land(failure.kind).then_some(doubtful_until));
             } else if index.complete(identity) {
                 self.counters.stored.add(1);
@@ -192,7 +198,7 @@ impl VolumeTier {
         {
             let mut absences = self.absences.lock();
             for block in moves {
-                absences.forget(block.identity.hash);
+                absences.forget(&block.identity);
             }
         }
         self.tend_purges(now);
@@ -228,7 +234,7 @@ impl VolumeTier {
                 Some(_) => {}
             }
         }
-        index.leave(&damaged);
+        index.begin_removal(&damaged);
         drop(index);
         if !damaged.is_empty() {
             self.requests.metrics.tier(Tier::G4).corrupt.add(damaged.len() as u64);
@@ -258,8 +264,8 @@ mod tests {
         volume.index.lock().learn(&identity, true, since);
         // It is read, there is no room for it, it is removed, and only then the read is reported.
         assert_eq!(volume.index.lock().yield_room(1), [identity]);
-        volume.index.lock().leave(&[identity]);
-        volume.index.lock().left(&[(identity.group, identity.hash)]);
+        volume.index.lock().begin_removal(&[identity]);
+        volume.index.lock().end_removal(&[(identity.group, identity.hash)]);
         volume.reads_ended(&[block_move], &[None], since);
         assert!(!contains());
         // Others find it missing or damaged while it is written again.

@@ -65,7 +65,7 @@ impl VolumeTier {
     pub(super) fn tend_discards(&self, now: Instant) {
         let over: Vec<Discard> = self.discards.lock().0.extract_if(.., |one| one.is_over(now)).collect();
         for one in &over {
-            self.index.lock().left(&one.blocks);
+            self.index.lock().end_removal(&one.blocks);
         }
     }
 }
@@ -84,7 +84,7 @@ mod tests {
         let is_leaving = || volume.index.lock().is_leaving(block().group, block().hash);
         let tokens = || sent.tokens(|request| matches!(request, VolumeRequest::Discard(_)));
         for answer in [Some(Ok(1)), Some(Err(FailureKind::Io)), None] {
-            volume.index.lock().leave(&[block()]);
+            volume.index.lock().begin_removal(&[block()]);
             volume.discard(&[block()]);
             let now = kvbm_plan::clock::now();
             volume.tend_discards(now);

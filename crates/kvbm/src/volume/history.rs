@@ -1,12 +1,12 @@
-//! When blocks came to a volume and went from it, by this leader's orders. Whoever looks at a
-//! volume hears what was seen later, and by then it may not be so any more: what was read has been
-//! removed, what was missing has been written. So a look has the moment when it began, and what
-//! happened to a block since then says whether that still counts.
+//! When this leader wrote blocks to a volume and removed them. The answer of a volume arrives after
+//! the volume has looked. Meanwhile a block that it found may have been removed, and one that it
+//! missed may have been written. So each request keeps the moment when it began. What happened to a
+//! block since then says whether the answer still counts.
 
 use kvbm_plan::SequenceHash;
 
-/// Blocks share so many places, and what happened to one counts for all of its place: a look that
-/// counts for nothing is repeated.
+/// Blocks share so many entries. What happened to one block counts for all of its entry; the cost
+/// is a request that is repeated.
 const PLACES: usize = 1 << 14;
 
 /// A point in the history of a volume.

@@ -3,7 +3,9 @@
 
 use super::{VolumeTier, Volumes};
 use crate::circuit_breaker::RequestResults;
-use kvbm_plan::{BlockIdentity, Failure, NamespaceId, SequenceHash, VolumeAnswer, VolumeId, VolumeRequest};
+use kvbm_plan::{
+    BlockIdentity, Failure, GroupId, NamespaceId, SequenceHash, VolumeAnswer, VolumeId, VolumeRequest,
+};
 use kvbm_pool::Prefix;
 use kvbm_tokens::{BlockChain, ChainOrigin};
 use std::collections::{HashMap, HashSet};
@@ -20,22 +22,23 @@ const MAX_ABSENCES: usize = 65_536;
 
 /// Blocks that the volume did not have lately.
 #[derive(Default)]
-pub(super) struct Absences(HashMap<SequenceHash, Instant>);
+pub(super) struct Absences(HashMap<(GroupId, SequenceHash), Instant>);
 
 impl Absences {
-    fn note(&mut self, hash: SequenceHash, now: Instant) {
+    fn note(&mut self, block: &BlockIdentity, now: Instant) {
         if self.0.len() >= MAX_ABSENCES {
             self.0.clear();
         }
-        self.0.insert(hash, now);
+        self.0.insert((block.group, block.hash), now);
     }
 
-    fn is_recent(&self, hash: SequenceHash, now: Instant, recheck: Duration) -> bool {
-        self.0.get(&hash).is_some_and(|seen| now.saturating_duration_since(*seen) < recheck)
+    fn is_recent(&self, block: &BlockIdentity, now: Instant, recheck: Duration) -> bool {
+        let seen = self.0.get(&(block.group, block.hash));
+        seen.is_some_and(|seen| now.saturating_duration_since(*seen) < recheck)
     }
 
-    pub(super) fn forget(&mut self, hash: SequenceHash) {
-        self.0.remove(&hash);
+    pub(super) fn forget(&mut self, block: &BlockIdentity) {
+        self.0.remove(&(block.group, block.hash));
     }
 }
 
@@ -49,6 +52,13 @@ pub(crate) enum Probe {
 }
 
 impl Volumes {
+    /// A use of these blocks of a chain.
+    pub(crate) fn touch(&self, group: GroupId, hashes: &[SequenceHash]) {
+        for volume in self.all() {
+            volume.index.lock().touch(group, hashes);
+        }
+    }
+
     /// Adds to `prefix` what one volume has of `chain` beyond it, the one that has most, and counts
     /// a use of what volumes have. Whether a volume was asked, or would be.
     pub(crate) fn extend(&self, prefix: &mut Prefix, chain: BlockChain<'_>, probe: Probe) -> bool {
@@ -56,15 +66,8 @@ impl Volumes {
             (prefix.group(), chain.hashes(), NamespaceId::from(chain.namespace()));
         let Some(&root) = hashes.first() else { return false };
         let from = prefix.len();
-        // Whether a volume answers shows in the transfers; while it is left alone it holds nothing.
-        let usable = |volume: &VolumeTier| {
-            volume.index.lock().touch(group, hashes);
-            from < hashes.len()
-                && (!volume.is_down() || volume.allows_requests())
-                && !volume.is_purging(namespace)
-        };
-        let mut volumes = self.preferred(root);
-        volumes.retain(|volume| usable(volume));
+        self.touch(group, hashes);
+        let volumes = if from < hashes.len() { self.usable(root, namespace) } else { Vec::new() };
         let rest = hashes.len().saturating_sub(from);
         let known: Vec<usize> =
             volumes.iter().map(|volume| volume.index.lock().prefix(group, &hashes[from..])).collect();
@@ -97,7 +100,7 @@ impl VolumeTier {
     /// How many of `identities`, from the first on, the volume seems to have: it is asked for a few
     /// of them, and what is before one that is there counts as there, since chains are written from
     /// their beginning.
-    fn probe_chain(&self, recheck: Duration, identities: &[BlockIdentity]) -> usize {
+    pub(super) fn probe_chain(&self, recheck: Duration, identities: &[BlockIdentity]) -> usize {
         let now = kvbm_plan::clock::now();
         // What is being removed is there no more, whatever the volume says; nor is what continues
         // it.
@@ -108,7 +111,7 @@ impl VolumeTier {
         };
         let identities = &identities[..staying];
         let Some(first) = identities.first() else { return 0 };
-        if self.absences.lock().is_recent(first.hash, now, recheck) {
+        if self.absences.lock().is_recent(first, now, recheck) {
             return 0;
         }
         let deadline = kvbm_plan::deadline_after(now, self.descriptor.deadline);
@@ -139,7 +142,7 @@ impl VolumeTier {
             }
         }
         if let Some(missing) = identities.get(low) {
-            self.absences.lock().note(missing.hash, now);
+            self.absences.lock().note(missing, now);
         }
         let mut index = self.index.lock();
         // Some of it may have been removed, or be about to be, since it was asked for.
@@ -154,32 +157,50 @@ impl VolumeTier {
     /// How many of `identities`, from the first on, the volume has: none of them says anything
     /// about another, so it is asked for each.
     fn probe_flat(&self, recheck: Duration, identities: &[BlockIdentity]) -> usize {
-        let now = kvbm_plan::clock::now();
-        let (staying, since) = {
-            let index = self.index.lock();
-            let since = index.now();
-            (index.staying(identities, since), since)
-        };
-        let asked = &identities[..staying.min(MAX_FLAT)];
-        let Some(first) = asked.first() else { return 0 };
-        if self.absences.lock().is_recent(first.hash, now, recheck) {
+        let asked = &identities[..identities.len().min(MAX_FLAT)];
+        let is_recent = |first| self.absences.lock().is_recent(first, kvbm_plan::clock::now(), recheck);
+        if asked.first().is_none_or(is_recent) {
             return 0;
         }
+        self.probe_each(recheck, asked).into_iter().take_while(|there| *there).count()
+    }
+
+    /// Which of `identities`, at most [`Command::MAX_VOLUME_BLOCKS`], the volume has. It is not
+    /// asked for what it did not have lately, nor for what is being removed.
+    pub(super) fn probe_each(&self, recheck: Duration, identities: &[BlockIdentity]) -> Vec<bool> {
+        let now = kvbm_plan::clock::now();
+        let mut there = vec![false; identities.len()];
+        let (places, since) = {
+            let (index, absences) = (self.index.lock(), self.absences.lock());
+            let since = index.now();
+            let is_open = |at: &usize| {
+                let block = &identities[*at];
+                index.stays(block, since) && !absences.is_recent(block, now, recheck)
+            };
+            ((0..identities.len()).filter(is_open).collect::<Vec<_>>(), since)
+        };
+        if places.is_empty() {
+            return there;
+        }
+        let asked: Vec<BlockIdentity> = places.iter().map(|&at| identities[at]).collect();
         let deadline = kvbm_plan::deadline_after(now, self.descriptor.deadline);
-        let there = self.probe(asked, deadline).unwrap_or_else(|failure| {
-            tracing::debug!(target: "kvbm", %failure, "the volume could not be asked");
-            Vec::new()
-        });
-        let found = there.iter().take_while(|there| **there).count();
-        if let (Some(missing), false) = (asked.get(found), there.is_empty()) {
-            self.absences.lock().note(missing.hash, now);
+        let found = match self.probe(&asked, deadline) {
+            Ok(found) => found,
+            Err(failure) => {
+                tracing::debug!(target: "kvbm", %failure, "the volume could not be asked");
+                return there;
+            }
+        };
+        let (mut index, mut absences) = (self.index.lock(), self.absences.lock());
+        for ((at, block), found) in places.into_iter().zip(&asked).zip(found) {
+            if !found {
+                absences.note(block, now);
+            } else if index.stays(block, since) {
+                index.learn(block, true, since);
+                there[at] = true;
+            }
         }
-        let mut index = self.index.lock();
-        let found = &asked[..index.staying(&asked[..found], since)];
-        for identity in found {
-            index.learn(identity, true, since);
-        }
-        found.len()
+        there
     }
 
     /// Which of these blocks every rank finds on the self.
@@ -262,19 +283,23 @@ mod tests {
     #[test]
     fn absences_are_remembered_for_a_while_and_not_without_bound() {
         let (mut absences, now) = (Absences::default(), Instant::now());
-        let hash = |number: u32| {
+        let block = |group: u16, number: u32| {
             let mut bytes = [0; 16];
             bytes[..4].copy_from_slice(&number.to_le_bytes());
-            SequenceHash::from_bytes(bytes)
+            let (namespace, hash) = (NamespaceId(1), SequenceHash::from_bytes(bytes));
+            BlockIdentity { namespace, group: GroupId(group), hash, parent: None, position: 0 }
         };
         let recheck = Duration::from_secs(5);
-        absences.note(hash(1), now);
-        assert!(absences.is_recent(hash(1), now, recheck) && !absences.is_recent(hash(2), now, recheck));
-        assert!(!absences.is_recent(hash(1), now + recheck, recheck));
-        absences.forget(hash(1));
-        assert!(!absences.is_recent(hash(1), now, recheck));
+        let is_recent =
+            |absences: &Absences, group, number, now| absences.is_recent(&block(group, number), now, recheck);
+        absences.note(&block(0, 1), now);
+        let found = [(0, 1), (0, 2), (1, 1)].map(|(group, number)| is_recent(&absences, group, number, now));
+        assert_eq!(found, [true, false, false], "of this group alone");
+        assert!(!is_recent(&absences, 0, 1, now + recheck));
+        absences.forget(&block(0, 1));
+        assert!(!is_recent(&absences, 0, 1, now));
         for number in 0..=MAX_ABSENCES as u32 {
-            absences.note(hash(number), now);
+            absences.note(&block(0, number), now);
         }
         assert_eq!(absences.0.len(), 1);
     }
@@ -301,8 +326,8 @@ mod tests {
                     std::thread::yield_now();
                 }
                 if removed {
-                    volume.index.lock().leave(&[block]);
-                    volume.index.lock().left(&[(block.group, block.hash)]);
+                    volume.index.lock().begin_removal(&[block]);
+                    volume.index.lock().end_removal(&[(block.group, block.hash)]);
                 }
                 leader.volumes.pending.answer(Rank(0), probes()[at], VolumeAnswer::Present(vec![true]));
                 looking.join().expect("it ends")

@@ -11,6 +11,7 @@
 //! |---|---|---|
 //! | `copies` | copies to volumes, and what transfers say about them | `index`, `history` |
 //! | `discards` | removing single blocks | `removal`, `requests` |
+//! | `group_look_up` | finding prefixes of several cache groups on volumes | `look_up` |
 //! | `look_up` | finding chains on volumes | - |
 //! | `reclaim` | room on a volume full of unknown blocks | - |
 //! | `registration` | registering and unregistering volumes | `opening`, `requests` |
@@ -28,6 +29,7 @@
 
 mod copies;
 mod discards;
+mod group_look_up;
 mod history;
 mod index;
 mod log;
@@ -49,6 +51,7 @@ use crate::circuit_breaker::{CircuitBreaker, RequestResults, StateChange};
 use crate::metrics::VolumeCounters;
 pub(crate) use copies::transfer_end;
 use discards::Discards;
+pub(crate) use group_look_up::{GroupChain, known_of};
 use history::Moment;
 use index::Index;
 use kvbm_plan::{Failure, GroupId, SequenceHash, VolumeDescriptor};
@@ -94,7 +97,8 @@ pub(crate) struct VolumeTier {
 }
 
 impl VolumeTier {
-    /// `blocks`: how many it may hold, where it is limited.
+    /// `blocks`: how many it may hold, where it is limited. `full`: by cache group, whether it has
+    /// full attention.
     fn new(
         descriptor: VolumeDescriptor,
         blocks: Option<u64>,
@@ -102,11 +106,12 @@ impl VolumeTier {
         log: Arc<Mutex<Log>>,
         counters: Arc<VolumeCounters>,
         requests: Arc<VolumeRequests>,
+        full: Arc<[bool]>,
     ) -> Self {
         let limit = |blocks: u64| usize::try_from(blocks - (blocks / 8).min(MAX_SLACK)).unwrap_or(usize::MAX);
         let capacity = blocks.map_or(MAX_KNOWN, limit);
         Self {
-            index: Mutex::new(Index::new(descriptor.id, capacity, log)),
+            index: Mutex::new(Index::new(descriptor.id, capacity, log, full)),
             breaker: Mutex::new(CircuitBreaker::new(longest_pause, descriptor.deadline)),
             seal: Mutex::default(),
             longest_pause,
@@ -173,7 +178,7 @@ impl VolumeTier {
         }
     }
 
-    /// What came of copies there.
+    /// Results of copies there.
     fn note_copies(&self, copies: &[Option<Failure>], now: Instant) {
         let mut seal = self.seal.lock();
         let change = seal.record(copies, now, self.longest_pause);
@@ -201,7 +206,7 @@ impl VolumeTier {
     }
 
     /// Whether blocks may be copied there now.
-    fn takes(&self) -> bool {
+    fn takes_writes(&self) -> bool {
         self.allows_requests() && self.seal.lock().allows(kvbm_plan::clock::now())
     }
 

@@ -140,7 +140,7 @@ impl VolumeTier {
         let mut index = self.index.lock();
         let mut chosen = choose(&mut index);
         if self.is_limited() {
-            index.leave(&chosen);
+            index.begin_removal(&chosen);
         } else {
             chosen.clear();
         }

@@ -11,8 +11,8 @@ use crate::ranks::handshake::Handshakes;
 use crate::ranks::requests::Requests;
 use crate::transfers::Transfers;
 use kvbm_plan::{
-    BlockIdentity, Failure, GroupId, NamespaceId, Rank, SequenceHash, Tier, VolumeAnswer, VolumeDescriptor,
-    VolumeId,
+    BlockIdentity, Failure, GroupId, GroupKind, NamespaceId, Rank, SequenceHash, Tier, VolumeAnswer,
+    VolumeDescriptor, VolumeId,
 };
 use kvbm_pool::TierStatus;
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -43,8 +43,8 @@ pub(crate) struct Volumes {
     requests: Arc<VolumeRequests>,
     pub(crate) handshakes: Handshakes,
     pub(super) transfers: Arc<Transfers>,
-    /// Held while one is registered or unregistered: those that the workers of this process knew by
-    /// somebody else's word. They are not this leader's to close.
+    /// Held while one is registered or unregistered: the volumes that somebody else opened in the
+    /// workers of this process. This leader does not close them.
     pub(super) changing: Mutex<BTreeSet<VolumeId>>,
     tiers: RwLock<Vec<Arc<VolumeTier>>>,
     /// Volumes that were unregistered while copies to them could still land. One that is registered
@@ -54,6 +54,8 @@ pub(crate) struct Volumes {
     starts: AtomicU64,
     log: Arc<Mutex<Log>>,
     metrics: Metrics,
+    /// By cache group, whether it has full attention.
+    full: Arc<[bool]>,
 }
 
 impl Volumes {
@@ -86,6 +88,7 @@ impl Volumes {
             starts: AtomicU64::new(0),
             log: Arc::new(Mutex::new(Log::new(config.events.ring_capacity as usize))),
             metrics,
+            full: config.model.cache_groups().iter().map(|group| group.kind == GroupKind::Full).collect(),
         };
         for (descriptor, blocks) in config::volumes(config) {
             volumes.enter(volumes.tier(descriptor, blocks));
@@ -139,7 +142,8 @@ impl Volumes {
     pub(super) fn tier(&self, descriptor: VolumeDescriptor, blocks: Option<u64>) -> Arc<VolumeTier> {
         let counters = self.metrics.volume(descriptor.id);
         let (pause, log) = (self.policy.longest_pause, Arc::clone(&self.log));
-        let tier = VolumeTier::new(descriptor, blocks, pause, log, counters, Arc::clone(&self.requests));
+        let (requests, full) = (Arc::clone(&self.requests), Arc::clone(&self.full));
+        let tier = VolumeTier::new(descriptor, blocks, pause, log, counters, requests, full);
         let now = kvbm_plan::clock::now();
         let place = place(&tier.descriptor.uri);
         for former in self.former(now).iter().filter(|former| self::place(&former.descriptor.uri) == place) {
@@ -192,6 +196,14 @@ impl Volumes {
         tiers
     }
 
+    /// Those that may be asked for blocks of `namespace`, in that order. Whether one answers shows
+    /// in the transfers; while it is left alone it holds nothing.
+    pub(super) fn usable(&self, root: SequenceHash, namespace: NamespaceId) -> Vec<Arc<VolumeTier>> {
+        let mut tiers = self.preferred(root);
+        tiers.retain(|tier| (!tier.is_down() || tier.allows_requests()) && !tier.is_purging(namespace));
+        tiers
+    }
+
     /// Blocks that are known to be on volumes.
     pub(crate) fn blocks(&self) -> usize {
         self.tiers.read().iter().map(|tier| tier.len()).sum()
@@ -230,11 +242,11 @@ impl Volumes {
         self.tiers.read().iter().any(|tier| tier.index.lock().awaits(group, hash))
     }
 
-    /// How many of `hashes`, from the first on, are on one volume or on their way there.
-    pub(crate) fn awaited_prefix(&self, group: GroupId, hashes: &[SequenceHash]) -> usize {
+    /// How many of `blocks`, from the first on, are on one volume or on their way there.
+    pub(crate) fn awaited_prefix(&self, blocks: &[BlockIdentity]) -> usize {
         let on = |tier: &Arc<VolumeTier>| {
             let index = tier.index.lock();
-            hashes.iter().take_while(|hash| index.awaits(group, **hash)).count()
+            blocks.iter().take_while(|block| index.awaits(block.group, block.hash)).count()
         };
         self.tiers.read().iter().map(on).max().unwrap_or(0)
     }
@@ -249,7 +261,7 @@ impl Volumes {
     /// number of the next change.
     pub(crate) fn snapshot(&self) -> (Vec<(VolumeId, BlockIdentity, SequenceHash)>, u64) {
         let tiers = self.tiers.read();
-        // Nothing changes while all are held: whoever changes one holds that.
+        // Nothing changes while all locks are held, since a change of a volume needs its lock.
         let indices: Vec<_> = tiers.iter().map(|tier| (tier.descriptor.id, tier.index.lock())).collect();
         let published = |(id, index): &(VolumeId, _)| {
             let index: &parking_lot::MutexGuard<'_, super::Index> = index;
@@ -297,7 +309,8 @@ mod tests {
         let ranks = Arc::new(Ranks::new(0, metrics.clone(), Duration::ZERO));
         let striping = kvbm_plan::Striping::new(1, 4096);
         let directories = crate::slots::Directories::new(striping, deadline, deadline);
-        let slots = Slots::new(registry.clone(), Arc::clone(&ranks), metrics.clone(), deadline, directories);
+        let slots =
+            Slots::new(registry.clone(), Arc::clone(&ranks), metrics.clone(), deadline, directories, false);
         let transfers =
             Transfers::new(registry, Arc::clone(&ranks), Arc::new(slots), metrics.clone(), settings);
         Volumes::new(&Config::default(), true, metrics, ranks, transfers)

@@ -2,11 +2,16 @@
 
 use super::WorkerError;
 use crate::config::{self, Config, HostOrder, LayerContent};
-use kvbm_disk::{DiskConfig, DiskEngine, EngineMode, GroupCommit, OpenError, Recovered};
+use crate::encryption::{OperatorKeyError, operator_keys};
+use kvbm_disk::{
+    DiskConfig, DiskEncryption, DiskEngine, DiskKeys, EngineMode, GroupCommit, OpenError, Recovered,
+};
 use kvbm_layout::{AxisOrder, BlockLayout, slice_for_rank};
 use kvbm_plan::{FileAccess, Rank, Tier};
 use kvbm_tokens::NamespaceTag;
 use kvbm_transfer::{DiskTier, GroupsGeometry, OpaqueGeometry, SlotGeometry, disk_layout};
+use std::fs::{self, DirEntry};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,6 +25,7 @@ const WRITER_PAUSE: Duration = Duration::from_millis(10);
 /// blocks of each cache group lie in G2.
 pub(super) fn open_disk(
     config: &Config,
+    keys: &DiskKeys,
     host: &[&dyn BlockLayout],
     blocks: u32,
     tag: NamespaceTag,
@@ -31,6 +37,9 @@ pub(super) fn open_disk(
         let layout = layout.map_err(|source| WorkerError::Layout { tier: Tier::G3, source })?;
         block_bytes = layout.config().bytes_per_block().max(block_bytes);
     }
+    if rank == Rank(0) {
+        warn_of_others(config, tag);
+    }
     let writer = config.writer_of(rank);
     let mut dirs =
         rank_dirs(config, tag, u32::from(writer.0), config.parallelism.tensor_parallel).into_iter();
@@ -38,7 +47,8 @@ pub(super) fn open_disk(
     let mut disk = DiskConfig::new(&dir, blocks, block_bytes, *tag.as_bytes());
     disk.more_dirs = dirs.collect();
     disk.access = disk_access(config);
-    disk.key = config.deployment_key();
+    disk.key.clone_from(&keys.signing);
+    disk.encryption.clone_from(&keys.encryption);
     let ranks = config.parallelism.tensor_parallel;
     disk.geometry = header(config, u32::from(writer.0), ranks, config.host.order)?.into_bytes();
     let settings = &config.disk;
@@ -72,6 +82,13 @@ fn follow(disk: &DiskConfig, timeout: Duration) -> Result<(DiskEngine, Recovered
     }
 }
 
+/// The keys of blocks on G3. Reads files, and runs commands.
+pub(super) fn disk_keys(config: &Config) -> Result<DiskKeys, OperatorKeyError> {
+    let keys = if config.disk.encrypt { operator_keys(config)? } else { None };
+    let encryption = keys.map(|(key, previous)| DiskEncryption { key, previous });
+    Ok(DiskKeys { signing: config.deployment_key(), encryption })
+}
+
 /// Who may use the files of G3.
 pub(super) const fn disk_access(config: &Config) -> FileAccess {
     match config.disk.mode {
@@ -87,6 +104,52 @@ pub(super) fn namespace_dir(dir: &Path, tag: NamespaceTag) -> PathBuf {
     // big-endian order.
     let namespace = u128::from_be_bytes(*tag.as_bytes()) >> 64;
     dir.join(format!("ns-{namespace:016x}"))
+}
+
+/// Folders of other namespaces stay until somebody clears them: an upgrade of the engine or other
+/// weights may have left them, and the disk fills.
+fn warn_of_others(config: &Config, tag: NamespaceTag) {
+    for dir in config.disk.dir.iter().chain(config.disk.more_dirs.as_slice()) {
+        let others = other_namespaces(dir, tag);
+        if !others.is_empty() {
+            let bytes: u64 = others.iter().map(|folder| bytes_in(folder, 2)).sum();
+            tracing::warn!(
+                "{} has {} other namespaces, {} MiB, such as {}: this manager finds nothing in them; if no engine serves \
+                 them any more, remove them with `kvbm disk clear FOLDER`",
+                dir.display(),
+                others.len(),
+                bytes >> 20,
+                others[0].display()
+            );
+        }
+    }
+}
+
+/// Folders of namespaces in `dir` but that of `tag`, in the order of their names. None where `dir`
+/// cannot be read: opening it says why.
+fn other_namespaces(dir: &Path, tag: NamespaceTag) -> Vec<PathBuf> {
+    let ours = namespace_dir(dir, tag);
+    let is_namespace = |entry: &DirEntry| {
+        entry.file_name().to_str().is_some_and(|name| name.starts_with("ns-"))
+            && entry.file_type().is_ok_and(|kind| kind.is_dir())
+    };
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut others: Vec<_> = entries.filter(is_namespace).map(|entry| entry.path()).collect();
+    others.retain(|folder| *folder != ours);
+    others.sort();
+    others
+}
+
+/// Bytes that the files in `dir` take, and in folders `depth` levels below it.
+fn bytes_in(dir: &Path, depth: usize) -> u64 {
+    const SECTOR: u64 = 512;
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let bytes_of = |entry: DirEntry| match entry.metadata() {
+        Ok(found) if found.is_file() => found.blocks().saturating_mul(SECTOR),
+        Ok(found) if found.is_dir() && depth > 0 => bytes_in(&entry.path(), depth - 1),
+        _ => 0,
+    };
+    entries.map(bytes_of).sum()
 }
 
 /// Where a rank keeps its blocks, in each of the directories. Namespaces, and deployments of
@@ -180,6 +243,24 @@ fn opaque_geometry(config: &Config, rank: u32, ranks: u32) -> OpaqueGeometry {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn folders_of_other_namespaces_are_counted_with_their_bytes() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (ours, dir) = (NamespaceTag::from_bytes([7; 16]), dir.path());
+        assert!(other_namespaces(&dir.join("none"), ours).is_empty());
+        let other = dir.join("ns-0000000000000001");
+        for folder in [&namespace_dir(dir, ours), &other.join("rank-0-of-1"), &dir.join("else")] {
+            fs::create_dir_all(folder).expect("a folder");
+            fs::write(folder.join("slots"), vec![1; 1 << 16]).expect("a file");
+        }
+        fs::write(dir.join("ns-file"), "x").expect("a file");
+        std::os::unix::fs::symlink(dir.join("else"), dir.join("ns-link")).expect("a link");
+        let others = other_namespaces(dir, ours);
+        assert_eq!(others, [other]);
+        let bytes = bytes_in(&others[0], 2);
+        assert!((1 << 16..1 << 20).contains(&bytes), "{bytes}");
+    }
 
     #[test]
     fn a_writer_that_comes_late_is_waited_for_and_one_that_does_not_is_missed() {

@@ -1,6 +1,7 @@
 //! Memory of a rank: its G1, which may be the engine's, and its G2.
 
 use super::WorkerError;
+use super::volumes::for_deployment;
 use crate::config::{
     self, BandwidthModel, Config, DeviceKind, DeviceOrder, FIRST_GROUP, HostOrder, LayerContent, LayoutKind,
 };
@@ -15,6 +16,7 @@ use kvbm_storage::{
     PinnedAllocator, Population, PopulationEnd, RegionBinding, RegionBytes, SharedStorage, Storage,
     StorageAllocator, StorageKind, SystemAllocator,
 };
+use kvbm_tokens::NamespaceTag;
 use kvbm_transfer::{GroupMemory, HostContent, MoverRing, MoverTier, Movers, disk_layout};
 use kvbm_volume::VolumeRegistry;
 use std::fmt;
@@ -235,7 +237,7 @@ fn shared_memory(
     Ok((RankG1::Elsewhere(tier, shared), g2))
 }
 
-/// What came of the wish for a NUMA node.
+/// Whether the memory is on the wanted NUMA node.
 fn tell_placement(rank: Rank, wanted: Option<u32>, placement: &NumaPlacement) {
     let Some(wanted) = wanted else { return };
     match placement {
@@ -294,10 +296,15 @@ impl RankMemory {
         Ok(Self { g1, g2, kept: memory.kept().to_vec(), _population: population })
     }
 
-    /// For volumes of which the leader tells: blocks of models with one cache group reach them
-    /// through G2.
-    pub(super) fn volumes(&self) -> Option<Arc<VolumeRegistry>> {
-        (self.g2.len() == 1).then(|| Arc::new(VolumeRegistry::new()))
+    /// For volumes of which the leader tells: blocks reach them through G2.
+    pub(super) fn volumes(
+        &self,
+        config: &Config,
+        tag: NamespaceTag,
+    ) -> Result<Option<Arc<VolumeRegistry>>, WorkerError> {
+        let registry = (!self.g2.is_empty()).then(VolumeRegistry::new);
+        let ours = registry.map(|registry| for_deployment(config, registry, tag)).transpose()?;
+        Ok(ours.map(Arc::new))
     }
 
     /// G1 in this process, by cache group; empty where it is memory of other processes.
@@ -336,7 +343,7 @@ fn emulated_device(
         BandwidthModel::Reference => TransferModel::reference(),
     };
     let defaults = EmulatedConfig::default();
-    // Room for the pool, rounding of its regions, and as much again for whoever computes beside it.
+    // Room for the pool, rounding of its regions, and as much again for other work on the device.
     let memory_bytes = bytes.saturating_mul(2).max(defaults.memory_bytes);
     let emulated = EmulatedConfig { id: DeviceId(u32::from(rank.0)), model, memory_bytes, ..defaults };
     let device = EmulatedDevice::new(emulated).map_err(|source| WorkerError::Device { rank, source })?;
@@ -516,7 +523,7 @@ fn populate(
         .map(Arc::new)
 }
 
-/// Page-locking gigabytes takes seconds: whoever waits is told about every tenth.
+/// Page-locking gigabytes takes seconds: the log shows each tenth that is done.
 fn tell_pinned(done: u64, total: u64) {
     const STEP: u64 = 256 << 20;
     if done == total || done % (total / 10).max(STEP) < STEP {

@@ -8,7 +8,7 @@ use super::disk::{disk_access, geometries, header, namespace_dir, open_disk, ran
 use super::memory::host_layout;
 use crate::config::{Config, HostOrder};
 use kvbm_disk::fault::JOURNAL_FILE;
-use kvbm_disk::{Archive, OpenError, offline};
+use kvbm_disk::{Archive, DiskKeys, OpenError, offline};
 use kvbm_layout::BlockLayout;
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, GroupKind, Rank};
 use kvbm_tokens::NamespaceTag;
@@ -20,7 +20,7 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
-/// What became of the blocks that a deployment with another number of ranks left on disk.
+/// Results of the blocks that a deployment with another number of ranks left on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TookOver {
     /// Its ranks.
@@ -98,15 +98,21 @@ impl Past {
 /// Moves in, for all our ranks, what a deployment with another number of ranks left. Of workers in
 /// several processes the first one does so, and the others wait for it. `host` and `disk` are the
 /// blocks of G2 and G3.
-pub(super) fn take_over(config: &Config, [host, disk]: [u32; 2], tag: NamespaceTag) -> Vec<TookOver> {
+pub(super) fn take_over(
+    config: &Config,
+    keys: &DiskKeys,
+    [host, disk]: [u32; 2],
+    tag: NamespaceTag,
+) -> Vec<TookOver> {
     if host == 0 || disk == 0 || config.disk.take_over.is_zero() {
         return Vec::new();
     }
     // Released when it is dropped.
     let Some(_lock) = lock(config, tag) else { return Vec::new() };
-    let (past, mut took_over) = find(config, disk, tag);
+    let (past, mut took_over) = find(config, keys, disk, tag);
     let Some(mut past) = past else { return took_over };
-    let moved = config.writers().try_for_each(|rank| move_in(config, &mut past, [host, disk], tag, rank));
+    let moved =
+        config.writers().try_for_each(|rank| move_in((config, keys), &mut past, [host, disk], tag, rank));
     match moved {
         Ok(()) => took_over.push(past.end()),
         Err(error) => {
@@ -120,7 +126,7 @@ pub(super) fn take_over(config: &Config, [host, disk]: [u32; 2], tag: NamespaceT
 }
 
 fn move_in(
-    config: &Config,
+    (config, keys): (&Config, &DiskKeys),
     past: &mut Past,
     [host, disk]: [u32; 2],
     tag: NamespaceTag,
@@ -130,7 +136,7 @@ fn move_in(
     let layouts = config.group_ids().map(|group| host_layout(config, group, rank, host));
     let layouts = layouts.collect::<Result<Vec<_>, _>>()?;
     let layouts: Vec<&dyn BlockLayout> = layouts.iter().map(|layout| layout as _).collect();
-    let mut tier = open_disk(config, &layouts, disk, tag, rank)?;
+    let mut tier = open_disk(config, keys, &layouts, disk, tag, rank)?;
     past.move_in(rank, &geometries, &mut tier);
     Ok(())
 }
@@ -164,7 +170,7 @@ fn lock(config: &Config, tag: NamespaceTag) -> Option<File> {
 
 /// The deployment whose blocks move in, the one that wrote last and has some, if our ranks are all
 /// new or an earlier start did not come to the end of this; and those that cannot.
-fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<TookOver>) {
+fn find(config: &Config, keys: &DiskKeys, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<TookOver>) {
     let mut refused = Vec::new();
     let Some(first) = rank_dirs(config, tag, 0, config.parallelism.tensor_parallel).into_iter().next() else {
         return (None, refused);
@@ -176,7 +182,10 @@ fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<T
         return (None, refused);
     }
     if !config.model.divides_anew() {
-        return (None, others(config, tag).into_iter().map(|ranks| whole(config, tag, ranks)).collect());
+        return (
+            None,
+            others(config, tag).into_iter().map(|ranks| whole((config, keys), tag, ranks)).collect(),
+        );
     }
     let Ok(Some(geometries)) = config
         .writers()
@@ -187,11 +196,11 @@ fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<T
         return (None, refused);
     };
     // Opening it tells what is wrong.
-    let Ok(held) = held(config, tag) else { return (None, refused) };
+    let Ok(held) = held(config, keys, tag) else { return (None, refused) };
     let mut look_again = false;
     for ranks in others(config, tag) {
         let folders = folders(config, tag, ranks);
-        match open(config, &folders, tag, &geometries, blocks, &held) {
+        match open((config, keys), &folders, tag, &geometries, blocks, &held) {
             Ok(predecessor) if predecessor.is_empty() => {
                 let left_behind = predecessor.left_out().total();
                 if left_behind > 0 {
@@ -223,7 +232,7 @@ fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<T
             Err(error) => {
                 let busy = matches!(error, PredecessorError::Open { source: OpenError::Busy { .. }, .. });
                 look_again |= busy;
-                refused.push(cannot(config, tag, ranks, &error, busy));
+                refused.push(cannot((config, keys), tag, ranks, &error, busy));
             }
         }
     }
@@ -261,7 +270,7 @@ fn folders(config: &Config, tag: NamespaceTag, ranks: u32) -> OldFolders {
 
 /// Opens a deployment whose blocks all our ranks can use.
 fn open(
-    config: &Config,
+    (config, keys): (&Config, &DiskKeys),
     folders: &OldFolders,
     tag: NamespaceTag,
     ours: &[Vec<SlotGeometry>],
@@ -274,11 +283,10 @@ fn open(
         .zip(kinds)
         .filter_map(|(group, kind)| (kind != GroupKind::Full).then_some(group))
         .collect();
-    let key = config.deployment_key();
     let new = NewRanks {
         namespace: *tag.as_bytes(),
         access: disk_access(config),
-        key: key.as_ref(),
+        keys: Some(keys),
         groups: &ours[0],
         without_parents: &without_parents,
         capacity,
@@ -290,11 +298,16 @@ fn open(
 }
 
 /// Says that nothing of a deployment moves in, and why.
-fn cannot(config: &Config, tag: NamespaceTag, ranks: u32, error: &PredecessorError, busy: bool) -> TookOver {
-    let key = config.deployment_key();
+fn cannot(
+    (config, keys): (&Config, &DiskKeys),
+    tag: NamespaceTag,
+    ranks: u32,
+    error: &PredecessorError,
+    busy: bool,
+) -> TookOver {
     let blocks = |rank| {
         let dirs = rank_dirs(config, tag, rank, ranks);
-        offline::inspect(&dirs, key.as_ref()).map_or(0, |found| found.blocks)
+        offline::inspect(&dirs, Some(keys)).map_or(0, |found| found.blocks)
     };
     let left_behind = writers(config, ranks).map(blocks).max().unwrap_or(0);
     let hint = if busy {
@@ -310,22 +323,26 @@ fn cannot(config: &Config, tag: NamespaceTag, ranks: u32, error: &PredecessorErr
 }
 
 /// Blocks that have a part without heads stay where they are.
-fn whole(config: &Config, tag: NamespaceTag, ranks: u32) -> TookOver {
+fn whole((config, keys): (&Config, &DiskKeys), tag: NamespaceTag, ranks: u32) -> TookOver {
     let error = if config.model.is_opaque() {
         PredecessorError::Opaque { ranks }
     } else {
         PredecessorError::Groups { ranks }
     };
-    cannot(config, tag, ranks, &error, false)
+    cannot((config, keys), tag, ranks, &error, false)
 }
 
 /// Blocks that all our ranks have already, each in one slot.
-fn held(config: &Config, tag: NamespaceTag) -> Result<Vec<(BlockId, BlockIdentity)>, OpenError> {
+fn held(
+    config: &Config,
+    keys: &DiskKeys,
+    tag: NamespaceTag,
+) -> Result<Vec<(BlockId, BlockIdentity)>, OpenError> {
     let ours = config.parallelism.tensor_parallel;
-    let (mut held, key): (Option<HashSet<(BlockId, BlockIdentity)>>, _) = (None, config.deployment_key());
+    let mut held: Option<HashSet<(BlockId, BlockIdentity)>> = None;
     for rank in config.writers() {
         let dirs = rank_dirs(config, tag, u32::from(rank.0), ours);
-        let blocks = match Archive::open(&dirs, disk_access(config), key.as_ref()) {
+        let blocks = match Archive::open(&dirs, disk_access(config), Some(keys)) {
             Ok(archive) => archive.blocks(),
             Err(OpenError::NoJournal { .. }) => Vec::new(),
             Err(error) => return Err(error),

@@ -1,5 +1,6 @@
-//! A worker in a process of its own: it listens at a socket and serves one leader after another.
+//! A worker in a process of its own: it listens and serves one leader after another.
 
+use super::disk::disk_keys;
 use super::memory::RankMemory;
 use super::worker::{WorkerStart, checked_blocks};
 use super::{G1Memory, Worker, WorkerError, predecessor};
@@ -7,7 +8,9 @@ use crate::config::Config;
 use crate::socket_link::{deployment, settings};
 use crate::worker::Lane;
 use kvbm_device::Event;
-use kvbm_link::{LeaderInfo, LineTimes, MessageSender, Service, Session, WorkerListener, WorkerTerms};
+use kvbm_link::{
+    LeaderInfo, LineTimes, MessageSender, Service, Session, WorkerAddress, WorkerListener, WorkerTerms,
+};
 use kvbm_plan::{
     BlockId, BlockOutcome, Command, Epoch, Failure, FailureKind, FlushOutcome, Message, Rank, TransferReport,
     VolumeAnswer, wire,
@@ -63,11 +66,13 @@ struct LeaderSession {
 
 impl WorkerServer {
     /// Allocates the memory of `rank` and listens at `socket`: a private socket, in a folder in
-    /// which no other user writes. Does not wait for a leader.
+    /// which no other user writes, or `tcp://HOST:PORT` with the certificates of `parallelism`.
+    /// Does not wait for a leader.
     ///
     /// # Errors
     /// [`WorkerError`] names the setting, the device or the socket.
     pub fn bind(config: &Config, rank: Rank, memory: &G1Memory, socket: &Path) -> Result<Self, WorkerError> {
+        let address = config.parallelism.worker_address(socket)?;
         let [g1_blocks, g2_blocks, g3_blocks] = checked_blocks(config, rank)?;
         let memory = RankMemory::new(config, rank, memory, [g1_blocks, g2_blocks])?;
         let Some(g1) = memory.g1_here().first().cloned() else {
@@ -82,14 +87,14 @@ impl WorkerServer {
             ranks: config.parallelism.tensor_parallel as u16,
             settings: settings(config, g1_blocks),
         };
-        let listener = WorkerListener::bind(socket, terms, LineTimes::default())?;
+        let listener = WorkerListener::bind(address, terms, LineTimes::default())?;
         let (config, blocks, now) = (config.clone(), [g2_blocks, g3_blocks], Mutex::default());
         Ok(Self { listener, rank: Arc::new(ServedRank { config, rank, memory, g1, blocks, now }) })
     }
 
-    /// Where it listens.
-    pub fn path(&self) -> &Path {
-        self.listener.path()
+    /// Where it listens: with the port that the system chose where any was asked for.
+    pub fn address(&self) -> &WorkerAddress {
+        self.listener.address()
     }
 
     /// G1, bound to its memory: where block ids are addresses. Of the first cache group, where
@@ -156,15 +161,18 @@ impl Service for ServedRank {
                 now.events.clear();
             }
         }
-        predecessor::take_over(&self.config, self.blocks, tag);
+        let keys = disk_keys(&self.config).map_err(|error| error.to_string())?;
+        predecessor::take_over(&self.config, &keys, self.blocks, tag);
+        let volumes = self.memory.volumes(&self.config, tag).map_err(|error| error.to_string())?;
         let sender = out.clone();
         let start = WorkerStart {
             rank: self.rank,
             epoch,
             tag,
             g3_blocks: self.blocks[1],
-            volumes: self.memory.volumes(),
+            volumes,
             sink: Arc::new(move |bytes: Vec<u8>| sender.send(&bytes)),
+            keys,
         };
         let worker = Worker::start_on(&self.config, self.memory.clone(), start);
         let worker = Arc::new(worker.map_err(|error| error.to_string())?);
@@ -175,7 +183,7 @@ impl Service for ServedRank {
         for (number, event) in &events {
             worker.register_event(*number, event);
         }
-        tracing::info!(target: "kvbm", rank = %self.rank, pid = leader.pid, epoch = epoch.0, "a leader is served");
+        tracing::info!(target: "kvbm", rank = %self.rank, peer = %leader.peer, epoch = epoch.0, "a leader is served");
         Ok(Box::new(LeaderSession { worker, leader: leader.clone(), out }))
     }
 }
@@ -199,7 +207,7 @@ impl Session for LeaderSession {
         // Until nothing writes any more: the memory is the next leader's then.
         while let Err(error) = self.worker.shutdown(Instant::now() + END_TIME) {
             tracing::warn!(
-                target: "kvbm", pid = self.leader.pid, %error,
+                target: "kvbm", peer = %self.leader.peer, %error,
                 "the session of a leader that is gone waits for its transfers"
             );
         }

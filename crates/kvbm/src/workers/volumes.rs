@@ -1,26 +1,42 @@
 //! The volumes of the workers of this process.
 
 use super::WorkerError;
-use crate::config::{self, Config, FIRST_GROUP};
-use kvbm_layout::slice_for_rank;
+use crate::config::{self, CacheGroup, Config, LayerContent};
+use crate::encryption::operator_keys;
+use kvbm_layout::{HeadSlice, Holders, slice_for_rank};
 use kvbm_plan::Rank;
-use kvbm_transfer::VolumeTier;
-use kvbm_volume::{BlobSlice, ObjectSeal, VolumeRegistry};
+use kvbm_tokens::NamespaceTag;
+use kvbm_transfer::{VolumeGroup, VolumeTier};
+use kvbm_volume::{BlobSlice, ObjectSeal, VolumeEncryption, VolumeRegistry, VolumeTerms};
 use std::sync::Arc;
 
-/// Opens the volumes that are configured. None where there are none and none can come.
+/// Opens the volumes that are configured, for the deployment of namespace `tag`. None where there
+/// are none and none can come. Reads files, and runs commands.
 pub(crate) fn open_volumes(
     config: &Config,
     registry: Option<VolumeRegistry>,
+    tag: NamespaceTag,
 ) -> Result<Option<Arc<VolumeRegistry>>, WorkerError> {
     if config.volume.is_empty() && registry.is_none() {
         return Ok(None);
     }
-    let registry = registry.unwrap_or_default();
+    let registry = for_deployment(config, registry.unwrap_or_default(), tag)?;
     for (descriptor, _) in config::volumes(config) {
         registry.register_volume(descriptor)?;
     }
     Ok(Some(Arc::new(registry)))
+}
+
+/// Volumes whose objects are encrypted, or are not, as it is configured. Reads files, and runs
+/// commands.
+pub(super) fn for_deployment(
+    config: &Config,
+    registry: VolumeRegistry,
+    tag: NamespaceTag,
+) -> Result<VolumeRegistry, WorkerError> {
+    let keys = if config.volumes.encrypt { operator_keys(config)? } else { None };
+    let encryption = keys.map(|(key, previous)| VolumeEncryption { key, previous });
+    Ok(registry.for_deployment(VolumeTerms { namespace: tag, encryption })?)
 }
 
 /// What the worker of `rank` needs to know.
@@ -31,26 +47,34 @@ pub(super) fn volume_tier(
 ) -> Result<VolumeTier, WorkerError> {
     let threads = config.volumes.threads as usize;
     let seal = config.deployment_key().map_or_else(ObjectSeal::default, |key| ObjectSeal::keyed(&key));
-    let (heads, ranks) = (config.model.heads(), config.parallelism.tensor_parallel);
+    let groups = config.model.cache_groups();
+    let groups = groups.iter().map(|group| volume_group(config, group, rank)).collect::<Result<_, _>>()?;
+    let share =
+        (config.writers().filter(|writer| *writer < rank).count() as u32, config.writers().count() as u32);
+    let (registry, writes) = (Arc::clone(registry), config.writer_of(rank) == rank);
+    Ok(VolumeTier { registry, groups, writes, share, seal, threads })
+}
+
+/// What `rank` holds of blocks of a group, as objects are named by it.
+fn volume_group(config: &Config, group: &CacheGroup, rank: Rank) -> Result<VolumeGroup, WorkerError> {
+    let (own, ranks) = (u32::from(rank.0), config.parallelism.tensor_parallel);
     if config.model.is_opaque() {
         // An object's name must say which rank of how many wrote it: no other one can read it.
-        let slice = BlobSlice { first_layer: 0, num_layers: ranks, first_head: rank.0.into(), num_heads: 1 };
-        return Ok(VolumeTier {
-            registry: Arc::clone(registry),
-            slice,
-            model_heads: 1,
-            writes: true,
-            seal,
-            threads,
-        });
+        let slice = BlobSlice { first_layer: 0, num_layers: ranks, first_head: own, num_heads: 1 };
+        return Ok(VolumeGroup { slice, heads: 1 });
     }
-    let held = slice_for_rank(heads, ranks, u32::from(rank.0))?.heads;
-    let slice = BlobSlice {
-        first_layer: 0,
-        num_layers: config.model.cache_group(FIRST_GROUP).layers,
-        first_head: held.start,
-        num_heads: held.end - held.start,
+    let LayerContent::Kv { num_kv_heads: heads, .. } = group.content else {
+        return Ok(VolumeGroup::of_rank(group.layers, 0, own, ranks));
     };
-    let writes = config.writer_of(rank) == rank;
-    Ok(VolumeTier { registry: Arc::clone(registry), slice, model_heads: heads, writes, seal, threads })
+    let HeadSlice { heads: held, holders } = slice_for_rank(heads, ranks, own)?;
+    if let Holders::Several { writer, .. } = holders
+        && config.writer_of(rank) != Rank(writer as u16)
+    {
+        // Other ranks have the same heads of this group and not of another one, so each rank writes
+        // for itself: under its own name, or they would write to one object.
+        return Ok(VolumeGroup::of_rank(group.layers, heads, own, ranks));
+    }
+    let (first_head, num_heads) = (held.start, held.end - held.start);
+    let slice = BlobSlice { first_layer: 0, num_layers: group.layers, first_head, num_heads };
+    Ok(VolumeGroup { slice, heads })
 }

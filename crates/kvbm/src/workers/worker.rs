@@ -1,6 +1,6 @@
 //! The worker of one rank: starting it, the link to it, and its end.
 
-use super::disk::open_disk;
+use super::disk::{disk_keys, open_disk};
 use super::memory::{KeptHost, RankG1, RankMemory, SharedHost};
 use super::paths::paths;
 use super::volumes::volume_tier;
@@ -8,7 +8,7 @@ use super::{G1Memory, WorkerError, predecessor};
 use crate::config::{Config, CopyWay, VerifyHost};
 use crate::worker::{Lane, LinkError, MessageSink, WorkerLink};
 use kvbm_device::{Device, Event};
-use kvbm_disk::DiskEngine;
+use kvbm_disk::{DiskEngine, DiskKeys};
 use kvbm_layout::BlockLayout;
 use kvbm_plan::{BlockId, Epoch, GroupId, Rank};
 use kvbm_storage::BoundLayout;
@@ -38,6 +38,7 @@ pub(super) struct WorkerStart {
     pub(super) g3_blocks: u32,
     pub(super) volumes: Option<Arc<VolumeRegistry>>,
     pub(super) sink: MessageSink,
+    pub(super) keys: DiskKeys,
 }
 
 impl Worker {
@@ -59,9 +60,10 @@ impl Worker {
     ) -> Result<Self, WorkerError> {
         let [g1_blocks, g2_blocks, g3_blocks] = checked_blocks(config, rank)?;
         let memory = RankMemory::new(config, rank, memory, [g1_blocks, g2_blocks])?;
-        predecessor::take_over(config, [g2_blocks, g3_blocks], tag);
-        let volumes = memory.volumes();
-        Self::start_on(config, memory, WorkerStart { rank, epoch, tag, g3_blocks, volumes, sink })
+        let keys = disk_keys(config)?;
+        predecessor::take_over(config, &keys, [g2_blocks, g3_blocks], tag);
+        let volumes = memory.volumes(config, tag)?;
+        Self::start_on(config, memory, WorkerStart { rank, epoch, tag, g3_blocks, volumes, sink, keys })
     }
 
     /// The same in memory that is there.
@@ -70,7 +72,7 @@ impl Worker {
         memory: RankMemory,
         start: WorkerStart,
     ) -> Result<Self, WorkerError> {
-        let WorkerStart { rank, epoch, tag, g3_blocks, volumes, sink } = start;
+        let WorkerStart { rank, epoch, tag, g3_blocks, volumes, sink, keys } = start;
         let mut worker_config = WorkerConfig::new(rank, epoch, *tag.as_bytes());
         match &memory.g1 {
             RankG1::Here(device, groups) => {
@@ -104,7 +106,7 @@ impl Worker {
         let mut g3 = None;
         if !memory.g2.is_empty() && config.disk.dir.is_some() && g3_blocks > 0 {
             let host: Vec<&dyn BlockLayout> = memory.g2.iter().map(|bound| &**bound.layout()).collect();
-            let tier = open_disk(config, &host, g3_blocks, tag, rank)?;
+            let tier = open_disk(config, &keys, &host, g3_blocks, tag, rank)?;
             g3 = Some(Arc::clone(&tier.engine));
             worker_config.g3 = Some(tier);
         }
@@ -226,7 +228,8 @@ pub(super) fn checked_blocks(config: &Config, rank: Rank) -> Result<[u32; 3], Wo
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Whoever holds the last reference stops the threads; a link holds one only while it sends.
+        // The threads stop when the last reference is dropped; a link holds one only while it
+        // sends.
         let Some(mut manager) = self.manager.take() else { return };
         let patience = Instant::now() + DROP_TIME;
         loop {

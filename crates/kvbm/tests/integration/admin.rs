@@ -219,6 +219,7 @@ fn an_operator_steers_tiers_tenants_and_the_end() {
     let receipt = socket.done("/v1/forget", &json!({ "tenant": "acme" }));
     assert_eq!(receipt["removed"], json!({ "g1": 6, "g2": 6, "g3": 6, "g4": 0 }));
     assert_eq!((&receipt["complete"], &receipt["slots_in_use"]), (&json!(true), &json!(0)));
+    assert_eq!(receipt["keys"], json!({ "destroyed": [], "pending": [] }), "nothing is encrypted");
     assert!(manager.look_up(&of_acme).is_empty() && manager.look_up(&ours).len() == 4);
     // What is in use goes with its user, and the receipt says so.
     let held = manager.match_prefix(&ours);

@@ -1,45 +1,32 @@
 //! Chains that begin behind a known block, and keys without parents.
 #![cfg(feature = "worker")]
 
-use crate::support::host::host_tensors;
+use crate::support::host::{host_tensors, layer_separate};
 use crate::support::script::{Mode, Ranks};
 use crate::support::{compute, holds, model, namespace, soon, unlimited};
 use kvbm::config::{Blocks, VolumeConfig};
-use kvbm::layout::{AxisOrder, LayerSeparate, LayoutConfig, OuterPlacement};
 use kvbm::pool::Refusal;
 use kvbm::{
     BlockChain, BlockId, Engine, ExternalSequence, FailureKind, KvBlockManager, Namespace, Owned, Path, Tier,
 };
 use std::path::Path as FilePath;
-use std::sync::Arc;
 use std::time::Duration;
 
 const G1: u32 = 32;
 
 fn manager(namespace: Namespace, g2: u32, disk: &FilePath, volume: &FilePath) -> KvBlockManager<Engine> {
     let model = model();
-    let shape = LayoutConfig::builder()
-        .num_blocks(G1)
-        .num_layers(model.num_layers)
-        .outer_dim(model.outer_dim)
-        .page_size(model.page_size)
-        .inner_dim(model.num_kv_heads * model.head_dim)
-        .num_heads(model.num_kv_heads)
-        .dtype(model.dtype)
-        .build()
-        .unwrap();
-    let layout = LayerSeparate::new(shape, AxisOrder::Nhd, OuterPlacement::KvOuter).unwrap();
+    let tensors = host_tensors(layer_separate(&model, G1));
     let volume = VolumeConfig { uri: format!("dir://{}", volume.display()), ..VolumeConfig::default() };
     KvBlockManager::<Owned>::builder()
         .model(model)
         .namespace(namespace)
-        .engine_host(vec![host_tensors(Arc::new(layout))])
+        .engine_host(vec![tensors])
         .host(Blocks(g2))
         .disk(disk, Blocks(32))
         .configure(|config| {
             unlimited(config);
             config.offload.g2_g3.write_through = true;
-            config.volumes.queue_share = 1.0;
             config.volumes.recheck = Duration::from_millis(1);
             config.volume = vec![volume];
         })

@@ -42,7 +42,6 @@ fn rig(scrub: Bytes) -> (Rig, Subscriber) {
             config.disk.engine = DiskEngine::Buffered;
             config.disk.scrub = scrub;
             config.volumes.offload = VolumeOffload::Explicit;
-            config.volumes.queue_share = 1.0;
             config.transfer.verify_host = VerifyHost::Always;
         })
         .build()

@@ -1,6 +1,7 @@
 //! G1 in an engine's hands: its memory, its ids, its layout.
 #![cfg(feature = "worker")]
 
+use crate::support::host::{layer_separate, rank_shape};
 use crate::support::script::{Mode, Ranks};
 use crate::support::{compute, holds, model, namespace, soon};
 use kvbm::config::{Blocks, ModelConfig};
@@ -19,18 +20,9 @@ use std::time::{Duration, Instant};
 
 const G1: u32 = 32;
 
-fn shape(model: &ModelConfig) -> LayoutConfig {
-    LayoutConfig::builder()
-        .num_blocks(G1)
-        .num_layers(model.num_layers)
-        .outer_dim(model.outer_dim)
-        .page_size(model.page_size)
-        .inner_dim(model.num_kv_heads * model.head_dim)
-        .num_heads(model.num_kv_heads)
-        .dtype(model.dtype)
-        .alignment(1)
-        .build()
-        .unwrap()
+fn shape() -> LayoutConfig {
+    let model = model();
+    rank_shape(&model, model.num_kv_heads, G1)
 }
 
 /// The engine's tensors, which must outlive the manager, and what the manager is told of them.
@@ -74,11 +66,11 @@ fn on_host(manager: &KvBlockManager<Engine>, sequence: &TokenSequence) -> usize 
 #[test]
 fn blocks_of_any_engine_layout_go_down_and_come_back_into_other_ids() {
     let separate = |placement| -> Arc<dyn BlockLayout> {
-        Arc::new(LayerSeparate::new(shape(&model()), AxisOrder::Nhd, placement).unwrap())
+        Arc::new(LayerSeparate::new(shape(), AxisOrder::Nhd, placement).unwrap())
     };
     let strided = |order: &str, regions| -> Arc<dyn BlockLayout> {
         let order = order.parse().unwrap();
-        Arc::new(StridedLayout::from_engine_order(shape(&model()), order, regions).unwrap())
+        Arc::new(StridedLayout::from_engine_order(shape(), order, regions).unwrap())
     };
     let layouts = [
         separate(OuterPlacement::KvOuter),
@@ -263,16 +255,14 @@ fn a_worker_that_calls_the_engine_s_own_block_corrupt_does_no_harm() {
 #[test]
 fn invariant_7_engine_memory_of_another_shape_is_refused_when_the_manager_is_built() {
     let other = ModelConfig { num_layers: 3, ..model() };
-    let layout = LayerSeparate::new(shape(&other), AxisOrder::Nhd, OuterPlacement::KvOuter).unwrap();
-    let (_memory, device, bound) = tensors(&(Arc::new(layout) as Arc<dyn BlockLayout>));
+    let (_memory, device, bound) = tensors(&layer_separate(&other, G1));
     let error = manager((device, bound), 64).err().expect("three layers are not two").to_string();
     assert!(error.contains("layers"), "{error}");
 
     let no_host = KvBlockManager::<Owned>::builder().model(model()).namespace(namespace()).engine_blocks(G1);
     assert!(no_host.build_metadata_only().is_err(), "nowhere to copy to");
 
-    let layout = LayerSeparate::new(shape(&model()), AxisOrder::Nhd, OuterPlacement::KvOuter).unwrap();
-    let (_memory, device, bound) = tensors(&(Arc::new(layout) as Arc<dyn BlockLayout>));
+    let (_memory, device, bound) = tensors(&layer_separate(&model(), G1));
     let builder = KvBlockManager::<Owned>::builder().model(model()).namespace(namespace());
     let error = builder.engine_device(vec![(device, bound)]).tensor_parallel(2).build();
     let error = error.err().expect("one memory for two ranks").to_string();

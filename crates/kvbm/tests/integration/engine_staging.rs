@@ -1,34 +1,22 @@
 //! Promises that hold: a prefix is brought to G2 and pinned there before it is promised.
 #![cfg(feature = "worker")]
 
-use crate::support::host::host_tensors;
+use crate::support::host::{host_tensors, layer_separate};
 use crate::support::{compute, expected, holds, model, namespace, slot_file, soon, unlimited};
 use kvbm::config::Blocks;
-use kvbm::layout::{AxisOrder, LayerSeparate, LayoutConfig, OuterPlacement};
 use kvbm::{BlockId, Engine, KvBlockManager, Owned, Path, Tier, TokenSequence};
 use std::path::Path as FilePath;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const G1: u32 = 32;
 
 fn manager(g2: u32, disk: &FilePath) -> KvBlockManager<Engine> {
     let model = model();
-    let shape = LayoutConfig::builder()
-        .num_blocks(G1)
-        .num_layers(model.num_layers)
-        .outer_dim(model.outer_dim)
-        .page_size(model.page_size)
-        .inner_dim(model.num_kv_heads * model.head_dim)
-        .num_heads(model.num_kv_heads)
-        .dtype(model.dtype)
-        .build()
-        .unwrap();
-    let layout = LayerSeparate::new(shape, AxisOrder::Nhd, OuterPlacement::KvOuter).unwrap();
+    let tensors = host_tensors(layer_separate(&model, G1));
     KvBlockManager::<Owned>::builder()
         .model(model)
         .namespace(namespace())
-        .engine_host(vec![host_tensors(Arc::new(layout))])
+        .engine_host(vec![tensors])
         .host(Blocks(g2))
         .disk(disk, Blocks(64))
         .configure(|config| {

@@ -21,7 +21,7 @@ fn build_error(builder: Builder<WithOwned>) -> BuildError {
 fn invariant_7_what_cannot_be_built_is_named_with_the_way_out() {
     let base = || builder(namespace()).device(Blocks(8));
     let per_process = namespace().chain_root(ChainRoot::PerProcess(b"seed".to_vec()));
-    let table: [(Builder<WithOwned>, &[&str]); 8] = [
+    let table: Vec<(Builder<WithOwned>, &[&str])> = vec![
         (base().disk("dir", Blocks(8)), &["disk.capacity", "host.capacity"]),
         (base().disk("dir", Capacity::NONE), &["disk.dir", "needs disk.capacity"]),
         (base().tensor_parallel(3), &["parallelism.tensor_parallel", "3", "model.num_kv_heads (2)"]),

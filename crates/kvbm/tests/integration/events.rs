@@ -1,10 +1,12 @@
 //! What the manager tells the world: events, status, metrics.
 #![cfg(feature = "worker")]
 
-use crate::support::{books, compute, fill, model, namespace, serve, soon, tokens, two_tiers};
+use crate::support::{
+    books, books_of, compute, fill, model, models, namespace, serve, soon, tokens, two_tiers,
+};
 use kvbm::device::Event;
 use kvbm::events_plane::{Delivery, EventKind, Subscriber};
-use kvbm::{FenceError, KvBlockManager, Owned, Path, SequenceHash, Tier, TierMask};
+use kvbm::{FenceError, GroupId, KvBlockManager, Owned, Path, SequenceHash, Tier, TierMask, TokenSequence};
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -12,7 +14,7 @@ use std::time::Duration;
 /// Everything that was published, replayed.
 #[derive(Default)]
 struct Replayed {
-    tiers: HashMap<SequenceHash, TierMask>,
+    tiers: HashMap<(GroupId, SequenceHash), TierMask>,
     events: Vec<EventKind>,
 }
 
@@ -22,15 +24,15 @@ fn replay(manager: &KvBlockManager<Owned>, subscriber: &mut Subscriber, into: &m
         let Delivery::Events { events, .. } = delivery else { panic!("nothing was lost: {delivery:?}") };
         for event in events {
             let mask = |block: &kvbm::events_plane::EventBlock| TierMask::only(block.location.tier);
+            let key = |block: &kvbm::events_plane::EventBlock| (block.identity.group, block.identity.hash);
             match &event.kind {
                 EventKind::Store(block) => {
-                    let tiers = into.tiers.entry(block.identity.hash).or_insert(TierMask::NONE);
+                    let tiers = into.tiers.entry(key(block)).or_insert(TierMask::NONE);
                     assert!(!tiers.contains(block.location.tier), "stored twice");
                     *tiers = tiers.iter().chain(mask(block).iter()).collect();
                 }
                 EventKind::Remove(block) => {
-                    let tiers =
-                        into.tiers.get_mut(&block.identity.hash).expect("removed before it was stored");
+                    let tiers = into.tiers.get_mut(&key(block)).expect("removed before it was stored");
                     assert!(tiers.contains(block.location.tier), "removed twice");
                     *tiers = tiers.iter().filter(|&tier| tier != block.location.tier).collect();
                 }
@@ -95,54 +97,71 @@ fn a_scrape_sees_the_tiers_as_they_are() {
     assert!(metrics.encode().contains("kvbm_lookup_blocks_total"), "counters outlive their manager");
 }
 
-#[test]
-fn invariant_4_events_replayed_give_the_registry_s_state() {
-    let manager = books([24, 40, 64], |config| config.offload.g2_g3.write_through = true);
-    let mut subscriber = manager.events().subscribe().unwrap();
-    let all: Vec<_> =
-        (0..12).flat_map(|start| [3, 5].map(|blocks| tokens(&manager, start, blocks))).collect();
-    std::thread::scope(|scope| {
-        for thread in 0..4 {
-            let (manager, all) = (&manager, &all);
-            scope.spawn(move || {
-                for round in 0..300 {
-                    let sequence = &all[(thread * 5 + round * 7) % all.len()];
-                    let cached = match manager.onboard(manager.match_prefix(sequence)).wait() {
-                        Ok(cached) => cached,
-                        Err(error) => error.arrived,
-                    };
-                    // The last user of these blocks goes while others register the same ones.
-                    if let Ok(fresh) = manager.allocate(sequence.num_blocks() - cached.len())
-                        && !fresh.is_empty()
-                    {
-                        let (done, _) = manager.commit(fresh, sequence, cached.len()).unwrap();
-                        drop(cached);
-                        drop(manager.register(done));
-                    }
-                    // Offloads have their own thread, and what waits for it is pinned.
-                    if round % 5 == 4 {
-                        assert!(manager.wait_offloads(soon()));
-                    }
-                    if round % 100 == 99 {
-                        manager.clear([Tier::G1, Tier::G2, Tier::G3][thread % 3]).unwrap();
-                    }
-                }
-            });
-        }
-    });
-    assert!(manager.wait_offloads(soon()));
-    let mut replayed = Replayed::default();
-    replay(&manager, &mut subscriber, &mut replayed);
-    assert!(replayed.events.len() > 1000, "{}", replayed.events.len());
-    for sequence in &all {
-        for &hash in sequence.hashes() {
-            let told = replayed.tiers.get(&hash).copied().unwrap_or(TierMask::NONE);
-            let alone = kvbm::BlockChain::of_hashes(std::slice::from_ref(&hash));
-            let there = manager.look_up(alone).first().map_or(TierMask::NONE, |at| at.tiers);
-            assert_eq!(told, there, "{hash}");
+/// A request without bytes: what is cached is onboarded, and what each group keeps of the rest is
+/// registered.
+fn request(manager: &KvBlockManager<Owned>, sequence: &TokenSequence) {
+    let found = match manager.onboard_groups(manager.match_groups(sequence)).wait() {
+        Ok(found) => found,
+        Err(error) => error.arrived,
+    };
+    let mut computed = Vec::new();
+    for group in (0..found.parts.len() as u16).map(GroupId) {
+        for range in manager.kept_blocks(group, sequence.num_blocks()) {
+            let start = range.start.max(found.len);
+            if let Ok(fresh) = manager.allocate(range.end.saturating_sub(start))
+                && !fresh.is_empty()
+            {
+                let chain = kvbm::BlockChain::from(sequence).slice(0..range.end);
+                computed.push(manager.commit_group(group, fresh, chain, start).unwrap().0);
+            }
         }
     }
-    assert_eq!(manager.metrics().events_lost.get(), 0);
+    // The last user of these blocks goes while others register the same ones.
+    drop(found);
+    for done in computed {
+        drop(manager.register(done));
+    }
+}
+
+#[test]
+fn invariant_4_events_replayed_give_the_registry_s_state() {
+    for model in models() {
+        let tiers = if model.has_groups() { [36, 60, 96] } else { [24, 40, 64] };
+        let manager = books_of(model.clone(), tiers, |config| config.offload.g2_g3.write_through = true);
+        let mut subscriber = manager.events().subscribe().unwrap();
+        let all: Vec<_> =
+            (0..12).flat_map(|start| [3, 5].map(|blocks| tokens(&manager, start, blocks))).collect();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (manager, all) = (&manager, &all);
+                scope.spawn(move || {
+                    for round in 0..300 {
+                        request(manager, &all[(thread * 5 + round * 7) % all.len()]);
+                        // Offloads have their own thread, and what waits for it is pinned.
+                        if round % 5 == 4 {
+                            assert!(manager.wait_offloads(soon()));
+                        }
+                        if round % 100 == 99 {
+                            manager.clear([Tier::G1, Tier::G2, Tier::G3][thread % 3]).unwrap();
+                        }
+                    }
+                });
+            }
+        });
+        assert!(manager.wait_offloads(soon()));
+        let mut replayed = Replayed::default();
+        replay(&manager, &mut subscriber, &mut replayed);
+        assert!(replayed.events.len() > 1000, "{}", replayed.events.len());
+        for group in (0..model.cache_groups().len() as u16).map(GroupId) {
+            for &hash in all.iter().flat_map(TokenSequence::hashes) {
+                let told = replayed.tiers.get(&(group, hash)).copied().unwrap_or(TierMask::NONE);
+                let alone = kvbm::BlockChain::of_hashes(std::slice::from_ref(&hash));
+                let there = manager.places_of(group, alone).first().map_or(TierMask::NONE, |at| at.tiers);
+                assert_eq!(told, there, "{hash} of group {group}");
+            }
+        }
+        assert_eq!(manager.metrics().events_lost.get(), 0);
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use crate::support::{compute, holds, host, model, namespace, slot_file, soon, unlimited};
 use kvbm::config::{Blocks, Config};
 use kvbm::device::{Device, EmulatedConfig, EmulatedDevice, Event, HostBuffer};
-use kvbm::layout::{AxisOrder, BlockLayout, LayerSeparate, LayoutConfig, OuterPlacement};
+use kvbm::layout::BlockLayout;
 use kvbm::storage::{BoundLayout, DeviceStorage, HostStorage, Owner, RegionBinding, Storage};
 use kvbm::{
     BlockId, Comparison, Elements, Engine, FailureKind, Fence, FinishedLoad, KvBlockManager, Owned, Path,
@@ -45,18 +45,7 @@ macro_rules! on_either {
 mod calls;
 
 fn engine_layout() -> Arc<dyn BlockLayout> {
-    let model = model();
-    let shape = LayoutConfig::builder()
-        .num_blocks(G1)
-        .num_layers(model.num_layers)
-        .outer_dim(model.outer_dim)
-        .page_size(model.page_size)
-        .inner_dim(model.num_kv_heads * model.head_dim)
-        .num_heads(model.num_kv_heads)
-        .dtype(model.dtype)
-        .build()
-        .unwrap();
-    Arc::new(LayerSeparate::new(shape, AxisOrder::Nhd, OuterPlacement::KvOuter).unwrap())
+    host::layer_separate(&model(), G1)
 }
 
 fn host_tensors() -> BoundLayout {

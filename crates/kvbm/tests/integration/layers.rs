@@ -153,29 +153,17 @@ fn whole_blocks_go_where_layers_hide_nothing() {
 #[cfg(feature = "worker")]
 #[test]
 fn a_layer_is_copied_before_the_next_one_is_computed() {
-    use crate::support::host::host_tensors;
+    use crate::support::host::{host_tensors, layer_separate};
     use crate::support::{compute, holds, model, namespace, unlimited};
     use kvbm::Owned;
     use kvbm::config::Blocks;
-    use kvbm::layout::{AxisOrder, LayerSeparate, LayoutConfig, OuterPlacement};
-    use std::sync::Arc;
 
     let model = kvbm::config::ModelConfig { num_layers: 6, ..model() };
-    let shape = LayoutConfig::builder()
-        .num_blocks(32)
-        .num_layers(model.num_layers)
-        .outer_dim(model.outer_dim)
-        .page_size(model.page_size)
-        .inner_dim(model.num_kv_heads * model.head_dim)
-        .num_heads(model.num_kv_heads)
-        .dtype(model.dtype)
-        .build()
-        .unwrap();
-    let layout = LayerSeparate::new(shape, AxisOrder::Nhd, OuterPlacement::KvOuter).unwrap();
+    let tensors = host_tensors(layer_separate(&model, 32));
     let manager = KvBlockManager::<Owned>::builder()
         .model(model)
         .namespace(namespace())
-        .engine_host(vec![host_tensors(Arc::new(layout))])
+        .engine_host(vec![tensors])
         .host(Blocks(32))
         .configure(|config| {
             unlimited(config);

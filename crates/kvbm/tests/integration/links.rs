@@ -2,13 +2,16 @@
 //! byte is wrong, no slot stays taken, and everything is found again.
 #![cfg(feature = "worker")]
 
+#[cfg(feature = "tls")]
+#[path = "../../../kvbm-link/tests/support/authority.rs"]
+mod authority;
 mod fault;
 mod line;
+mod relay;
 
 use crate::support::{expected, host, model, namespace, soon, unlimited};
 use fault::Fault;
 use kvbm::config::{Blocks, Config};
-use kvbm::layout::{AxisOrder, FullyContiguous, LayoutConfig};
 use kvbm::storage::BoundLayout;
 use kvbm::{BlockId, Engine, KvBlockManager, Owned, Rank, SequenceHash, Tier, TokenSequence};
 use line::Line;
@@ -29,9 +32,11 @@ const PATIENCE: Duration = Duration::from_millis(400);
 enum Kind {
     InProcess,
     Socket,
+    /// TCP with TLS.
+    Tls,
 }
 
-fn config(folder: &Path) -> Config {
+fn config(kind: Kind, folder: &Path) -> Config {
     let mut config = Config { model: model(), ..Config::default() };
     unlimited(&mut config);
     config.namespace.model = "test-model".into();
@@ -40,25 +45,31 @@ fn config(folder: &Path) -> Config {
     config.disk.dir = Some(folder.join("disk"));
     config.disk.capacity = Blocks(32).into();
     config.offload.g2_g3.write_through = true;
+    if kind == Kind::Tls {
+        certify(&mut config, folder);
+    }
     (config.transfer.deadline, config.disk.read_deadline) = (DEADLINE, DEADLINE);
     config
+}
+
+/// Certificates of leader and workers.
+#[cfg(feature = "tls")]
+fn certify(config: &mut Config, folder: &Path) {
+    let authority = authority::Authority::new(folder, "authority");
+    let (cert, key) = authority.issue("both", |_| {});
+    let own = &mut config.parallelism;
+    (own.tls_cert, own.tls_key, own.tls_ca) = (Some(cert), Some(key), Some(authority.file()));
+}
+
+#[cfg(not(feature = "tls"))]
+fn certify(_: &mut Config, _: &Path) {
+    unreachable!("the table has no such row");
 }
 
 /// KV tensors of an engine, for one rank.
 fn tensors() -> BoundLayout {
     let model = model();
-    let heads = model.num_kv_heads / RANKS;
-    let shape = LayoutConfig::builder()
-        .num_blocks(G1)
-        .num_layers(model.num_layers)
-        .outer_dim(model.outer_dim)
-        .page_size(model.page_size)
-        .inner_dim(heads * model.head_dim)
-        .num_heads(heads)
-        .dtype(model.dtype)
-        .build()
-        .unwrap();
-    host::host_tensors(Arc::new(FullyContiguous::new(shape, AxisOrder::Nhd).unwrap()))
+    host::host_tensors(host::contiguous(&model, model.num_kv_heads / RANKS, G1))
 }
 
 /// An engine, over links of one kind. The link of rank 1 has a fault.
@@ -72,7 +83,7 @@ struct Bench {
 impl Bench {
     fn new(kind: Kind, fault: Fault, folder: &Path) -> Self {
         let tensors: Vec<_> = (0..RANKS).map(|_| tensors()).collect();
-        let (config, mut lines) = (config(folder), Vec::<Arc<Line>>::new());
+        let (config, mut lines) = (config(kind, folder), Vec::<Arc<Line>>::new());
         let given = config.clone();
         let manager = KvBlockManager::<Owned>::builder()
             .model(model())
@@ -241,19 +252,23 @@ fn run_all(rows: &[(Kind, Fault)]) {
     });
 }
 
-const KINDS: [Kind; 2] = [Kind::InProcess, Kind::Socket];
+const KINDS: &[Kind] = if cfg!(feature = "tls") {
+    &[Kind::InProcess, Kind::Socket, Kind::Tls]
+} else {
+    &[Kind::InProcess, Kind::Socket]
+};
 
 #[test]
 fn a_link_may_delay_repeat_and_reorder() {
     let faults = [Fault::None, Fault::SlowCommands, Fault::SlowMessages, Fault::Repeat];
-    let rows: Vec<_> = KINDS.into_iter().flat_map(|kind| faults.map(|fault| (kind, fault))).collect();
+    let rows: Vec<_> = KINDS.iter().flat_map(|&kind| faults.map(|fault| (kind, fault))).collect();
     run_all(&rows);
 }
 
 /// A worker's own side learns from it which loads are over, and which blocks nobody writes to.
 #[test]
 fn a_worker_knows_the_loads_of_its_leader_by_their_tags() {
-    for kind in KINDS {
+    for &kind in KINDS {
         let folder = tempfile::tempdir().unwrap();
         let bench = Bench::new(kind, Fault::None, folder.path());
         let sequence = bench.sequence(1);
@@ -276,7 +291,7 @@ fn a_worker_knows_the_loads_of_its_leader_by_their_tags() {
 /// Mutation that makes it fail: `owed_by_earlier` finds no plan.
 #[test]
 fn a_link_may_be_cut_at_every_message() {
-    for kind in KINDS {
+    for &kind in KINDS {
         let events = run(kind, Fault::None);
         assert!(events > 10, "{kind:?}: {events}");
         let rows: Vec<_> = (0..events).map(|at| (kind, Fault::Cut(at))).collect();
@@ -287,7 +302,7 @@ fn a_link_may_be_cut_at_every_message() {
 /// A link that loses something is as good as new after its worker was connected again.
 #[test]
 fn a_link_may_lose_any_message() {
-    for kind in KINDS {
+    for &kind in KINDS {
         let events = run(kind, Fault::None);
         let rows: Vec<_> = (0..events).map(|at| (kind, Fault::Lose(at))).collect();
         run_all(&rows);

@@ -9,6 +9,9 @@ mod checksums;
 mod disk_faults;
 mod disk_shapes;
 mod disk_unwritable;
+mod encrypted_files;
+mod encryption;
+mod encryption_volumes;
 mod engine;
 mod engine_promotion;
 mod engine_staging;
@@ -40,6 +43,7 @@ mod rank_chaos;
 mod recordings;
 mod replicated;
 mod shared_places;
+mod signed;
 mod slow_tiers;
 mod speculation;
 #[path = "../support/mod.rs"]

@@ -44,7 +44,6 @@ fn open(
         .configure(|config| {
             unlimited(config);
             config.offload.g2_g3.write_through = true;
-            config.volumes.queue_share = 1.0;
             configure(config);
         })
         .build()

@@ -5,12 +5,10 @@
 use crate::support::heads::{self, serve};
 use crate::support::{expected, host, namespace, soon, tokens, unlimited};
 use kvbm::config::{Blocks, Config, ModelConfig};
-use kvbm::layout::{AxisOrder, FullyContiguous, LayoutConfig};
 use kvbm::storage::BoundLayout;
 use kvbm::{BlockId, Engine, FailureKind, G1Memory, KvBlockManager, Owned, Path, Rank, Tier, TokenSequence};
 use kvbm::{TookOver, WorkerServer};
 use std::path::{Path as FilePath, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 const BLOCKS: u32 = 6;
@@ -23,19 +21,7 @@ fn latent() -> ModelConfig {
 }
 
 fn open(model: ModelConfig, dir: &FilePath, ranks: u32) -> KvBlockManager<Owned> {
-    KvBlockManager::<Owned>::builder()
-        .model(model)
-        .namespace(namespace())
-        .device(Blocks(8))
-        .host(Blocks(16))
-        .disk(dir, Blocks(16))
-        .tensor_parallel(ranks)
-        .configure(|config| {
-            unlimited(config);
-            config.offload.g2_g3.write_through = true;
-        })
-        .build()
-        .expect("a manager")
+    heads::on_disk(model, dir, ranks).build().expect("a manager")
 }
 
 /// Opens the directory; how many blocks of the request came from the disk, all compared, and what
@@ -164,17 +150,7 @@ fn listening(folder: &FilePath) -> Config {
 
 fn tensors() -> BoundLayout {
     let model = latent();
-    let shape = LayoutConfig::builder()
-        .num_blocks(G1)
-        .num_layers(model.num_layers)
-        .outer_dim(model.outer_dim)
-        .page_size(model.page_size)
-        .inner_dim(model.head_dim)
-        .num_heads(1)
-        .dtype(model.dtype)
-        .build()
-        .expect("a shape");
-    host::host_tensors(Arc::new(FullyContiguous::new(shape, AxisOrder::Nhd).expect("a layout")))
+    host::host_tensors(host::contiguous(&model, model.num_kv_heads, G1))
 }
 
 fn leader(config: &Config) -> KvBlockManager<Engine> {

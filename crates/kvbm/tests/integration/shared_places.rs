@@ -21,7 +21,6 @@ fn manager(dir: &Path, weights: &str, on_disk: u32, on_volume: u32) -> KvBlockMa
             unlimited(config);
             config.disk.engine = DiskEngine::Buffered;
             config.offload.g2_g3.write_through = true;
-            config.volumes.queue_share = 1.0;
             config.volume[0].capacity = Blocks(on_volume).into();
         })
         .build()

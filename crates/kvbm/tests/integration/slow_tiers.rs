@@ -300,14 +300,12 @@ fn no_request_waits_for_a_disk_that_stalls() {
 mod stalling {
     //! A manager over a real worker whose disk stalls when the test says so.
 
-    use crate::support::host::host_tensors;
+    use crate::support::host::{contiguous, host_tensors, layer_separate};
     use crate::support::{expected, model, namespace, soon, unlimited};
     use kvbm::config::Blocks;
     use kvbm::disk::fault::SimMedium;
     use kvbm::disk::{DiskConfig, DiskEngine};
-    use kvbm::layout::{
-        AxisOrder, BlockLayout, FullyContiguous, LayerSeparate, LayoutConfig, OuterPlacement,
-    };
+    use kvbm::layout::BlockLayout;
     use kvbm::storage::{BoundLayout, RegionBytes};
     use kvbm::worker::{Lane, LinkError, WorkerLink};
     use kvbm::{BlockId, Engine, KvBlockManager, Owned, Tier, TokenSequence};
@@ -333,34 +331,19 @@ mod stalling {
         }
     }
 
-    fn shape() -> LayoutConfig {
-        let model = model();
-        LayoutConfig::builder()
-            .num_blocks(SLOTS)
-            .num_layers(model.num_layers)
-            .outer_dim(model.outer_dim)
-            .page_size(model.page_size)
-            .inner_dim(model.num_kv_heads * model.head_dim)
-            .num_heads(model.num_kv_heads)
-            .dtype(model.dtype)
-            .build()
-            .unwrap()
-    }
-
     impl Rig {
         pub(super) fn new() -> Self {
             let medium = SimMedium::new();
-            let g1 = LayerSeparate::new(shape(), AxisOrder::Nhd, OuterPlacement::KvOuter).unwrap();
-            let (g1, g2) =
-                (host_tensors(Arc::new(g1)), FullyContiguous::new(shape(), AxisOrder::Nhd).unwrap());
-            let g2: Arc<dyn BlockLayout> = Arc::new(g2);
+            let model = model();
+            let g1 = host_tensors(layer_separate(&model, SLOTS));
+            let g2 = contiguous(&model, model.num_kv_heads, SLOTS);
             let tag = *namespace().page_size(16).tag().as_bytes();
             let slot_bytes = disk_layout(&*g2, SLOTS).unwrap().bytes_per_block();
             let disk = DiskConfig::new("simulated", SLOTS, slot_bytes, tag);
             let (engine, recovered) = DiskEngine::open_on(disk, Arc::new(medium.clone())).unwrap();
             let mut tier = Some(DiskTier { engine: Arc::new(engine), recovered });
             let manager = KvBlockManager::<Owned>::builder()
-                .model(model())
+                .model(model)
                 .namespace(namespace())
                 .engine_blocks(SLOTS)
                 .host(Blocks(SLOTS))

@@ -1,8 +1,8 @@
 //! Blocks travel down the tiers and come back byte for byte.
 #![cfg(feature = "worker")]
 
-use crate::support::{serve, slot_file, soon, three_tiers, tokens, two_tiers};
-use kvbm::config::EvictionPolicy;
+use crate::support::{models, serve, slot_file, soon, three_tiers, three_tiers_of, tokens, two_tiers};
+use kvbm::config::{Config, EvictionPolicy, ModelConfig};
 use kvbm::{FailureKind, KvBlockManager, Owned, Path, Rank, Tier};
 
 #[test]
@@ -24,9 +24,15 @@ fn a_block_evicted_from_g1_comes_back_from_g2() {
 
 #[test]
 fn a_block_evicted_from_g2_comes_back_from_disk_and_survives_a_restart() {
+    let found = models().map(|model| comes_back_from_disk(&model));
+    assert_eq!(found, [6, 6], "found again after a restart");
+}
+
+/// Blocks that are found after a restart.
+fn comes_back_from_disk(model: &ModelConfig) -> usize {
     let dir = tempfile::tempdir().unwrap();
-    let build =
-        || three_tiers([8, 16, 64], dir.path(), |config| config.policy.eviction = EvictionPolicy::LruLeaf);
+    let by_recency = |config: &mut Config| config.policy.eviction = EvictionPolicy::LruLeaf;
+    let build = || three_tiers_of(model.clone(), [12, 20, 64], dir.path(), by_recency);
     let manager = build();
     let disks = manager.status().disks;
     assert_eq!(disks.len(), 1, "one rank");
@@ -45,7 +51,24 @@ fn a_block_evicted_from_g2_comes_back_from_disk_and_survives_a_restart() {
     drop(manager);
 
     let manager = build();
-    assert_eq!(serve(&manager, &first), 6, "found again after a restart");
+    serve(&manager, &first)
+}
+
+/// Nothing is closed: the process ends as if it were killed.
+#[test]
+fn what_was_flushed_survives_an_end_without_shutdown() {
+    for model in models() {
+        let dir = tempfile::tempdir().unwrap();
+        let build = || three_tiers_of(model.clone(), [16, 32, 64], dir.path(), |_| ());
+        let manager = build();
+        let first = tokens(&manager, 1, 6);
+        assert_eq!(serve(&manager, &first), 0);
+        assert!(manager.wait_offloads(soon()));
+        manager.flush(std::time::Duration::from_secs(60)).unwrap();
+        let left = super::forget::copy_of(dir.path());
+        let manager = three_tiers_of(model.clone(), [16, 32, 64], left.path(), |_| ());
+        assert_eq!(serve(&manager, &first), 6);
+    }
 }
 
 /// Without the worker's word about it the leader would offer the slot again and again, and every

@@ -34,7 +34,6 @@ fn manager(
         .volumes(registry)
         .configure(|config| {
             unlimited(config);
-            config.volumes.queue_share = 1.0;
             config.volumes.recheck = Duration::from_millis(1);
             config.volumes.longest_pause = Duration::from_millis(50);
             configure(config);

@@ -33,7 +33,6 @@ fn manager(store: &Arc<Store>) -> Manager {
         .configure(|config| {
             unlimited(config);
             config.volume[0].capacity = Blocks(ROOM).into();
-            config.volumes.queue_share = 1.0;
             config.volumes.recheck = Duration::from_millis(1);
         })
         .build()

@@ -32,7 +32,6 @@ fn manager(stores: VolumeRegistry, [g1, g2]: [u32; 2]) -> KvBlockManager<Owned> 
         .volumes(stores)
         .configure(|config| {
             unlimited(config);
-            config.volumes.queue_share = 1.0;
             config.volumes.recheck = Duration::from_millis(1);
         })
         .build()

@@ -4,11 +4,9 @@
 use crate::support::{expected, host, model, namespace, soon, unlimited};
 use kvbm::config::{Blocks, Config};
 use kvbm::device::Event;
-use kvbm::layout::{AxisOrder, FullyContiguous, LayoutConfig};
 use kvbm::storage::BoundLayout;
 use kvbm::{BlockId, BuildError, Engine, G1Memory, KvBlockManager, Owned, Rank, Tier, WorkerServer};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const G1: u32 = 8;
@@ -24,17 +22,7 @@ fn config(folder: &Path) -> Config {
 
 fn tensors() -> BoundLayout {
     let model = model();
-    let shape = LayoutConfig::builder()
-        .num_blocks(G1)
-        .num_layers(model.num_layers)
-        .outer_dim(model.outer_dim)
-        .page_size(model.page_size)
-        .inner_dim(model.num_kv_heads * model.head_dim)
-        .num_heads(model.num_kv_heads)
-        .dtype(model.dtype)
-        .build()
-        .unwrap();
-    host::host_tensors(Arc::new(FullyContiguous::new(shape, AxisOrder::Nhd).unwrap()))
+    host::host_tensors(host::contiguous(&model, model.num_kv_heads, G1))
 }
 
 /// Ends a server with the test, however that ends.

@@ -1,10 +1,10 @@
 //! Blocks of a peer in the hands of an engine that owns G1.
 
+use crate::support::host::layer_separate;
 use crate::support::store::put;
 use crate::support::{holds, model, namespace, soon, tokens, unlimited};
 use crate::world::{World, enable, eventually, meet};
 use kvbm::config::Blocks;
-use kvbm::layout::{AxisOrder, LayerSeparate, LayoutConfig, OuterPlacement};
 use kvbm::plan::NodeId;
 use kvbm::remote_memory::{AgentFault, RemoteAgent};
 use kvbm::storage::{BoundLayout, SystemAllocator};
@@ -17,12 +17,7 @@ const G1: u32 = 32;
 
 fn engine(world: &World, id: u32) -> KvBlockManager<Engine> {
     let model = model();
-    let shape = LayoutConfig::builder().num_blocks(G1).num_layers(model.num_layers);
-    let shape = shape.outer_dim(model.outer_dim).page_size(model.page_size);
-    let shape = shape.inner_dim(model.num_kv_heads * model.head_dim).num_heads(model.num_kv_heads);
-    let shape = shape.dtype(model.dtype).alignment(1).build().unwrap();
-    let layout = LayerSeparate::new(shape, AxisOrder::Nhd, OuterPlacement::KvOuter).unwrap();
-    let bound = BoundLayout::allocate(Arc::new(layout), &SystemAllocator::default()).unwrap();
+    let bound = BoundLayout::allocate(layer_separate(&model, G1), &SystemAllocator::default()).unwrap();
     let agent = world.agent(&format!("engine-{id}")) as Arc<dyn RemoteAgent>;
     let builder = KvBlockManager::<Owned>::builder().model(model).namespace(namespace());
     let builder = builder.engine_host(vec![bound]).host(Blocks(64)).remote_agent(agent);

@@ -3,8 +3,15 @@
 #![cfg(feature = "worker")]
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
+mod discovery;
 mod engines;
 mod faults;
+#[cfg(feature = "nats")]
+#[path = "../../../kvbm-events/tests/support/nats_server.rs"]
+mod nats_server;
+#[cfg(feature = "nats")]
+#[path = "../../../kvbm-events/tests/support/ports.rs"]
+mod ports;
 mod ratio;
 #[path = "../support/mod.rs"]
 mod support;
@@ -13,7 +20,7 @@ mod world;
 use crate::support::store::{onboard, put};
 use crate::support::{model, namespace, serve, soon, tokens};
 use crate::world::{World, eventually, meet};
-use kvbm::config::{Blocks, Config};
+use kvbm::config::{Blocks, Config, Secret};
 use kvbm::plan::NodeId;
 use kvbm::{BuildError, KvBlockManager, Owned, Tier};
 use std::time::Duration;
@@ -184,7 +191,15 @@ fn what_cannot_be_is_said() {
     };
     let refused =
         |configure: &dyn Fn(&mut Config)| build(configure).build().map(drop).unwrap_err().to_string();
-    let rules: [(&str, Change); 7] = [
+    let rules: [(&str, Change); 10] = [
+        ("one of the two", |config| config.remote.url = Some(Secret::new("nats://h"))),
+        ("namespace.deployment_secret", |config| {
+            (config.remote.directory, config.remote.url) =
+                (None, Some(Secret::new("nats://u:p@10.0.0.1:4222")));
+        }),
+        ("remote.url", |config| {
+            (config.remote.directory, config.remote.url) = (None, Some(Secret::new("zmq+tcp://u:p@h:1")));
+        }),
         ("remote.node", |config| config.remote.node = 0),
         ("remote.directory", |config| config.remote.directory = None),
         ("remote.lease", |config| config.remote.lease = Duration::ZERO),

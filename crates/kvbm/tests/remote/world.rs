@@ -8,7 +8,7 @@ use kvbm::remote_memory::{
     RemoteTransfer,
 };
 use kvbm::storage::Storage;
-use kvbm::{KvBlockManager, Owned};
+use kvbm::{BuildError, KvBlockManager, Owned};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -87,10 +87,42 @@ impl World {
     }
 
     /// A node with so many blocks of G1 and G2.
-    pub(crate) fn node(&self, id: u32, [g1, g2]: [u32; 2], configure: impl FnOnce(&mut Config)) -> Node {
-        let agent = self.agent(&format!("node-{id}"));
+    pub(crate) fn node(&self, id: u32, blocks: [u32; 2], configure: impl FnOnce(&mut Config)) -> Node {
+        self.node_as(id, &format!("node-{id}"), blocks, configure)
+    }
+
+    /// The same with another name of its agent.
+    pub(crate) fn node_as(
+        &self,
+        id: u32,
+        agent: &str,
+        blocks: [u32; 2],
+        configure: impl FnOnce(&mut Config),
+    ) -> Node {
+        let agent = self.agent(agent);
+        let manager = self.build(id, &agent, blocks, configure).unwrap();
+        Node { manager, agent }
+    }
+
+    /// What becomes of a small node.
+    #[cfg(feature = "nats")]
+    pub(crate) fn try_node(
+        &self,
+        id: u32,
+        configure: impl FnOnce(&mut Config),
+    ) -> Result<KvBlockManager<Owned>, BuildError> {
+        self.build(id, &self.agent("a node"), [4, 4], configure)
+    }
+
+    fn build(
+        &self,
+        id: u32,
+        agent: &Arc<Agent>,
+        [g1, g2]: [u32; 2],
+        configure: impl FnOnce(&mut Config),
+    ) -> Result<KvBlockManager<Owned>, BuildError> {
         let builder = KvBlockManager::<Owned>::builder().model(model()).namespace(namespace());
-        let given = Arc::clone(&agent) as Arc<dyn RemoteAgent>;
+        let given = Arc::clone(agent) as Arc<dyn RemoteAgent>;
         let builder = builder.device(Blocks(g1)).host(Blocks(g2)).remote_agent(given);
         let folder = self.folder.path().join("peers");
         let configured = builder.configure(|config| {
@@ -99,7 +131,7 @@ impl World {
             enable(config, id, &folder);
             configure(config);
         });
-        Node { manager: configured.build().unwrap(), agent }
+        configured.build()
     }
 }
 

@@ -2,10 +2,11 @@
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use super::{expected, model, namespace, soon, unlimited};
-use kvbm::config::{Blocks, Config};
+use kvbm::config::{Blocks, Config, LayoutKind, ModelConfig};
 use kvbm::device::{CopyBatch, Direction, HostBuffer};
 use kvbm::storage::RegionBytes;
 use kvbm::{BlockId, GroupId, KvBlockManager, Owned, SequenceHash, TokenSequence, Worker};
+use std::ops::Range;
 use std::path::Path;
 
 /// A manager with G1 and G2 of these sizes. It evicts by recency, so that a test can say which
@@ -30,14 +31,27 @@ pub fn three_tiers(
     dir: &Path,
     configure: impl FnOnce(&mut Config),
 ) -> KvBlockManager<Owned> {
+    three_tiers_of(model(), [g1, g2, g3], dir, configure)
+}
+
+/// The same for another model.
+pub fn three_tiers_of(
+    model: ModelConfig,
+    [g1, g2, g3]: [u32; 3],
+    dir: &Path,
+    configure: impl FnOnce(&mut Config),
+) -> KvBlockManager<Owned> {
     KvBlockManager::<Owned>::builder()
-        .model(model())
+        .model(model)
         .namespace(namespace())
         .device(Blocks(g1))
         .host(Blocks(g2))
         .disk(dir, Blocks(g3))
         .configure(|config| {
             unlimited(config);
+            if config.model.has_groups() {
+                config.device.layout = LayoutKind::FullyContiguous;
+            }
             config.offload.g2_g3.write_through = true;
             configure(config);
         })
@@ -108,23 +122,40 @@ pub fn holds_in<G>(manager: &KvBlockManager<G>, group: GroupId, block: BlockId, 
     })
 }
 
-/// Serves a request as an engine does: onboard what is cached, compute and register the rest.
-/// Blocks that were cached.
+/// Serves a request as an engine does: onboard what every cache group has, compute and register
+/// what each group keeps of the rest. Blocks that were cached.
 pub fn serve(manager: &KvBlockManager<Owned>, tokens: &TokenSequence) -> usize {
-    let prefix = manager.match_prefix(tokens);
-    let cached = manager.onboard(prefix).wait().unwrap();
-    let hits = cached.len();
-    for (&block, &hash) in cached.block_ids().iter().zip(tokens.hashes()) {
-        assert!(holds(manager, block, hash), "block {block} of a hit holds other bytes");
+    let found = manager.onboard_groups(manager.match_groups(tokens)).wait().unwrap();
+    let groups = (0_u16..).map(GroupId).zip(&found.parts);
+    for (group, part) in groups.clone() {
+        for (&block, &hash) in part.blocks.block_ids().iter().zip(&tokens.hashes()[part.start..]) {
+            assert!(holds_in(manager, group, block, hash), "block {block} of a hit holds other bytes");
+        }
     }
-    let fresh = manager.allocate(tokens.num_blocks() - hits).unwrap();
-    for (&block, &hash) in fresh.block_ids().iter().zip(&tokens.hashes()[hits..]) {
-        compute(manager, block, hash);
+    for (group, _) in groups {
+        for range in manager.kept_blocks(group, tokens.num_blocks()) {
+            compute_range(manager, group, tokens, range.start.max(found.len)..range.end);
+        }
     }
-    if !fresh.is_empty() {
-        let (done, rest) = manager.commit(fresh, tokens, hits).unwrap();
-        assert!(rest.is_empty());
-        drop(manager.register(done).unwrap());
+    found.len
+}
+
+/// Computes and registers blocks of a request in a cache group.
+pub fn compute_range(
+    manager: &KvBlockManager<Owned>,
+    group: GroupId,
+    tokens: &TokenSequence,
+    range: Range<usize>,
+) {
+    if range.is_empty() {
+        return;
     }
-    hits
+    let fresh = manager.allocate(range.len()).unwrap();
+    for (&block, &hash) in fresh.block_ids().iter().zip(&tokens.hashes()[range.clone()]) {
+        compute_in(manager, group, block, hash);
+    }
+    let chain = kvbm::BlockChain::from(tokens).slice(0..range.end);
+    let (done, rest) = manager.commit_group(group, fresh, chain, range.start).unwrap();
+    assert!(rest.is_empty());
+    drop(manager.register(done).unwrap());
 }

@@ -2,15 +2,47 @@
 //! sizes.
 
 use super::store::hashes;
-use super::{expected, soon};
-use kvbm::config::{Config, LayerContent, ModelConfig};
+use super::{expected, namespace, soon, unlimited};
+use kvbm::builder::WithOwned;
+use kvbm::config::{Blocks, Config, LayerContent, LayoutKind, ModelConfig};
 use kvbm::device::{CopyBatch, Direction, HostBuffer};
 use kvbm::layout::{AxisOrder, FragmentList, FullyContiguous, Selection, slice_for_rank};
-use kvbm::{BlockId, GroupId, KvBlockManager, Owned, SequenceHash, TokenSequence, Worker};
+use kvbm::{BlockId, Builder, GroupId, KvBlockManager, Owned, SequenceHash, TokenSequence, Worker};
+use std::path::Path;
+
+/// A manager of `ranks` ranks with G3 in `dir`, which takes everything at once.
+pub fn on_disk(model: ModelConfig, dir: &Path, ranks: u32) -> Builder<WithOwned> {
+    // Of several cache groups each has blocks of its own.
+    let blocks = if model.has_groups() { 16 } else { 8 };
+    KvBlockManager::<Owned>::builder()
+        .model(model)
+        .namespace(namespace())
+        .device(Blocks(blocks))
+        .host(Blocks(2 * blocks))
+        .disk(dir, Blocks(2 * blocks))
+        .tensor_parallel(ranks)
+        .configure(|config| {
+            unlimited(config);
+            if config.model.has_groups() {
+                config.device.layout = LayoutKind::FullyContiguous;
+            }
+            config.offload.g2_g3.write_through = true;
+        })
+}
 
 /// Two layers of four heads.
 pub fn model() -> ModelConfig {
     ModelConfig { num_layers: 2, num_kv_heads: 4, head_dim: 32, ..ModelConfig::default() }
+}
+
+/// Three groups that keep tokens: windows of two blocks and of one, and full attention, with other
+/// numbers of heads.
+pub const GROUPS: &str = "window=32 layers=2 heads=4 head_dim=8, full layers=3 heads=2 head_dim=8, \
+                          window=16 layers=1 heads=4 head_dim=16";
+
+/// A model whose layers are alike, and one with three cache groups.
+pub fn models() -> [ModelConfig; 2] {
+    [model(), super::model_of(GROUPS)]
 }
 
 /// A block of a rank, head after head, each with bytes of its own whatever the rank.
@@ -80,26 +112,31 @@ fn copy(worker: &Worker, group: GroupId, block: BlockId, buffer: &HostBuffer, di
     stream.copy(batch).expect("copied").wait(soon()).expect("in time");
 }
 
-/// Computes and registers what is missing of a sequence; compares every byte of what is not. How
-/// many blocks came from somewhere.
+/// Computes and registers what is missing of a sequence in each cache group; compares every byte of
+/// what is not. How many blocks came from somewhere.
 pub fn serve(manager: &KvBlockManager<Owned>, sequence: &TokenSequence) -> usize {
-    let cached = match manager.onboard(manager.match_prefix(sequence)).wait() {
-        Ok(cached) => cached,
+    let found = match manager.onboard_groups(manager.match_groups(sequence)).wait() {
+        Ok(found) => found,
         Err(error) => error.arrived,
     };
     let hashes = hashes(sequence);
-    for (&block, &hash) in cached.block_ids().iter().zip(&hashes) {
-        check(manager, GroupId(0), block, hash);
-    }
-    let hits = cached.len();
-    if hits < hashes.len() {
-        let fresh = manager.allocate(hashes.len() - hits).expect("room");
-        for (&block, &hash) in fresh.block_ids().iter().zip(&hashes[hits..]) {
-            compute(manager, GroupId(0), block, hash);
+    for (group, part) in (0_u16..).map(GroupId).zip(&found.parts) {
+        for (&block, &hash) in part.blocks.block_ids().iter().zip(&hashes[part.start..]) {
+            check(manager, group, block, hash);
         }
-        let (done, _) = manager.commit(fresh, sequence, hits).expect("commit");
-        drop(manager.register(done).expect("register"));
+        for range in manager.kept_blocks(group, hashes.len()) {
+            let range = range.start.max(found.len)..range.end;
+            if range.is_empty() {
+                continue;
+            }
+            let fresh = manager.allocate(range.len()).expect("room");
+            for (&block, &hash) in fresh.block_ids().iter().zip(&hashes[range.clone()]) {
+                compute(manager, group, block, hash);
+            }
+            let (done, _) = manager.commit_group(group, fresh, sequence, range.start).expect("commit");
+            drop(manager.register(done).expect("register"));
+        }
     }
     assert!(manager.wait_offloads(soon()));
-    hits
+    found.len
 }

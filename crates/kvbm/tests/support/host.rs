@@ -1,11 +1,37 @@
 //! Tensors of an engine in host memory.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
+use kvbm::config::ModelConfig;
 use kvbm::device::HostBuffer;
-use kvbm::layout::BlockLayout;
+use kvbm::layout::{AxisOrder, BlockLayout, FullyContiguous, LayerSeparate, LayoutConfig, OuterPlacement};
 use kvbm::storage::{BoundLayout, HostStorage, RegionBinding};
 use std::ptr::NonNull;
 use std::sync::Arc;
+
+/// The shape of a rank's tensors: `blocks` blocks of a model, with `heads` of its KV heads.
+pub fn rank_shape(model: &ModelConfig, heads: u32, blocks: u32) -> LayoutConfig {
+    LayoutConfig::builder()
+        .num_blocks(blocks)
+        .num_layers(model.num_layers)
+        .outer_dim(model.outer_dim)
+        .page_size(model.page_size)
+        .inner_dim(heads * model.head_dim)
+        .num_heads(heads)
+        .dtype(model.dtype)
+        .build()
+        .unwrap()
+}
+
+/// A rank's layout that has all parts of a block in one place.
+pub fn contiguous(model: &ModelConfig, heads: u32, blocks: u32) -> Arc<dyn BlockLayout> {
+    Arc::new(FullyContiguous::new(rank_shape(model, heads, blocks), AxisOrder::Nhd).unwrap())
+}
+
+/// The layout of an engine's only rank that has a tensor for each layer.
+pub fn layer_separate(model: &ModelConfig, blocks: u32) -> Arc<dyn BlockLayout> {
+    let shape = rank_shape(model, model.num_kv_heads, blocks);
+    Arc::new(LayerSeparate::new(shape, AxisOrder::Nhd, OuterPlacement::KvOuter).unwrap())
+}
 
 /// A tensor for each region.
 pub fn host_tensors(layout: Arc<dyn BlockLayout>) -> BoundLayout {

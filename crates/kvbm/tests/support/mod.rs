@@ -15,8 +15,10 @@ pub mod store;
 
 #[cfg(feature = "worker")]
 #[allow(unused_imports)] // Each test binary uses its own part.
-pub use bytes::{compute, compute_in, holds, holds_in, serve, three_tiers, two_tiers};
-use kvbm::config::{Blocks, Config, ModelConfig};
+pub use bytes::{
+    compute, compute_in, compute_range, holds, holds_in, serve, three_tiers, three_tiers_of, two_tiers,
+};
+use kvbm::config::{Blocks, Config, LayoutKind, ModelConfig};
 use kvbm::{Cached, G1, KvBlockManager, Namespace, Owned, SequenceHash, TokenSequence};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -24,6 +26,29 @@ use std::time::{Duration, Instant};
 /// 2 layers x 2 x 16 tokens x 2 heads x 32 x bf16: 8 KiB a block.
 pub fn model() -> ModelConfig {
     ModelConfig { num_layers: 2, num_kv_heads: 2, head_dim: 32, ..ModelConfig::default() }
+}
+
+/// A window of two blocks, full attention, state: blocks of three lengths.
+pub const GROUPS: &str = "window=32 layers=2 heads=2 head_dim=8, full layers=3 heads=2 head_dim=8, \
+                          state layers=1 bytes=1001";
+
+/// A model with these cache groups.
+pub fn model_of(groups: &str) -> ModelConfig {
+    let mut text = Config::default();
+    text.set("model.groups", groups).unwrap();
+    ModelConfig { page_size: 16, ..text.model }
+}
+
+/// A model whose layers are alike, and one with three cache groups: what a test says of the first
+/// goes for the second.
+pub fn models() -> [ModelConfig; 2] {
+    [model(), model_of(GROUPS)]
+}
+
+/// Blocks of all cache groups that a request of so many blocks keeps.
+pub fn kept(model: &ModelConfig, blocks: usize) -> usize {
+    let groups = model.cache_groups();
+    groups.iter().map(|group| group.blocks_needed(model.page_size).unwrap_or(blocks).min(blocks)).sum()
 }
 
 pub fn namespace() -> Namespace {
@@ -42,9 +67,18 @@ pub fn soon() -> Instant {
 }
 
 /// A manager of these sizes that moves no bytes.
-pub fn books([g1, g2, g3]: [u32; 3], configure: impl FnOnce(&mut Config)) -> KvBlockManager<Owned> {
+pub fn books(tiers: [u32; 3], configure: impl FnOnce(&mut Config)) -> KvBlockManager<Owned> {
+    books_of(model(), tiers, configure)
+}
+
+/// The same for another model.
+pub fn books_of(
+    model: ModelConfig,
+    [g1, g2, g3]: [u32; 3],
+    configure: impl FnOnce(&mut Config),
+) -> KvBlockManager<Owned> {
     let mut builder = KvBlockManager::<Owned>::builder()
-        .model(model())
+        .model(model)
         .namespace(namespace())
         .device(Blocks(g1))
         .host(Blocks(g2));
@@ -54,6 +88,9 @@ pub fn books([g1, g2, g3]: [u32; 3], configure: impl FnOnce(&mut Config)) -> KvB
     builder
         .configure(|config| {
             unlimited(config);
+            if config.model.has_groups() {
+                config.device.layout = LayoutKind::FullyContiguous;
+            }
             configure(config);
         })
         .build_metadata_only()
@@ -69,6 +106,7 @@ pub fn unlimited(config: &mut Config) {
         edge.idle_iterations = 0;
         edge.ahead_share = 0.0;
     }
+    config.volumes.queue_share = 1.0;
 }
 
 /// Registers blocks of `tokens` from block `first` on without computing anything.

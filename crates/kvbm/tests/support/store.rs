@@ -110,7 +110,12 @@ impl Store {
 
     /// Every object.
     pub fn keys(&self) -> Vec<BlobKey> {
-        let scope = BlobScope { namespace: namespace_tag(), label: None };
+        self.keys_of(namespace_tag())
+    }
+
+    /// The objects of a namespace.
+    pub fn keys_of(&self, namespace: kvbm::plan::NamespaceTag) -> Vec<BlobKey> {
+        let scope = BlobScope { namespace, label: None };
         self.memory.list(&scope, None, 1_000_000, soon()).expect("memory")
     }
 }

@@ -12,8 +12,7 @@ use kvbm::layout::{
 };
 use kvbm::plan::{BlockId, BlockIdentity, Epoch, GroupId, NamespaceId, Rank, SequenceHash};
 use kvbm::storage::{BoundLayout, DeviceAllocator, HugePages, PinFallback, PinnedAllocator, RegionBytes};
-use kvbm_disk::{DiskConfig, DiskEngine, Recovered};
-use kvbm_keys::DeploymentKey;
+use kvbm_disk::{DiskConfig, DiskEngine, DiskKeys, Recovered};
 use kvbm_transfer::{DiskTier, TransferManager, VerifyHost, WorkerConfig};
 
 use super::pump;
@@ -95,12 +94,12 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// An engine as the product opens it, with room for `beds` beds; blocks are signed where there
-    /// is a key.
-    pub(super) fn open(dir: &Path, shape: Shape, beds: u32, key: Option<DeploymentKey>) -> Result<Self> {
+    /// An engine as the product opens it, with room for `beds` beds; blocks are signed or encrypted
+    /// where there are keys.
+    pub(super) fn open(dir: &Path, shape: Shape, beds: u32, keys: DiskKeys) -> Result<Self> {
         let slots = shape.slots.checked_mul(beds).context("too many blocks")?;
         let mut config = DiskConfig::new(dir, slots, shape.block_bytes, NAMESPACE);
-        config.key = key;
+        (config.key, config.encryption) = (keys.signing, keys.encryption);
         let commit_interval = config.commit.interval;
         let (engine, _) = DiskEngine::open(config)?;
         Ok(Self { engine: Arc::new(engine), dir: dir.to_owned(), shape, commit_interval })

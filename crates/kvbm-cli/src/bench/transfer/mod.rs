@@ -10,8 +10,9 @@
 //!   in requests of up to 4 MiB and has more blocks under way than the loop, so for blocks that are
 //!   small beside that the loop is a comparison, not a limit: the engine may be faster.
 //!
-//! - In the rows `_keyed` blocks are signed (`namespace.deployment_secret`). Their limit is the
-//!   same path without a key, on another engine, in the same round.
+//! - In the rows `_keyed` blocks are signed (`namespace.deployment_secret`), in the rows
+//!   `_encrypted` they are encrypted (`disk.encrypt`). Their limit is the same path without a key,
+//!   on another engine, in the same round.
 //!
 //! Processor time stands beside that of a bare loop that also computes the checksums.
 //!
@@ -33,7 +34,8 @@ use clap::Args;
 use kvbm::config::Bytes;
 use kvbm::layout::DType;
 use kvbm::plan::Path as Route;
-use kvbm_keys::DeploymentKey;
+use kvbm_disk::{DiskEncryption, DiskKeys};
+use kvbm_keys::{DeploymentKey, OperatorKey};
 use kvbm_transfer::VerifyHost;
 
 use super::Rows;
@@ -67,7 +69,10 @@ const ROWS: [&[&str]; 6] = [
     &["g3_g2_scattered"],
 ];
 /// Rows whose limit is the same path without a key.
-const ROWS_OF_KEYS: [&[&str]; 2] = [&["g2_g3_keyed"], &["g3_g2_keyed"]];
+const ROWS_OF_KEYS: [&[&str]; 4] =
+    [&["g2_g3_keyed"], &["g3_g2_keyed"], &["g2_g3_encrypted"], &["g3_g2_encrypted"]];
+/// Of the benchmark; nothing that it encrypts stays.
+const OPERATOR_KEY: &[u8] = b"operator's key of this benchmark";
 const ROWS_OF_MANY: [&[&str]; 2] = [&["g2_g3_1100_fragments"], &["g3_g2_1100_fragments"]];
 
 /// Options of `kvbm bench transfer`.
@@ -179,7 +184,12 @@ pub fn run(args: &TransferArgs) -> Result<Rows> {
         course.size(size.get(), &mut samples)?;
     }
     for size in args.sizes.iter().filter(|_| args.steps(&ROWS_OF_KEYS) > 0) {
-        course.keyed(size.get(), &mut samples)?;
+        let key = DeploymentKey::from_secret(b"of the benchmark");
+        let signed = DiskKeys { signing: Some(key), encryption: None };
+        course.keyed(size.get(), signed, ["g2_g3_keyed", "g3_g2_keyed"], &mut samples)?;
+        let encryption = DiskEncryption { key: OperatorKey::parse(OPERATOR_KEY)?, previous: None };
+        let encrypted = DiskKeys { signing: None, encryption: Some(encryption) };
+        course.keyed(size.get(), encrypted, ["g2_g3_encrypted", "g3_g2_encrypted"], &mut samples)?;
     }
     if args.steps(&ROWS_OF_MANY) > 0 {
         course.many_fragments(&mut samples)?;
@@ -281,15 +291,24 @@ impl Course<'_> {
         self.measure(groups, bed.shape.block_bytes, samples)
     }
 
-    /// Paths to and from a disk whose blocks are signed, beside the same paths without a key.
-    fn keyed(&self, block_bytes: u64, samples: &mut Samples) -> Result<()> {
+    /// Paths to and from a disk whose blocks are signed or encrypted, beside the same paths without
+    /// a key.
+    fn keyed(
+        &self,
+        block_bytes: u64,
+        keys: DiskKeys,
+        [write, read]: [&'static str; 2],
+        samples: &mut Samples,
+    ) -> Result<()> {
+        if ![write, read].iter().any(|row| self.args.wants(row)) {
+            return Ok(());
+        }
         let slots = machine::slots(block_bytes, self.args.set.map(Bytes::get))?;
         let dtype = self.args.dtype;
         let shape =
             Shape { block_bytes, dtype, device_fragments: DEVICE_FRAGMENTS, host_fragments: 1, slots };
         machine::expect_memory(4 * shape.set_bytes())?;
-        let key = DeploymentKey::from_secret(b"of the benchmark");
-        let places = [Place::new(self.args, shape)?, Place::with_key(self.args, shape, Some(key))?];
+        let places = [Place::new(self.args, shape)?, Place::with_keys(self.args, shape, Some(keys))?];
         let [plain, signed] = [places[0].bed(shape, 0)?, places[1].bed(shape, 0)?];
         let bare = &BareDisk::open(&places[0].disk, 1, Order::Filled)?;
         samples.note(&places[0].disk, bare);
@@ -307,8 +326,7 @@ impl Course<'_> {
                 })],
             )
         };
-        let groups =
-            [group(Way::Write, "g2_g3_keyed", Route::G2_G3), group(Way::Read, "g3_g2_keyed", Route::G3_G2)];
+        let groups = [group(Way::Write, write, Route::G2_G3), group(Way::Read, read, Route::G3_G2)];
         self.measure(groups, block_bytes, samples)?;
         [&plain, &signed].into_iter().try_for_each(Bed::check_bytes)
     }
@@ -378,15 +396,15 @@ struct Place {
 impl Place {
     /// Room for three beds of `shape`, or two and what the limit writes.
     fn new(args: &TransferArgs, shape: Shape) -> Result<Self> {
-        Self::with_key(args, shape, None)
+        Self::with_keys(args, shape, None)
     }
 
-    fn with_key(args: &TransferArgs, shape: Shape, key: Option<DeploymentKey>) -> Result<Self> {
+    fn with_keys(args: &TransferArgs, shape: Shape, keys: Option<DiskKeys>) -> Result<Self> {
         const BEDS: u32 = 3;
         machine::expect_space(&args.dir, u64::from(BEDS) * shape.set_bytes())?;
-        let name = if key.is_some() { "bench-transfer-keyed" } else { "bench-transfer" };
+        let name = if keys.is_some() { "bench-transfer-keyed" } else { "bench-transfer" };
         let scratch = Scratch::create(&args.dir, name)?;
-        let disk = Disk::open(scratch.path(), shape, BEDS, key)?;
+        let disk = Disk::open(scratch.path(), shape, BEDS, keys.unwrap_or_default())?;
         Ok(Self { disk, verify_host: args.verify_host(), _scratch: scratch })
     }
 
@@ -429,6 +447,8 @@ mod tests {
             "g3_g2_scattered",
             "g2_g3_keyed",
             "g3_g2_keyed",
+            "g2_g3_encrypted",
+            "g3_g2_encrypted",
             "g2_g3_1100_fragments",
             "g3_g2_1100_fragments",
         ];

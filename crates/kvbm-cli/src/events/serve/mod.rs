@@ -6,16 +6,18 @@ mod engines;
 mod index;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use kvbm::events_plane::{KvIndex, Subscriber};
-use kvbm::http::{HttpLimits, HttpRequest, HttpResponse, HttpServer};
+use kvbm::http::{HttpError, HttpLimits, HttpRequest, HttpResponse, HttpSecurity, HttpServer};
 
 use super::follow::{self, FollowArgs, Source};
 use crate::args::{WrongUsage, metrics_addr};
+use crate::features::command_with;
 use crate::interrupt;
 use crate::note::note;
 use crate::number::whole;
@@ -33,7 +35,23 @@ pub struct ServeIndexArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8089", value_parser = metrics_addr)]
     pub listen: SocketAddr,
 
-    /// Allow an address that other machines reach: whoever reaches it may ask.
+    /// File with the token that every request carries (`Authorization: Bearer TOKEN`), mode 0600.
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+
+    /// PEM file with a certificate: the server speaks TLS 1.3 alone.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// PEM file with the private key of --tls-cert, mode 0600.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+
+    /// PEM file with the authorities of clients: who has no certificate of theirs is not served.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub client_ca: Option<PathBuf>,
+
+    /// Allow an address that other machines reach also without TLS, or for whoever connects.
     #[arg(long)]
     pub public: bool,
 
@@ -52,6 +70,27 @@ pub struct ServeIndexArgs {
     pub connections: usize,
 }
 
+impl ServeIndexArgs {
+    fn security(&self) -> HttpSecurity {
+        let Self { token_file, tls_cert, tls_key, client_ca, public, .. } = self.clone();
+        HttpSecurity { token_file, tls_cert, tls_key, client_ca, insecure: public }
+    }
+}
+
+/// The error in the words of the options.
+fn explain(error: &HttpError) -> String {
+    match error {
+        HttpError::Bind { addr, source } => {
+            format!("cannot listen on {addr}: {source}; choose a free port, or port 0 for any")
+        }
+        HttpError::Exposed { addr, .. } => format!(
+            "--listen {addr}: other machines could reach it: use --tls-cert and --tls-key with --token-file or --client-ca, or 127.0.0.1, or allow it with --public"
+        ),
+        HttpError::NoTls => format!("{error}: {}", command_with("tls")),
+        other => format!("--{other}").replacen('_', "-", 1),
+    }
+}
+
 /// Hashes in a query make a long head, those in a body a long body.
 const LIMITS: HttpLimits = HttpLimits {
     client_time: Duration::from_secs(5),
@@ -66,13 +105,8 @@ const SILENCE: u64 = 30;
 /// Serves until it was asked to stop.
 pub(super) fn run(args: &ServeIndexArgs) -> Result<()> {
     interrupt::catch();
-    if !args.public && !args.listen.ip().is_loopback() {
-        let problem = format!(
-            "--listen {}: other machines could reach it, and nobody is asked who he is; use 127.0.0.1, or add --public",
-            args.listen
-        );
-        return Err(WrongUsage(problem).into());
-    }
+    let security = args.security();
+    security.check_settings(args.listen).map_err(|error| WrongUsage(explain(&error)))?;
     let (url, source) = follow::open(&args.follow)?;
     let index: Arc<dyn Served> = match source {
         Source::Kvbm(transport, receiver) => {
@@ -95,10 +129,10 @@ pub(super) fn run(args: &ServeIndexArgs) -> Result<()> {
         HttpResponse::json(status, &body)
     };
     let limits = HttpLimits { connections: args.connections, ..LIMITS };
-    let server = HttpServer::tcp(args.listen, "index", limits, answer).with_context(|| {
-        format!("cannot listen on {}: choose a free port, or port 0 for any", args.listen)
-    })?;
-    note(&format!("index of {url}: http://{}", server.addr().unwrap_or(args.listen)));
+    let server = HttpServer::tcp(args.listen, "index", limits, &security, answer)
+        .map_err(|error| anyhow::anyhow!(explain(&error)))?;
+    let scheme = if args.tls_cert.is_some() { "https" } else { "http" };
+    note(&format!("index of {url}: {scheme}://{}", server.addr().unwrap_or(args.listen)));
     while !interrupt::asked() {
         index.follow(follow::TICK)?;
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// Its file, in the folder of our rank 0.
 const MARK_FILE: &str = "taking-over.kvbm";
-/// What it says to whoever looks at it. Nobody reads it.
+/// Its text, for a person who opens the file. No program reads it.
 const TEXT: &[u8] =
     b"blocks of another number of ranks are still to move in here: the next start begins again\n";
 

@@ -4,7 +4,10 @@
 mod slots;
 
 use crate::support::script::{Mode, Ranks};
-use crate::support::{books, fill, holds, namespace, serve, soon, three_tiers, tokens, two_tiers};
+use crate::support::{
+    books, fill, holds, kept, models, namespace, serve, soon, three_tiers_of, tokens, two_tiers,
+};
+use kvbm::config::ModelConfig;
 use kvbm::metrics::EvictReason;
 use kvbm::plan::Command;
 use kvbm::{ClearError, FailureKind, Namespace, Tier};
@@ -13,31 +16,35 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn one_tenant_is_forgotten_and_the_other_is_not_even_after_a_restart() {
-    let dir = tempfile::tempdir().unwrap();
-    let tenant = |salt: &str| namespace().page_size(16).dtype("bf16").tenant_salt(salt);
-    let prompt: Vec<u32> = (0..96).collect();
-    let manager = three_tiers([16, 32, 64], dir.path(), |_| ());
-    let [gone, stays] =
-        ["gone", "stays"].map(|salt| manager.sequence_in(&tenant(salt), &prompt, b"").unwrap());
-    for sequence in [&gone, &stays] {
-        assert_eq!(serve(&manager, sequence), 0);
-        assert!(manager.wait_offloads(soon()));
+    for model in models() {
+        let dir = tempfile::tempdir().unwrap();
+        let tenant = |salt: &str| namespace().page_size(16).dtype("bf16").tenant_salt(salt);
+        let prompt: Vec<u32> = (0..96).collect();
+        let build = || three_tiers_of(model.clone(), [24, 32, 64], dir.path(), |_| ());
+        let manager = build();
+        let [gone, stays] =
+            ["gone", "stays"].map(|salt| manager.sequence_in(&tenant(salt), &prompt, b"").unwrap());
+        for sequence in [&gone, &stays] {
+            assert_eq!(serve(&manager, sequence), 0);
+            assert!(manager.wait_offloads(soon()));
+        }
+        let blocks = kept(&model, 6) as u64;
+        assert_eq!(manager.forget(&tenant("gone")), 3 * blocks, "its blocks on each of three tiers");
+        assert!(manager.match_groups(&gone).is_empty() && manager.look_up(&gone).is_empty());
+        assert_eq!(manager.match_groups(&stays).len(), 6);
+        for tier in [Tier::G1, Tier::G2, Tier::G3] {
+            assert_eq!(manager.metrics().tier(tier).evictions(EvictReason::Forgotten).get(), blocks);
+        }
+        assert!(manager.shutdown(Duration::from_secs(60)).is_complete());
+        drop(manager);
+        let manager = build();
+        assert!(manager.match_groups(&gone).is_empty(), "a restart does not bring it back");
+        assert_eq!(serve(&manager, &stays), 6);
     }
-    assert_eq!(manager.forget(&tenant("gone")), 18, "six blocks on each of three tiers");
-    assert!(manager.look_up(&gone).is_empty());
-    assert_eq!(manager.look_up(&stays).len(), 6);
-    for tier in [Tier::G1, Tier::G2, Tier::G3] {
-        assert_eq!(manager.metrics().tier(tier).evictions(EvictReason::Forgotten).get(), 6);
-    }
-    assert!(manager.shutdown(Duration::from_secs(60)).is_complete());
-    drop(manager);
-    let manager = three_tiers([16, 32, 64], dir.path(), |_| ());
-    assert!(manager.look_up(&gone).is_empty(), "a restart does not bring it back");
-    assert_eq!(serve(&manager, &stays), 6);
 }
 
 /// What a process that ended this moment would leave on its disk.
-fn copy_of(dir: &Path) -> tempfile::TempDir {
+pub(crate) fn copy_of(dir: &Path) -> tempfile::TempDir {
     fn copy(from: &Path, to: &Path) {
         for entry in std::fs::read_dir(from).unwrap() {
             let (path, to) = (entry.as_ref().unwrap().path(), to.join(entry.unwrap().file_name()));
@@ -57,10 +64,17 @@ fn copy_of(dir: &Path) -> tempfile::TempDir {
 /// Blocks that left G3 by another way are on the disk until their slots are written again.
 #[test]
 fn what_left_the_disk_before_it_was_forgotten_or_cleared_is_gone_at_once_and_for_good() {
+    let found = models().map(|model| what_left_the_disk_is_gone_too(&model));
+    assert_eq!(found, [0, 0], "gone, whatever the model");
+}
+
+/// Blocks that are found where the disk was cleared.
+fn what_left_the_disk_is_gone_too(model: &ModelConfig) -> usize {
     let tenant = |salt: &str| namespace().page_size(16).dtype("bf16").tenant_salt(salt);
     let prompt: Vec<u32> = (0..96).collect();
+    let build = |dir: &Path| three_tiers_of(model.clone(), [24, 32, 64], dir, |_| ());
     let idle = |dir: &Path| {
-        let manager = three_tiers([16, 32, 64], dir, |_| ());
+        let manager = build(dir);
         for salt in ["gone", "stays"] {
             let sequence = manager.sequence_in(&tenant(salt), &prompt, b"").unwrap();
             assert_eq!(serve(&manager, &sequence), 0);
@@ -74,9 +88,9 @@ fn what_left_the_disk_before_it_was_forgotten_or_cleared_is_gone_at_once_and_for
         manager
     };
     let found = |dir: &Path, salt: &str| {
-        let manager = three_tiers([16, 32, 64], dir, |_| ());
+        let manager = build(dir);
         let sequence = manager.sequence_in(&tenant(salt), &prompt, b"").unwrap();
-        manager.look_up(&sequence).len()
+        manager.match_groups(&sequence).len()
     };
     let dir = tempfile::tempdir().unwrap();
     let manager = idle(dir.path());
@@ -93,7 +107,7 @@ fn what_left_the_disk_before_it_was_forgotten_or_cleared_is_gone_at_once_and_for
     assert!(manager.clear(Tier::G3).is_ok());
     drop(held);
     let after = copy_of(dir.path());
-    assert_eq!(found(after.path(), "gone"), 0);
+    found(after.path(), "gone")
 }
 
 /// A rank that is away hears of it when its worker starts again, before anything else is sent to
@@ -337,17 +351,20 @@ fn clear_leaves_what_is_in_use_and_the_other_tiers() {
 
 #[test]
 fn a_cleared_disk_is_empty_after_a_restart() {
-    let dir = tempfile::tempdir().unwrap();
-    let manager = three_tiers([16, 32, 64], dir.path(), |_| ());
-    let sequence = tokens(&manager, 1, 6);
-    serve(&manager, &sequence);
-    assert!(manager.wait_offloads(soon()));
-    assert_eq!(manager.clear(Tier::G3), Ok(6), "nothing of an offload that is over is pinned");
-    manager.flush(Duration::from_secs(60)).unwrap();
-    drop(manager);
-    let manager = three_tiers([16, 32, 64], dir.path(), |_| ());
-    assert!(manager.look_up(&sequence).is_empty());
-    assert_eq!(serve(&manager, &sequence), 0);
+    for model in models() {
+        let dir = tempfile::tempdir().unwrap();
+        let build = || three_tiers_of(model.clone(), [16, 32, 64], dir.path(), |_| ());
+        let manager = build();
+        let (sequence, blocks) = (tokens(&manager, 1, 6), kept(&model, 6) as u64);
+        serve(&manager, &sequence);
+        assert!(manager.wait_offloads(soon()));
+        assert_eq!(manager.clear(Tier::G3), Ok(blocks), "nothing of an offload that is over is pinned");
+        manager.flush(Duration::from_secs(60)).unwrap();
+        drop(manager);
+        let manager = build();
+        assert!(manager.match_groups(&sequence).is_empty());
+        assert_eq!(serve(&manager, &sequence), 0);
+    }
 }
 
 #[test]

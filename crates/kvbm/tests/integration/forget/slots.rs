@@ -3,7 +3,7 @@
 
 use crate::support::script::{Mode, Ranks};
 use crate::support::{fill, soon, tokens};
-use kvbm::plan::{BlockId, BlockTransfer, Command, Message, RecoveredBlock, TransferPlan};
+use kvbm::plan::{BlockId, BlockTransfer, Command, KeyNotice, Message, RecoveredBlock, TransferPlan};
 use kvbm::{FailureKind, KvBlockManager, Owned, Tier};
 use std::collections::HashSet;
 use std::time::Duration;
@@ -147,6 +147,61 @@ fn what_came_after_a_removal_that_a_rank_refused_stays() {
         })
         .collect();
     assert_eq!(released, [14], "all but the new ones");
+}
+
+/// The same where blocks are encrypted: the data key that is to be destroyed has encrypted the new
+/// blocks too. Mutation that makes it fail: unused slots are named then.
+#[test]
+fn an_encrypted_disk_that_refused_a_removal_is_told_again_to_destroy_the_key() {
+    let ranks = Ranks::new(2);
+    let manager = ranks.manager([16, 16, 16], |config| {
+        config.offload.g2_g3.write_through = true;
+        config.disk.encrypt = true;
+        config.encryption.key_file = Some("/only/workers/read/it".into());
+    });
+    let namespace = kvbm::plan::NamespaceId::from(manager.namespace().tag());
+    (0..2).for_each(|rank| ranks.start(rank));
+    ranks.set(1, Mode::Busy);
+    let receipt = manager.forget_with_receipt(manager.namespace(), Duration::from_secs(60));
+    assert_eq!((receipt.disks_unconfirmed, receipt.is_complete()), (1, false));
+    ranks.set(1, Mode::Answer);
+    let blocks = fill(&manager, &tokens(&manager, 1, 2), 0);
+    manager.offload(&blocks, Tier::G2).unwrap();
+    assert!(manager.wait_offloads(soon()));
+    assert_eq!(manager.status().tiers[2].inactive, 2);
+    manager.flush(Duration::from_secs(60)).unwrap();
+    let forget = Command::Forget { tier: Tier::G3, namespace };
+    assert_eq!(ranks.commands(1).first(), Some(&forget), "the flush sends it again");
+    let status = manager.status().tiers;
+    assert_eq!((status[2].inactive, status[1].inactive), (0, 2), "G2 keeps the new blocks");
+    assert_eq!(manager.shutdown(Duration::from_secs(60)).removals_unconfirmed, 0);
+    let forgets = |rank| ranks.commands(rank).iter().filter(|&command| *command == forget).count();
+    assert_eq!([forgets(0), forgets(1)], [1, 1]);
+}
+
+/// What ranks say of keys that they destroy is in the receipt of that namespace.
+#[test]
+fn a_receipt_names_keys_that_are_destroyed_and_those_that_are_not_yet() {
+    let ranks = Ranks::new(2);
+    let manager = ranks.manager([16, 16, 16], |_| ());
+    let namespace = kvbm::plan::NamespaceId::from(manager.namespace().tag());
+    ranks.set_all(Mode::Hold);
+    manager.offload(&fill(&manager, &tokens(&manager, 1, 1), 0), Tier::G2).unwrap();
+    let plan = ranks.next_plan(0);
+    ranks.set_all(Mode::Answer);
+    let says = |rank: usize, epoch, namespace, is_destroyed| {
+        let keys = vec![KeyNotice { namespace, id: [rank as u8 + 1; 16], is_destroyed }];
+        ranks.send(rank, &Message::Keys { rank: kvbm::Rank(rank as u16), epoch, volume: None, keys });
+    };
+    let earlier = kvbm::plan::Epoch(plan.epoch.0 - 1);
+    says(0, plan.epoch, namespace, true);
+    says(1, earlier, namespace, true);
+    says(1, plan.epoch, kvbm::plan::NamespaceId(!namespace.0), true);
+    says(1, plan.epoch, namespace, false);
+    let receipt = manager.forget_with_receipt(manager.namespace(), Duration::from_secs(60));
+    let keys: Vec<_> = receipt.keys.iter().map(|key| (key.rank.0, key.tier(), key.is_destroyed)).collect();
+    assert_eq!(keys, [(0, Tier::G3, true), (1, Tier::G3, false)]);
+    assert!(receipt.disks_unconfirmed == 0 && !receipt.is_complete(), "{receipt:?}");
 }
 
 /// A worker finds a block bad while it flushes, and is told to release its slot behind that.

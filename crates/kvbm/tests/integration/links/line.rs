@@ -2,6 +2,7 @@
 
 use super::Kind;
 use super::fault::{Fate, Fault, Faults, Waiting};
+use super::relay::Relay;
 use crate::support::soon;
 use crate::support::store::namespace_tag;
 use kvbm::config::Config;
@@ -11,10 +12,7 @@ use kvbm::socket_link::{LineStatus, SocketLink, leader_terms};
 use kvbm::storage::BoundLayout;
 use kvbm::worker::{Lane, LinkError, MessageSink, WorkerLink};
 use kvbm::{BlockId, FinishedPlan, G1Memory, Rank, Worker, WorkerError, WorkerServer};
-use std::io::{Read, Write};
-use std::net::Shutdown;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -61,16 +59,6 @@ struct SocketEnd {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// Passes bytes on between two sockets.
-struct Relay {
-    /// The pair of sockets that is open now.
-    now: Mutex<Option<[UnixStream; 2]>>,
-    ended: AtomicBool,
-    /// Pairs so far.
-    joined: AtomicU64,
-    path: PathBuf,
-}
-
 struct FaultyLink(Arc<Line>);
 
 /// The leader's link over a line.
@@ -93,16 +81,17 @@ impl Line {
         let sink = faulty_sink(Arc::clone(&faults), sink, cut.clone());
         let end = match kind {
             Kind::InProcess => End::InProcess(Box::new(LocalEnd::new(config, memory, (rank, epoch), sink))),
-            Kind::Socket => {
+            Kind::Socket | Kind::Tls => {
                 let terms = leader_terms(config, memory.num_blocks(), namespace_tag(), rank, epoch);
                 let folder = folder.join(format!("run-{rank}-{}", epoch.0));
-                let relay = Relay::start(&folder);
-                let server =
-                    WorkerServer::bind(config, rank, &G1Memory::EngineHost(memory), &folder.join("worker"));
+                std::fs::create_dir(&folder).unwrap();
+                let at = if kind == Kind::Tls { "tcp://127.0.0.1:0".into() } else { folder.join("worker") };
+                let server = WorkerServer::bind(config, rank, &G1Memory::EngineHost(memory), &at);
                 let server = Arc::new(server.unwrap());
+                let relay = Relay::start(server.address(), &folder);
                 let (stop, serving) = (Box::new(server.stopper()), Arc::clone(&server));
                 let threads = Mutex::new(vec![std::thread::spawn(move || serving.serve()), relay.1]);
-                let link = SocketLink::connect(&folder.join("leader"), terms, sink, || {}).unwrap();
+                let link = SocketLink::connect(relay.0.address().clone(), terms, sink, || {}).unwrap();
                 End::Socket(SocketEnd { link, relay: relay.0, server, stop, threads })
             }
         };
@@ -292,72 +281,10 @@ impl LocalEnd {
     }
 }
 
-impl Relay {
-    /// Between the sockets `leader` and `worker` of a folder.
-    fn start(folder: &Path) -> (Arc<Self>, JoinHandle<()>) {
-        std::fs::create_dir(folder).unwrap();
-        let listener = UnixListener::bind(folder.join("leader")).unwrap();
-        let (now, ended, joined) = (Mutex::default(), AtomicBool::new(false), AtomicU64::new(0));
-        let relay = Arc::new(Self { now, ended, joined, path: folder.join("leader") });
-        let (own, worker) = (Arc::clone(&relay), folder.join("worker"));
-        let thread = std::thread::spawn(move || {
-            for leader in listener.incoming() {
-                if own.ended.load(Ordering::Acquire) {
-                    return;
-                }
-                // A worker that does not listen yet: the leader tries again.
-                let Ok(worker) = UnixStream::connect(&worker) else { continue };
-                own.join(leader.unwrap(), worker);
-            }
-        });
-        (relay, thread)
-    }
-
-    fn join(&self, leader: UnixStream, worker: UnixStream) {
-        let clones = |stream: &UnixStream| stream.try_clone().unwrap();
-        *self.now.lock().unwrap() = Some([clones(&leader), clones(&worker)]);
-        self.joined.fetch_add(1, Ordering::AcqRel);
-        for (from, to) in [(clones(&leader), clones(&worker)), (worker, leader)] {
-            std::thread::spawn(move || pass_on(from, &to));
-        }
-    }
-
-    /// Cuts the line, and waits until the leader has connected again.
-    fn cut(&self) {
-        let joined = self.joined.load(Ordering::Acquire);
-        self.shut();
-        let until = soon();
-        while self.joined.load(Ordering::Acquire) == joined {
-            assert!(Instant::now() < until, "the leader connects again");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    fn shut(&self) {
-        for stream in self.now.lock().unwrap().iter().flatten() {
-            // One that its end has closed is as good.
-            let _closed = stream.shutdown(Shutdown::Both);
-        }
-    }
-}
-
-fn pass_on(mut from: UnixStream, mut to: &UnixStream) {
-    let mut bytes = [0; 4096];
-    while let Ok(count @ 1..) = from.read(&mut bytes) {
-        if to.write_all(&bytes[..count]).is_err() {
-            break;
-        }
-    }
-    let _closed = from.shutdown(Shutdown::Both);
-    let _closed = to.shutdown(Shutdown::Both);
-}
-
 impl Drop for SocketEnd {
     fn drop(&mut self) {
         (self.stop)();
-        self.relay.ended.store(true, Ordering::Release);
-        // Wakes the relay.
-        drop(UnixStream::connect(&self.relay.path));
+        self.relay.end();
         for thread in self.threads.lock().unwrap().drain(..) {
             thread.join().unwrap();
         }

@@ -458,6 +458,14 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
+    /// A tier with blocks that somebody uses.
+    fn in_use(&self) -> Option<String> {
+        let status = self.manager.status();
+        let tier = status.tiers.iter().find(|tier| (tier.active, tier.transfer_pins) != (0, 0))?;
+        let (name, active, pins) = (tier.tier, tier.active, tier.transfer_pins);
+        Some(format!("{name} has {active} active blocks and {pins} pins of transfers"))
+    }
+
     /// Ends what the engine left open: then nothing may be in use.
     fn end(mut self) -> Result<(Model, Summary), String> {
         for request in self.tickets.keys().copied().collect::<Vec<_>>() {
@@ -471,11 +479,13 @@ impl<'a> Run<'a> {
         if open != (0, 0) {
             return Err(format!("{} tickets and {} loads are open", open.0, open.1));
         }
-        for tier in &self.manager.status().tiers {
-            if (tier.active, tier.transfer_pins) != (0, 0) {
-                let (name, active, pins) = (tier.tier, tier.active, tier.transfer_pins);
-                return Err(format!("{name} has {active} active blocks and {pins} pins of transfers"));
+        // A thread that has told of the end of its work may not have dropped its blocks yet.
+        let until = soon();
+        while let Some(used) = self.in_use() {
+            if Instant::now() >= until {
+                return Err(used);
             }
+            std::thread::sleep(Duration::from_millis(1));
         }
         let every: Vec<u32> = (0..self.recording.blocks).collect();
         let busy = self.manager.busy(&blocks(&every)).map_err(|why| why.to_string())?;

@@ -3,10 +3,15 @@
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 #![allow(clippy::single_range_in_vec_init)] // One range is what is expected.
 
+#[path = "../support/mod.rs"]
 mod support;
+mod volumes;
 
-use crate::support::{compute_in, heads, holds_in, host, namespace, slot_file, soon, unlimited};
-use kvbm::config::{Blocks, Config, HostOrder, LayoutKind, ModelConfig};
+use crate::support::{
+    GROUPS, compute_in, compute_range, heads, holds_in, host, model_of, namespace, serve, slot_file, soon,
+    unlimited,
+};
+use kvbm::config::{Blocks, Config, HostOrder, LayoutKind};
 use kvbm::layout::{
     AxisOrder, BlockLayout, DType, FullyContiguous, LayerSeparate, LayoutConfig, OpaquePlane, OuterPlacement,
 };
@@ -16,9 +21,6 @@ use std::path::Path as FilePath;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A window of two blocks, full attention, state: blocks of three lengths.
-const GROUPS: &str = "window=32 layers=2 heads=2 head_dim=8, full layers=3 heads=2 head_dim=8, \
-                      state layers=1 bytes=1001";
 const WINDOW: GroupId = GroupId(0);
 const FULL: GroupId = GroupId(1);
 const STATE: GroupId = GroupId(2);
@@ -54,12 +56,6 @@ fn open_with(
     configured.build().unwrap()
 }
 
-fn model_of(groups: &str) -> ModelConfig {
-    let mut text = Config::default();
-    text.set("model.groups", groups).unwrap();
-    ModelConfig { page_size: 16, ..text.model }
-}
-
 fn tokens(manager: &KvBlockManager<Owned>, blocks: usize) -> TokenSequence {
     let prompt: Vec<u32> = (0..16 * blocks as u32).collect();
     manager.sequence(&prompt, b"").unwrap()
@@ -79,29 +75,8 @@ fn check(manager: &KvBlockManager<Owned>, found: &GroupBlocks, tokens: &TokenSeq
 /// Computes and registers what a group keeps of a request from block `from` on.
 fn compute(manager: &KvBlockManager<Owned>, group: GroupId, tokens: &TokenSequence, from: usize) {
     for range in manager.kept_blocks(group, tokens.num_blocks()) {
-        let range = range.start.max(from)..range.end;
-        if range.is_empty() {
-            continue;
-        }
-        let fresh = manager.allocate(range.len()).unwrap();
-        for (&block, &hash) in fresh.block_ids().iter().zip(&tokens.hashes()[range.clone()]) {
-            compute_in(manager, group, block, hash);
-        }
-        let chain = kvbm::BlockChain::from(tokens).slice(0..range.end);
-        let (done, rest) = manager.commit_group(group, fresh, chain, range.start).unwrap();
-        assert!(rest.is_empty());
-        drop(manager.register(done).unwrap());
+        compute_range(manager, group, tokens, range.start.max(from)..range.end);
     }
-}
-
-/// Serves a request as an engine does. Blocks that were cached.
-fn serve(manager: &KvBlockManager<Owned>, tokens: &TokenSequence) -> usize {
-    let found = manager.onboard_groups(manager.match_groups(tokens)).wait().unwrap();
-    check(manager, &found, tokens);
-    for group in [WINDOW, FULL, STATE] {
-        compute(manager, group, tokens, found.len);
-    }
-    found.len
 }
 
 fn arrived(manager: &KvBlockManager<Owned>, tokens: &TokenSequence) -> usize {
@@ -148,20 +123,6 @@ fn flushed(disk: &FilePath, ranks: u32) {
 }
 
 #[test]
-fn what_was_flushed_survives_an_end_without_shutdown_and_forget_takes_it() {
-    let disk = tempfile::tempdir().unwrap();
-    flushed(disk.path(), 1);
-    let manager = open([64, 64, 64], Some(disk.path()), 1);
-    let request = tokens(&manager, BLOCKS);
-    assert_eq!(arrived(&manager, &request), BLOCKS);
-    assert!(manager.forget(manager.namespace()) > 0);
-    manager.flush(Duration::from_secs(30)).unwrap();
-    drop(manager);
-    let manager = open([64, 64, 64], Some(disk.path()), 1);
-    assert_eq!(manager.match_groups(&request).len(), 0);
-}
-
-#[test]
 fn damage_to_a_block_of_one_group_is_a_miss_for_all() {
     for slot in 0..=2 + BLOCKS {
         let disk = tempfile::tempdir().unwrap();
@@ -198,85 +159,19 @@ fn another_number_of_ranks_leaves_the_blocks_where_they_are_and_says_so() {
     assert_eq!(arrived(&manager, &request), BLOCKS);
 }
 
-/// A window and full attention of another number of heads.
-const OF_TOKENS: &str = "window=32 layers=2 heads=4 head_dim=8, full layers=3 heads=2 head_dim=8";
-
-/// Serves a request of a model whose groups keep tokens, with bytes that belong to heads. Blocks
-/// that were cached.
-fn serve_heads(manager: &KvBlockManager<Owned>, tokens: &TokenSequence) -> usize {
-    let found = manager.onboard_groups(manager.match_groups(tokens)).wait().unwrap();
-    for (group, part) in (0_u16..).map(GroupId).zip(&found.parts) {
-        for (&block, &hash) in part.blocks.block_ids().iter().zip(&tokens.hashes()[part.start..]) {
-            heads::check(manager, group, block, hash);
-        }
-        let [range] = &manager.kept_blocks(group, tokens.num_blocks())[..] else { panic!("one range") };
-        let range = range.start.max(found.len)..range.end;
-        if range.is_empty() {
-            continue;
-        }
-        let fresh = manager.allocate(range.len()).unwrap();
-        for (&block, &hash) in fresh.block_ids().iter().zip(&tokens.hashes()[range.clone()]) {
-            heads::compute(manager, group, block, hash);
-        }
-        let (done, _) = manager.commit_group(group, fresh, tokens, range.start).unwrap();
-        drop(manager.register(done).unwrap());
-    }
-    assert!(manager.wait_offloads(soon()));
-    found.len
-}
-
-fn open_of_tokens(disk: &FilePath, ranks: u32, order: HostOrder) -> KvBlockManager<Owned> {
-    open_with([64, 64, 64], Some(disk), ranks, |config| {
-        config.set("model.groups", OF_TOKENS).unwrap();
-        config.host.order = order;
-    })
-}
-
-/// As of a model with one group: what any number of ranks left any other number takes over, in
-/// either order, and a window's blocks need no parent for that. Mutation that makes it fail: blocks
-/// of windows count as orphans.
-#[test]
-fn groups_that_keep_tokens_are_divided_anew_for_another_number_of_ranks() {
-    use HostOrder::{Nhd, Universal};
-    for (before, after) in [((1, Nhd), (2, Nhd)), ((2, Nhd), (4, Universal)), ((4, Universal), (1, Nhd))] {
-        let disk = tempfile::tempdir().unwrap();
-        let manager = open_of_tokens(disk.path(), before.0, before.1);
-        let request = tokens(&manager, BLOCKS);
-        assert_eq!(serve_heads(&manager, &request), 0);
-        assert!(manager.shutdown(Duration::from_secs(30)).is_complete());
-        drop(manager);
-        for again in [false, true] {
-            let manager = open_of_tokens(disk.path(), after.0, after.1);
-            let took_over = manager.workers().took_over();
-            let sums: Vec<_> = took_over.iter().map(|past| (past.blocks, past.left_behind)).collect();
-            let wanted = if again { Vec::new() } else { vec![((2 + BLOCKS) as u64, 0)] };
-            assert_eq!(sums, wanted, "{before:?} to {after:?}: {took_over:?}");
-            assert_eq!(serve_heads(&manager, &request), BLOCKS, "{before:?} to {after:?}");
-            assert!(manager.shutdown(Duration::from_secs(30)).is_complete());
-        }
-    }
-}
-
 /// Blocks lie on the disk as they do in host memory: in another order they would be other KV.
 #[test]
 fn a_disk_of_another_order_of_axes_is_refused() {
     let disk = tempfile::tempdir().unwrap();
-    serve_heads(&open_of_tokens(disk.path(), 1, HostOrder::Nhd), &{
-        let manager = open_of_tokens(tempfile::tempdir().unwrap().path(), 1, HostOrder::Nhd);
-        tokens(&manager, BLOCKS)
-    });
-    let other = KvBlockManager::<Owned>::builder()
-        .model(model_of(OF_TOKENS))
-        .namespace(namespace())
-        .device(Blocks(64))
-        .host(Blocks(64))
-        .disk(disk.path(), Blocks(64))
-        .configure(|config| {
-            config.device.layout = LayoutKind::FullyContiguous;
-            config.host.order = HostOrder::Universal;
-        })
-        .build();
-    let error = other.err().unwrap().to_string();
+    let build = |order: HostOrder| {
+        heads::on_disk(model_of(heads::GROUPS), disk.path(), 1)
+            .configure(|config| config.host.order = order)
+            .build()
+    };
+    let manager = build(HostOrder::Nhd).unwrap();
+    heads::serve(&manager, &tokens(&manager, BLOCKS));
+    drop(manager);
+    let error = build(HostOrder::Universal).err().unwrap().to_string();
     assert!(error.contains("geometry") && error.contains("axes=universal"), "{error}");
 }
 
@@ -305,11 +200,6 @@ fn what_does_not_fit_several_groups_is_refused_by_name() {
         let error = refused(&set(key, value));
         assert!(error.contains(named), "{key} = {value}: {error}");
     }
-    let with_volume = |config: &mut Config| {
-        config.host.capacity = Blocks(8).into();
-        config.volume.push(kvbm::config::VolumeConfig { uri: "memory:".into(), ..Default::default() });
-    };
-    assert!(refused(&with_volume).contains("one cache group"));
 }
 
 #[test]

@@ -1,29 +1,20 @@
-//! Who may call over HTTP.
+//! The token that requests carry.
 
-use crate::private_file;
+use super::security::HttpError;
+use kvbm_link::private_file;
 use std::hint::black_box;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Bytes of a token: fewer can be guessed, more are a mistake.
 const LENGTHS: std::ops::RangeInclusive<usize> = 16..=4096;
 
-/// A file that is no token.
-#[derive(Debug, thiserror::Error)]
-#[error("admin.token_file = {}: {why}", path.display())]
-pub struct TokenError {
-    /// The file.
-    pub path: PathBuf,
-    /// What is wrong with it.
-    pub why: String,
-}
+/// A secret that requests carry.
+pub(super) struct BearerToken(Vec<u8>);
 
-/// A secret that calls carry.
-pub(super) struct Token(Vec<u8>);
-
-impl Token {
+impl BearerToken {
     /// Reads a file that belongs to this user, or to root, and that no other user reads.
-    pub(super) fn read(path: &Path) -> Result<Self, TokenError> {
-        let wrong = |why: String| TokenError { path: path.to_owned(), why };
+    pub(super) fn read(path: &Path) -> Result<Self, HttpError> {
+        let wrong = |why: String| HttpError::File { setting: "token_file", path: path.to_owned(), why };
         let bytes =
             private_file::read(path, *LENGTHS.end() as u64 + 3).map_err(|error| wrong(error.to_string()))?;
         let token = bytes.trim_ascii();
@@ -66,7 +57,7 @@ mod tests {
 
     #[test]
     fn a_token_admits_itself_alone() {
-        let token = Token(b"0123456789abcdef".to_vec());
+        let token = BearerToken(b"0123456789abcdef".to_vec());
         assert!(token.admits(Some("Bearer 0123456789abcdef")));
         assert!(token.admits(Some("bearer 0123456789abcdef ")));
         for wrong in [
@@ -93,7 +84,7 @@ mod tests {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
         };
         write("0123456789abcdef\n", 0o600);
-        assert!(Token::read(&path).unwrap().admits(Some("Bearer 0123456789abcdef")));
+        assert!(BearerToken::read(&path).unwrap().admits(Some("Bearer 0123456789abcdef")));
         for (text, mode, why) in [
             ("0123456789abcdef", 0o640, "mode 640"),
             ("0123456789abcdef", 0o604, "chmod 600"),
@@ -101,12 +92,12 @@ mod tests {
             ("0123456789 abcdef", 0o600, "no spaces"),
         ] {
             write(text, mode);
-            let error = Token::read(&path).err().unwrap().to_string();
-            assert!(error.contains(why) && error.contains("admin.token_file"), "{error}");
+            let error = BearerToken::read(&path).err().unwrap().to_string();
+            assert!(error.contains(why) && error.contains("token_file = "), "{error}");
         }
         write(&"x".repeat(5000), 0o600);
-        assert!(Token::read(&path).is_err());
-        assert!(Token::read(folder.path()).is_err());
-        assert!(Token::read(&folder.path().join("absent")).is_err());
+        assert!(BearerToken::read(&path).is_err());
+        assert!(BearerToken::read(folder.path()).is_err());
+        assert!(BearerToken::read(&folder.path().join("absent")).is_err());
     }
 }

@@ -4,12 +4,17 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
+mod memory;
+mod processes;
+#[path = "../support/mod.rs"]
 mod support;
 
+use crate::memory::{Mapping, block_bytes, engine_memory};
+use crate::processes::{Process, Processes};
+use crate::support::store::namespace_tag;
+use crate::support::{expected, model, soon, tokens, unlimited};
 use kvbm::config::{Blocks, Config};
-use kvbm::layout::{AxisOrder, FullyContiguous, LayoutConfig};
 use kvbm::pool::RegisterError;
-use kvbm::storage::{BoundLayout, HostStorage, RegionBinding};
 use kvbm::volumes::{BlobScope, DirectoryVolume, Volume};
 use kvbm::{
     BlockId, BuildError, Engine, EngineError, G1Memory, KvBlockManager, Lost, Owned, ParkError, Rank,
@@ -17,14 +22,8 @@ use kvbm::{
 };
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::ptr::NonNull;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
-use support::store::namespace_tag;
-use support::{expected, model, soon, tokens, unlimited};
 
 const RANKS: u32 = 2;
 const G1: u32 = 16;
@@ -65,72 +64,6 @@ fn config(folder: &Path) -> Config {
     config
 }
 
-/// Bytes of a rank's part of a block.
-fn block_bytes() -> usize {
-    let config = Config { model: model(), ..Config::default() };
-    config.rank_block_bytes() as usize / RANKS as usize
-}
-
-/// A file in memory.
-struct Mapping {
-    start: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: the memory is shared between processes anyway; tests touch a block only while no transfer
-// does.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    fn of(path: &Path) -> Self {
-        let file = File::options().read(true).write(true).open(path).unwrap();
-        let len = file.metadata().unwrap().len() as usize;
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-        // SAFETY: a new mapping of a file that nobody truncates.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, file.as_raw_fd(), 0) };
-        assert_ne!(start, libc::MAP_FAILED);
-        Self { start: NonNull::new(start.cast()).unwrap(), len }
-    }
-
-    fn block(&self, block: BlockId) -> *mut [u8] {
-        let bytes = block_bytes();
-        assert!((block.index() + 1) * bytes <= self.len);
-        // SAFETY: within the mapping.
-        let start = unsafe { self.start.add(block.index() * bytes) };
-        std::ptr::slice_from_raw_parts_mut(start.as_ptr(), bytes)
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: nobody has a reference into it: its owner is gone.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
-    }
-}
-
-/// G1 of a rank over the memory that is shared with the test.
-fn engine_memory(folder: &Path, rank: u16) -> G1Memory {
-    let mapping = Arc::new(Mapping::of(&shared(folder, rank)));
-    let (model, start, len) = (model(), mapping.start, mapping.len as u64);
-    let heads = model.num_kv_heads / RANKS;
-    let shape = LayoutConfig::builder()
-        .num_blocks(G1)
-        .num_layers(model.num_layers)
-        .outer_dim(model.outer_dim)
-        .page_size(model.page_size)
-        .inner_dim(heads * model.head_dim)
-        .num_heads(heads)
-        .dtype(model.dtype)
-        .build()
-        .unwrap();
-    let layout = Arc::new(FullyContiguous::new(shape, AxisOrder::Nhd).unwrap());
-    // SAFETY: the mapping is its own owner.
-    let storage = unsafe { HostStorage::from_external(start, len, mapping) }.unwrap();
-    G1Memory::EngineHost(BoundLayout::bind(layout, vec![RegionBinding::new(Arc::new(storage))]).unwrap())
-}
-
 /// Ends this process when the one that started it has gone.
 fn end_with_parent() {
     std::thread::spawn(|| {
@@ -165,72 +98,6 @@ fn leader_process() {
     // More is under way when it is killed.
     loop {
         bench.put(&bench.sequence(2));
-    }
-}
-
-/// A process of this binary that plays a part.
-struct Process(Child);
-
-impl Process {
-    fn start(test: &str, variable: &str, value: &str) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", test, "--test-threads", "1"]).env(variable, value);
-        Self(command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap())
-    }
-
-    fn signal(&self, signal: i32) {
-        // SAFETY: a signal to a child that was not waited for yet.
-        assert_eq!(unsafe { libc::kill(self.0.id().cast_signed(), signal) }, 0);
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-/// The workers' processes; they end with the test, however it ends.
-struct Processes {
-    folder: PathBuf,
-    ranks: Vec<Option<Process>>,
-}
-
-impl Processes {
-    fn start_all(folder: &Path) -> Self {
-        let ranks = (0..RANKS).map(|_| None).collect();
-        let mut processes = Self { folder: folder.to_owned(), ranks };
-        (0..RANKS as usize).for_each(|rank| processes.start(rank));
-        processes
-    }
-
-    fn start(&mut self, rank: usize) {
-        let line = format!("{} {rank}", self.folder.display());
-        self.ranks[rank] = Some(Process::start("worker_process", WORKER, &line));
-    }
-
-    fn kill(&mut self, rank: usize) {
-        self.ranks[rank] = None;
-    }
-
-    /// Stops a process, and waits until each of its threads stands.
-    fn stop(&self, rank: usize) {
-        self.signal(rank, libc::SIGSTOP);
-        let tasks = format!("/proc/{}/task", self.ranks[rank].as_ref().unwrap().0.id());
-        let stands = |task: std::io::Result<std::fs::DirEntry>| {
-            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
-            stat.rsplit_once(") ").unwrap().1.starts_with('T')
-        };
-        let until = soon();
-        while !std::fs::read_dir(&tasks).unwrap().all(stands) {
-            assert!(Instant::now() < until, "the process stops");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    fn signal(&self, rank: usize, signal: i32) {
-        self.ranks[rank].as_ref().unwrap().signal(signal);
     }
 }
 

@@ -4,6 +4,8 @@
 // A helper that fails is a test that fails.
 #![allow(clippy::unwrap_used)]
 
+mod models;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::process::ExitStatusExt;
@@ -161,8 +163,8 @@ fn tenants_have_their_shares() {
 
     let refused = run(dir.path(), "--trace t.jsonl --metadata-only --tenants acme=0.5");
     assert_eq!(refused.status.code(), Some(1));
-    let said = text(&refused.stderr);
-    assert!(said.contains("requests of 'beta'") && said.contains("--tenants"), "{said}");
+    let message = text(&refused.stderr);
+    assert!(message.contains("requests of 'beta'") && message.contains("--tenants"), "{message}");
     let refused = run(dir.path(), "--metadata-only --synthetic 9 --tenants a=0.6,b=0.6");
     assert_eq!(refused.status.code(), Some(2));
     assert!(text(&refused.stderr).contains("tenants.shares = 1.2 in all"), "{}", text(&refused.stderr));
@@ -230,17 +232,22 @@ fn what_does_not_fit_is_said() {
     assert!(table.contains("blocks did not fit into G1"), "{table}");
     assert!(text(&output.stderr).contains("requests: 10 of 10"), "progress in plain lines");
     let output = run(dir.path(), "--synthetic 5 --block-bytes 512 --capacity 10,10,5 --dir kept");
-    let said = text(&output.stderr);
-    assert!(said.contains("the next run will not find them; where the last tier is full, give it"), "{said}");
+    let message = text(&output.stderr);
+    assert!(
+        message.contains("the next run will not find them; where the last tier is full, give it"),
+        "{message}"
+    );
 }
 
 #[test]
 fn without_bytes_nothing_is_written() {
     let dir = temp();
-    for (mode, said) in [("", " MiB written to G3: "), ("--metadata-only", " MiB would be written to G3: ")] {
+    for (mode, message) in
+        [("", " MiB written to G3: "), ("--metadata-only", " MiB would be written to G3: ")]
+    {
         let output = run(dir.path(), &format!("--synthetic 40 --capacity 50,100,2000 {mode}"));
         let table = text(&output.stdout);
-        assert!(table.contains(said), "{table}");
+        assert!(table.contains(message), "{table}");
     }
 }
 
@@ -374,12 +381,12 @@ fn what_was_flushed_survives_kill_9() {
     // Again and again, so that it is still at it when it is killed.
     std::fs::write(dir.path().join("longer.jsonl"), long_prompts(300).repeat(20)).unwrap();
     let mut running = Running::start(dir.path(), &LONG_PROMPTS.replace("long.jsonl", "longer.jsonl"));
-    let told = running.line_with("flushed after 60 requests");
+    let stderr = running.line_with("flushed after 60 requests");
     running.child.kill().unwrap();
     let ended = running.child.wait().unwrap();
     assert_eq!(ended.signal(), Some(9), "it was still running: {ended}");
-    let durable: u64 = told.split(' ').nth(4).unwrap().parse().unwrap();
-    assert!(durable > 60 * 22, "{told}");
+    let durable: u64 = stderr.split(' ').nth(4).unwrap().parse().unwrap();
+    assert!(durable > 60 * 22, "{stderr}");
     assert_served_from_the_first_request_on(dir.path());
 }
 
@@ -404,8 +411,8 @@ fn planted_faults_are_counted_and_never_served() {
     assert_eq!(number(&json, "/verified_blocks"), hits(&json).iter().sum::<u64>(), "{json:#}");
     assert!(number(&json, "/failed_transfers") > 0 && number(&json, "/quarantined_blocks") > 0, "{json:#}");
     assert!(number(&json, "/blocks") == number(&healthy, "/blocks"), "every request was served");
-    let told = text(&output.stderr);
-    assert!(told.contains("corrupt") && told.contains("only counted"), "{told}");
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("corrupt") && stderr.contains("only counted"), "{stderr}");
 }
 
 #[test]
@@ -427,8 +434,8 @@ fn failures_say_what_to_do() {
     ] {
         let output = run(dir.path(), line);
         assert_eq!(output.status.code(), Some(status), "{line}: {}", text(&output.stderr));
-        let told = text(&output.stderr);
-        assert!(told.contains(message), "{line}: {told}");
+        let stderr = text(&output.stderr);
+        assert!(stderr.contains(message), "{line}: {stderr}");
         assert!(output.stdout.is_empty(), "{line}");
     }
 }
@@ -511,8 +518,8 @@ fn metrics_answer_during_a_run_and_a_signal_ends_it_cleanly() {
     }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "the temporary G3");
     running.terminate();
-    let told = running.line_with("kvbm: interrupted at request");
-    assert!(told.ends_with("of 100000"), "{told}");
+    let stderr = running.line_with("kvbm: interrupted at request");
+    assert!(stderr.ends_with("of 100000"), "{stderr}");
     assert_eq!(running.child.wait().unwrap().code(), Some(1));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left behind");
 }
@@ -544,10 +551,10 @@ fn events_that_nobody_took_are_told_and_the_replay_is_done_all_the_same() {
     let line =
         "--trace t.jsonl --metadata-only --capacity 40 --events nats://me:word@127.0.0.1:9 --json t.json";
     let output = run(dir.path(), line);
-    let told = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{told}");
-    assert!(told.contains("of 6 events 6 were not published and 0 are lost"), "{told}");
-    assert!(!told.contains("word"), "{told}");
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("of 6 events 6 were not published and 0 are lost"), "{stderr}");
+    assert!(!stderr.contains("word"), "{stderr}");
     let json: Value = serde_json::from_slice(&std::fs::read(dir.path().join("t.json")).unwrap()).unwrap();
     assert_eq!((number(&json, "/events/published"), number(&json, "/events/unpublished")), (0, 6));
     assert_eq!(json["events"]["held"], serde_json::json!([6, 0, 0]));
@@ -559,142 +566,4 @@ fn an_unknown_transport_is_named() {
     let output = run(dir.path(), "--events pigeon://coop");
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("there is no transport 'pigeon'; known are nats"));
-}
-
-/// A replay of a model, as JSON.
-fn replay_of_model(line: &str) -> Value {
-    let dir = temp();
-    let output = run(dir.path(), &format!("{line} --block-bytes 2KiB --json -"));
-    assert!(output.status.success(), "{line}: {}", text(&output.stderr));
-    serde_json::from_str(&text(&output.stdout)).unwrap()
-}
-
-/// Every byte of every group comes back from three tiers, every prefix is as long as a look at each
-/// group alone says, and a window takes no more than windows at the ends of requests.
-#[test]
-fn models_of_several_groups_find_what_an_oracle_finds() {
-    for line in [
-        "--model gemma-3 --synthetic 60 --capacity 6000,12000,0",
-        "--model gemma-3 --synthetic 60 --capacity 3000,1200,6000 --checkpoint-every 20 --tensor-parallel 2",
-        "--model jamba --synthetic 60 --capacity 3000,4000,3000 --checkpoint-every 8",
-        "--model gpt-oss --synthetic 60 --capacity 1500,600,3000 --dtype fp8_e4m3",
-        "--model qwen3-next --synthetic 40 --capacity 9000,0,0 --policy lru-leaf",
-    ] {
-        let json = replay_of_model(line);
-        let number = |field: &str| json[field].as_f64().unwrap();
-        assert!(number("hit_ratio") > 0.02, "{line}: {json}");
-        assert!((number("hit_ratio") - number("oracle_hit_ratio")).abs() < 1e-12, "{line}: {json}");
-        assert!(number("verified_blocks") > 0.0, "{line}: {json}");
-        assert_eq!((number("corrupt_blocks"), number("failed_transfers")), (0.0, 0.0), "{line}: {json}");
-        for group in json["groups"].as_array().unwrap() {
-            let figure = |field: &str| group[field].as_f64().unwrap();
-            assert!(figure("held_blocks") <= 1.1 * figure("needed_blocks"), "{line}: {group}");
-            assert!(figure("block_bytes") <= figure("slot_bytes"), "{line}: {group}");
-        }
-    }
-}
-
-/// One latent of a token on every rank, and elements of one byte.
-#[test]
-fn latents_and_narrow_elements_come_back_with_any_number_of_ranks() {
-    for ranks in [1, 2, 4] {
-        for dtype in ["fp8_e4m3", "fp8_e5m2", "int8", "fp16", "fp32"] {
-            let line = format!(
-                "--model deepseek-v3 --dtype {dtype} --tensor-parallel {ranks} --synthetic 40 --capacity 70,60,3000"
-            );
-            let json = replay_of_model(&line);
-            assert!(json["verified_onboarded_blocks"].as_u64().unwrap() > 0, "{line}: {json}");
-            assert_eq!(json["corrupt_blocks"], 0, "{line}: {json}");
-            assert_eq!(json["failed_transfers"], 0, "{line}: {json}");
-        }
-    }
-}
-
-/// Scales are part of the block: they come back with it from every tier, whatever they are for, and
-/// blocks with other scales are other blocks.
-#[test]
-fn scales_travel_with_their_blocks() {
-    let mut lengths = Vec::new();
-    let small = "70,60,3000";
-    for (model, scales, capacity) in [
-        ("", "block", small),
-        ("", "head:f16", small),
-        ("--model deepseek-v3", "token", small),
-        ("--model gemma-3", "head", "500,300,3000"),
-    ] {
-        let line =
-            format!("{model} --dtype fp8_e4m3 --scales {scales} --tp 2 --synthetic 60 --capacity {capacity}");
-        let json = replay_of_model(&line);
-        assert!(number(&json, "/verified_onboarded_blocks") > 0, "{line}: {json}");
-        let bad = ["/corrupt_blocks", "/failed_transfers"].map(|field| number(&json, field));
-        assert_eq!(bad, [0, 0], "{line}");
-        lengths.push(number(&json, "/g3/bytes_written") / number(&json, "/paths/g2_g3/blocks"));
-    }
-    // 8 layers of keys and values with one head, which both ranks hold, and a scale of four or two
-    // bytes for each.
-    assert_eq!(lengths[..2], [2048 + 8 * 2 * 4, 2048 + 8 * 2 * 2]);
-    let dir = temp();
-    let replay = |scales: &str| {
-        let line = "--dtype fp8_e4m3 --synthetic 30 --capacity 100,100,4000 --block-bytes 2KiB --dir kv";
-        json(dir.path(), &format!("{line} --scales {scales}"))
-    };
-    let first = replay("head");
-    assert!(first_tenth(&replay("head")) > 0.99);
-    let other = replay("token");
-    assert!((first_tenth(&other) - first_tenth(&first)).abs() < 1e-9, "{other:#}");
-    let error = text(&run(dir.path(), "--scales row --synthetic 3").stderr);
-    assert!(error.contains("row") && error.contains("block, head or token"), "{error}");
-}
-
-/// What `kvbm` has in its directory: bytes of slot files.
-fn slot_bytes(dir: &Path) -> u64 {
-    let entries = std::fs::read_dir(dir).unwrap().map(Result::unwrap);
-    let bytes = |entry: std::fs::DirEntry| match entry.metadata().unwrap() {
-        metadata if metadata.is_dir() => slot_bytes(&entry.path()),
-        metadata if entry.file_name() == "slots.kvbm" => metadata.len(),
-        _ => 0,
-    };
-    entries.map(bytes).sum()
-}
-
-/// A latent lies on every rank, and once on the disk, whatever the ranks; another number of them
-/// finds it there, and in a volume.
-#[test]
-fn one_copy_of_a_latent_is_on_the_disk_for_all_ranks() {
-    let mut found = Vec::new();
-    for (ranks, next) in [(1, 2), (4, 2)] {
-        let dir = temp();
-        std::fs::create_dir(dir.path().join("volume")).unwrap();
-        let volume = dir.path().join("volume").display().to_string();
-        let replay = |ranks: u32| {
-            let line = "--model deepseek-v3 --dtype fp8_e4m3 --synthetic 40 --capacity 70,60,3000 --dir kv";
-            let line = format!("{line} --block-bytes 2KiB --tp {ranks} --volume dir://{volume}");
-            let json = json(dir.path(), &line);
-            let bad = ["/corrupt_blocks", "/failed_transfers"].map(|field| number(&json, field));
-            assert_eq!(bad, [0, 0], "{json:#}");
-            json
-        };
-        let first = replay(ranks);
-        let written = number(&first, "/g3/bytes_written");
-        assert_eq!(number(&first, "/paths/g2_g3/bytes"), written, "{ranks} ranks: {first:#}");
-        found.push((written, slot_bytes(&dir.path().join("kv")), number(&first, "/paths/g2_g3/blocks")));
-        let second = replay(next);
-        assert!(second["hits"]["g3"].as_u64().unwrap() > 0, "{ranks} ranks: {second:#}");
-        assert!(first_tenth(&second) > 0.95, "{ranks} ranks: {second:#}");
-    }
-    assert!(found[0].0 > 0 && found.iter().all(|one| *one == found[0]), "{found:?}");
-}
-
-#[test]
-fn a_model_that_there_is_not_is_named_with_those_that_there_are() {
-    let dir = temp();
-    let output = run(dir.path(), "--model no-such-model --synthetic 3");
-    let error = text(&output.stderr);
-    assert!(
-        !output.status.success() && error.contains("no-such-model") && error.contains("jamba"),
-        "{error}"
-    );
-    std::fs::write(dir.path().join("config.json"), "{}").unwrap();
-    let error = text(&run(dir.path(), "--model config.json --synthetic 3").stderr);
-    assert!(error.contains("num_hidden_layers"), "{error}");
 }

@@ -1,8 +1,8 @@
 //! What an engine knows of its blocks, for who follows engines.
 
-use crate::KvBlockManager;
+use crate::events::EventPump;
 use kvbm_events::vllm::{EngineBlock, EngineHash};
-use kvbm_tokens::BlockChain;
+use kvbm_tokens::{BlockChain, BlockHasher};
 
 /// A description that makes no sense; nothing was noted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -43,40 +43,26 @@ pub enum DescribeError {
     },
 }
 
-impl<G> KvBlockManager<G> {
-    /// Says what the engine knows of blocks `first`, `first + 1`, .. of `chain`: its own hashes,
-    /// their tokens, what else went into the hashes, the adapter. Call it before the blocks are
-    /// registered (or offloaded, where the engine owns G1); what is left empty is taken from the
-    /// chain, where that knows it.
-    ///
-    /// Events in an engine's format (`events.url` with `format=vllm`) tell of the blocks by these
-    /// names from then on. The table is bounded: it holds as many blocks as all tiers (1,048,576 at
-    /// most) and the event ring. Blocks that it does not know are told by kvbm's hash, without
-    /// tokens, and counted ([`EventsStatus`](crate::EventsStatus)). In kvbm's own format only the
-    /// tokens matter, as `local_hash`; nothing else is kept then.
-    ///
-    /// # Errors
-    /// [`DescribeError`]: nothing was noted.
-    pub fn describe<'a>(
-        &self,
-        chain: impl Into<BlockChain<'a>>,
-        first: usize,
-        blocks: impl IntoIterator<Item = EngineBlock>,
-    ) -> Result<(), DescribeError> {
-        let chain = chain.into();
-        let blocks: Vec<EngineBlock> = blocks.into_iter().collect();
-        if first.checked_add(blocks.len()).is_none_or(|end| end > chain.len()) {
-            return Err(DescribeError::Count { first, blocks: blocks.len(), len: chain.len() });
-        }
-        let page_size = self.hasher().page_size();
-        for (at, block) in blocks.iter().enumerate() {
-            check(first + at, block, page_size)?;
-        }
-        for (hash, block) in chain.hashes()[first..].iter().zip(blocks) {
-            self.events().describe(*hash, block, self.hasher());
-        }
-        Ok(())
+/// Notes what the engine knows of blocks `first`, `first + 1`, .. of `chain`.
+pub(super) fn describe(
+    events: &EventPump,
+    hasher: &BlockHasher,
+    chain: BlockChain<'_>,
+    first: usize,
+    blocks: impl IntoIterator<Item = EngineBlock>,
+) -> Result<(), DescribeError> {
+    let blocks: Vec<EngineBlock> = blocks.into_iter().collect();
+    if first.checked_add(blocks.len()).is_none_or(|end| end > chain.len()) {
+        return Err(DescribeError::Count { first, blocks: blocks.len(), len: chain.len() });
     }
+    let page_size = hasher.page_size();
+    for (at, block) in blocks.iter().enumerate() {
+        check(first + at, block, page_size)?;
+    }
+    for (hash, block) in chain.hashes()[first..].iter().zip(blocks) {
+        events.describe(*hash, block, hasher);
+    }
+    Ok(())
 }
 
 fn check(block: usize, known: &EngineBlock, page_size: usize) -> Result<(), DescribeError> {
