@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from kvbm_rs import ConfigInvalid, KvbmError
+from kvbm_rs import ConfigInvalid, KvbmError, doctor
 from kvbm_rs.engine_names import missing
 from kvbm_rs.sglang import _sglang_compat as compat
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -91,6 +91,16 @@ def same(pool: Any, page: int, other: Any, there: int) -> bool:
     )
 
 
+def layer_same(pool: Any, layer: int, page: int, there: int) -> bool:
+    """Whether a layer of two pages is the same."""
+    return all(
+        torch.equal(
+            buffer[page * PAGE : (page + 1) * PAGE], buffer[there * PAGE : (there + 1) * PAGE]
+        )
+        for buffer in (pool.k_buffer[layer], pool.v_buffer[layer])
+    )
+
+
 def offloaded(store: Any) -> bool:
     deadline = time.monotonic() + 10
     while store.num_completed_offloads() == 0:
@@ -118,13 +128,23 @@ def test_pages_come_back_layer_by_layer() -> None:
     assert store.lookup("b", transfer(keys(2, seed=500))) == []
     assert store.start_layer_wise_loading() == -1, "nothing is queued"
     assert store.load("a", transfer(names[:3], [20, 21, 22]))
-    index = store.start_layer_wise_loading()
     counter = store.layer_done_counter
+    moved, complete, completed = list(enumerate([3, 1, 7])), counter.complete, []
+
+    def completes(index: int, layer: int) -> None:
+        completed.append((layer, [layer_same(pool, layer, 20 + at, page) for at, page in moved]))
+        complete(index, layer)
+
+    counter.complete = completes
+    index = store.start_layer_wise_loading()
     counter.set_consumer(index)
     for layer in range(LAYERS):
         counter.wait_until(layer)
     assert store.finish_layer_wise_loading(index)
-    assert all(same(pool, 20 + at, pool, page) for at, page in enumerate([3, 1, 7]))
+    assert completed == [(layer, [True] * 3) for layer in range(LAYERS)], (
+        "each in its turn, in place"
+    )
+    assert all(same(pool, 20 + at, pool, page) for at, page in moved)
     assert store._store.manager.open_tickets == (0, 0)
     store.close()
 
@@ -250,3 +270,11 @@ def test_what_cannot_work_is_refused_at_the_start() -> None:
     pool.kv_cache_layout = "hnd"
     with pytest.raises(ConfigInvalid, match="'hnd'"):
         linker(pool)
+
+
+def test_the_doctor_finds_what_both_classes_use() -> None:
+    findings = doctor.examine("sglang")["findings"]
+    assert [(one["name"], one["status"]) for one in findings] == [
+        ("SGLang KvbmHiCache", "ok"),
+        ("SGLang KvbmLinker", "ok"),
+    ]

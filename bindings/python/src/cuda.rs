@@ -50,6 +50,26 @@ impl EngineEvents {
         Ok(self.wait_for(handle, owner)?)
     }
 
+    /// The event that a rank signals: complete at once, or when the engine's event `after` is.
+    /// `events` is none where the tensors of this `owner` (mover, worker) are in host memory.
+    pub(crate) fn signalled(
+        events: Option<&Self>,
+        after: Option<&Bound<'_, PyAny>>,
+        owner: &str,
+    ) -> PyResult<Event> {
+        match (after, events) {
+            (None, _) => Ok(Event::complete()),
+            (Some(after), Some(events)) => events.follow(after),
+            (Some(_), None) => {
+                let text = format!(
+                    "`after` is for tensors on a CUDA device, and those of this {owner} are in host memory: \
+                     leave it out"
+                );
+                Err(Error::argument(text).into())
+            }
+        }
+    }
+
     fn wait_for(&self, handle: usize, owner: Py<PyAny>) -> Result<Event> {
         let mut stream = self.stream.lock();
         if stream.status().is_err() {

@@ -5,7 +5,7 @@
 
 use kvbm::config::ConfigError;
 use kvbm::tokens::{ExtraKeyError, NamespaceError, NotPersistable};
-use kvbm::{BuildError, EngineError, SequenceError, TicketError};
+use kvbm::{BuildError, EngineError, OffloadError, PinError, PinForError, SequenceError, TicketError};
 use pyo3::PyErr;
 
 /// The classes.
@@ -112,6 +112,33 @@ impl From<TicketError> for Error {
     }
 }
 
+impl From<PinError> for Error {
+    fn from(error: PinError) -> Self {
+        let kind = if matches!(error, PinError::Limit { .. }) { Kind::NoRoom } else { Kind::Argument };
+        Self::of(kind, &error)
+    }
+}
+
+impl From<PinForError> for Error {
+    fn from(error: PinForError) -> Self {
+        match error {
+            PinForError::Pin(error) => Self::from(error),
+            PinForError::TooMany { .. } => Self::of(Kind::NoRoom, &error),
+        }
+    }
+}
+
+impl From<OffloadError> for Error {
+    fn from(error: OffloadError) -> Self {
+        let kind = match error {
+            OffloadError::Lost(_) => Kind::Lost,
+            OffloadError::ShuttingDown => Kind::Closed,
+            _ => Kind::Argument,
+        };
+        Self::of(kind, &error)
+    }
+}
+
 impl From<BuildError> for Error {
     fn from(error: BuildError) -> Self {
         let kind = match error {
@@ -153,6 +180,7 @@ of_kind! {
     NotPersistable => Argument,
     SequenceError => Argument,
     kvbm::NoSuchBlock => Argument,
+    kvbm::TtlError => Argument,
     kvbm::ClearError => Argument,
     kvbm::FenceError => Argument,
     kvbm::FlushError => Other,

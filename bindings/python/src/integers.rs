@@ -87,3 +87,9 @@ pub(crate) fn seconds(timeout: f64) -> Result<Duration> {
         .map(|timeout| timeout.min(LONGEST))
         .map_err(|error| Error::argument(format!("timeout: {error}; give seconds, 0 or more")))
 }
+
+/// A time that something is kept for, out of seconds.
+pub(crate) fn duration(seconds: f64) -> Result<Duration> {
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|error| Error::argument(format!("seconds = {seconds}: {error}; give 0 or more")))
+}

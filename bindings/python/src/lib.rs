@@ -15,15 +15,17 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `node_server` | `NodeServer`: the daemon that keeps a cache for engines | `config`, `status`, `integers`, `guard`, `errors` |
-//! | `node_mover` | `NodeMover`: copies for a rank of such an engine | `node_engine`, `layout`, `cuda`, `integers`, `guard`, `errors` |
-//! | `node_engine` | `NodeEngine`: the scheduler of such an engine | `fence`, `loads`, `sequence`, `layout`, `cuda`, `integers`, `guard`, `errors` |
-//! | `worker` | `Worker`: a rank for another process | `layout`, `cuda`, `config`, `integers`, `guard`, `errors` |
-//! | `manager` | `KvBlockManager` | `status`, `fence`, `loads`, `events`, `sequence`, `layout`, `cuda`, `config`, `logs`, `integers`, `guard`, `errors` |
+//! | `node_server` | `NodeServer`: the daemon that keeps a cache for engines | `config`, `status`, `closable`, `integers`, `guard`, `errors` |
+//! | `node_mover` | `NodeMover`: copies for a rank of such an engine | `node_engine`, `layout`, `cuda`, `closable`, `integers`, `guard`, `errors` |
+//! | `node_engine` | `NodeEngine`: the scheduler of such an engine | `fence`, `loads`, `sequence`, `layout`, `cuda`, `closable`, `integers`, `guard`, `errors` |
+//! | `worker` | `Worker`: a rank for another process | `layout`, `cuda`, `config`, `closable`, `integers`, `guard`, `errors` |
+//! | `manager` | `KvBlockManager` | `status`, `options`, `fence`, `loads`, `parked`, `events`, `sequence`, `layout`, `cuda`, `config`, `logs`, `closable`, `integers`, `guard`, `errors` |
 //! | `kernels` | conversions between the forms of a block | `tensor`, `guard`, `errors` |
 //! | `status` | how a manager stands | - |
+//! | `options` | what options of calls mean | `fence`, `integers`, `errors` |
 //! | `fence` | `Fence`: a point of the engine's work | `errors` |
 //! | `loads` | look-ups, loads and offloads as Python sees them | `errors` |
+//! | `parked` | `Parked`: blocks of a preempted request | `guard`, `errors` |
 //! | `events` | `Events` and `KvIndex` | `sequence`, `guard`, `errors` |
 //! | `sequence` | `Namespace`, `TokenSequence`, `ExternalSequence` | `integers`, `errors` |
 //! | `layout` | `Layout`: the engine's blocks | `tensor`, `cuda`, `errors` |
@@ -32,10 +34,12 @@
 //! | `cuda` | the engine's device and its events | `errors` |
 //! | `config` | `Config` | `errors` |
 //! | `logs` | the ring of log records | - |
+//! | `closable` | what an object of Python holds until it is closed | `guard`, `errors` |
 //! | `integers` | tokens, ids and times out of Python's numbers | `errors` |
 //! | `guard` | calls without the GIL, without panics, in the right process | `errors` |
 //! | `errors` | from errors of kvbm to exceptions | - |
 
+mod closable;
 mod config;
 mod cuda;
 mod dlpack;
@@ -52,6 +56,8 @@ mod manager;
 mod node_engine;
 mod node_mover;
 mod node_server;
+mod options;
+mod parked;
 mod sequence;
 mod status;
 mod tensor;
@@ -70,9 +76,10 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<sequence::ExternalSequence>()?;
     module.add_class::<tensor::TensorView>()?;
     module.add_class::<layout::Layout>()?;
-    module.add_class::<loads::LookUp>()?;
+    module.add_class::<loads::Ticket>()?;
     module.add_class::<loads::FinishedLoad>()?;
     module.add_class::<loads::OffloadStarted>()?;
+    module.add_class::<parked::Parked>()?;
     module.add_class::<manager::KvBlockManager>()?;
     module.add_class::<fence::Fence>()?;
     module.add_class::<node_engine::NodeEngine>()?;

@@ -2,10 +2,10 @@
 
 use pyo3::prelude::*;
 
-/// What a look-up promises: so many blocks from the first that the engine lacks.
+/// What a look-up promises to its request: so many blocks from the first that the engine lacks.
 #[pyclass(module = "kvbm_rs", frozen, get_all)]
 #[derive(Clone)]
-pub(crate) struct LookUp {
+pub(crate) struct Ticket {
     /// Blocks.
     pub(crate) blocks: usize,
     /// Of these, blocks by tier, G1 to G4.
@@ -16,9 +16,9 @@ pub(crate) struct LookUp {
 }
 
 #[pymethods]
-impl LookUp {
+impl Ticket {
     fn __repr__(&self) -> String {
-        format!("LookUp(blocks={}, by_tier={:?})", self.blocks, self.by_tier)
+        format!("Ticket(blocks={}, by_tier={:?})", self.blocks, self.by_tier)
     }
 }
 

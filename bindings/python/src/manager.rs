@@ -2,20 +2,24 @@
 
 #![expect(clippy::needless_pass_by_value, reason = "what Python arguments become")]
 
+use crate::closable::Closable;
 use crate::config::Config;
 use crate::cuda::EngineEvents;
-use crate::errors::{Error, Kind, Result};
+use crate::errors::{Error, Result};
 use crate::events::{Event, Events, held};
 use crate::fence::Fence;
-use crate::guard::{Process, caught, detached, drop_detached};
-use crate::integers::{block_ids, seconds};
+use crate::guard::{caught, detached};
+use crate::integers::{block_ids, duration, seconds};
 use crate::layout::Layout;
-use crate::loads::{FinishedLoad, LookUp, OffloadStarted};
+use crate::loads::{FinishedLoad, OffloadStarted, Ticket};
+use crate::options::{comparison, load_options, pinnable, tier_of};
+use crate::parked::Parked;
 use crate::sequence::{AnySequence, Namespace};
 use crate::status::status_of;
 use kvbm::config::Config as Settings;
-use kvbm::{BlockId, Comparison, Elements, Engine, GroupId, KvBlockManager as Manager, LoadOptions, Tier};
-use parking_lot::RwLock;
+use kvbm::{
+    BatchPosition, BlockId, BlockMetadata, Engine, GroupId, KvBlockManager as Manager, OffloadOptions, Tier,
+};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::os::fd::AsRawFd;
@@ -28,10 +32,9 @@ use std::time::Instant;
 /// Close it (or use it in a `with` statement): what is not on disk by then is lost.
 #[pyclass(module = "kvbm_rs", frozen, subclass)]
 pub(crate) struct KvBlockManager {
-    made: Process,
     namespace: kvbm::Namespace,
     block_bytes: usize,
-    open: RwLock<Option<Arc<Open>>>,
+    open: Closable<Arc<Open>>,
 }
 
 /// A manager that was not closed yet.
@@ -41,21 +44,9 @@ struct Open {
     events: Option<EngineEvents>,
 }
 
-impl Drop for KvBlockManager {
-    fn drop(&mut self) {
-        if let Some(open) = self.open.get_mut().take() {
-            drop_detached(self.made, open);
-        }
-    }
-}
-
 impl KvBlockManager {
     fn open(&self) -> Result<Arc<Open>> {
-        self.made.check("KvBlockManager")?;
-        self.open
-            .read()
-            .clone()
-            .ok_or_else(|| Error::new(Kind::Closed, "the manager was closed: build another one"))
+        self.open.get(Arc::clone)
     }
 
     /// Runs `call` without the GIL.
@@ -63,18 +54,6 @@ impl KvBlockManager {
         let open = self.open()?;
         detached(py, move || call(&open))
     }
-}
-
-/// When a load begins and ends.
-fn load_options(after: Option<&Fence>, timeout: Option<f64>) -> Result<LoadOptions> {
-    let mut options = LoadOptions::default();
-    if let Some(fence) = Fence::of_manager(after)? {
-        options = options.after(fence);
-    }
-    if let Some(timeout) = timeout {
-        options = options.until(Instant::now() + seconds(timeout)?);
-    }
-    Ok(options)
 }
 
 #[pymethods]
@@ -130,7 +109,7 @@ impl KvBlockManager {
             Ok(Open { manager, events })
         })?;
         let namespace = open.manager.namespace().clone();
-        Ok(Self { made: Process::this(), namespace, block_bytes, open: RwLock::new(Some(Arc::new(open))) })
+        Ok(Self { namespace, block_bytes, open: Closable::new("KvBlockManager", Arc::new(open)) })
     }
 
     /// The namespace of the manager, complete: sequences are made in it.
@@ -163,7 +142,7 @@ impl KvBlockManager {
         sequence: AnySequence<'_>,
         first: usize,
         end: Option<usize>,
-    ) -> PyResult<Option<LookUp>> {
+    ) -> PyResult<Option<Ticket>> {
         let chain = sequence.chain();
         let chain = chain.slice(0..end.unwrap_or(usize::MAX));
         self.call(py, |open| {
@@ -172,7 +151,7 @@ impl KvBlockManager {
                 kvbm::LookUp::Ready { blocks, by_tier } => {
                     let groups = tickets.promised(request);
                     let groups = groups.into_iter().map(|range| (range.start, range.end)).collect();
-                    Ok(Some(LookUp { blocks, by_tier, groups }))
+                    Ok(Some(Ticket { blocks, by_tier, groups }))
                 }
                 kvbm::LookUp::Pending => Ok(None),
             }
@@ -221,8 +200,9 @@ impl KvBlockManager {
 
     /// Starts the load of the first `len(ids)` promised blocks into the engine's blocks `ids`, when
     /// the engine has passed `after`. With `timeout` the load is over after so many seconds, with
-    /// what has arrived.
-    #[pyo3(signature = (request, ids, after = None, *, timeout = None))]
+    /// what has arrived. `by_layer`: what is in host memory is copied layer by layer, the first
+    /// tensors of the layout first, and `layer_ready` says what is in place.
+    #[pyo3(signature = (request, ids, after = None, *, timeout = None, by_layer = false))]
     fn commit(
         &self,
         py: Python<'_>,
@@ -230,14 +210,16 @@ impl KvBlockManager {
         ids: &Bound<'_, PyAny>,
         after: Option<&Fence>,
         timeout: Option<f64>,
+        by_layer: bool,
     ) -> PyResult<()> {
-        let (ids, options) = (block_ids(ids)?, load_options(after, timeout)?);
+        let (ids, options) = (block_ids(ids)?, load_options(after, timeout, by_layer)?);
         self.call(py, |open| Ok(open.manager.tickets().commit_with(request, &ids, options)?))
     }
 
     /// Like `commit`, for models with several cache groups: `ids[g]` has an engine block for each
-    /// block that `LookUp.groups[g]` names. All arrive or none does.
-    #[pyo3(signature = (request, ids, after = None, *, timeout = None))]
+    /// block that `Ticket.groups[g]` names. All arrive or none does. `layer_ready` counts the
+    /// tensors of each group from 0 then.
+    #[pyo3(signature = (request, ids, after = None, *, timeout = None, by_layer = false))]
     fn commit_groups(
         &self,
         py: Python<'_>,
@@ -245,18 +227,26 @@ impl KvBlockManager {
         ids: Vec<Bound<'_, PyAny>>,
         after: Option<&Fence>,
         timeout: Option<f64>,
+        by_layer: bool,
     ) -> PyResult<()> {
         let ids = ids.iter().map(block_ids).collect::<PyResult<Vec<_>>>()?;
-        let options = load_options(after, timeout)?;
+        let options = load_options(after, timeout, by_layer)?;
         self.call(py, |open| {
             let ids: Vec<&[BlockId]> = ids.iter().map(Vec::as_slice).collect();
             Ok(open.manager.tickets().commit_groups(request, &ids, options)?)
         })
     }
 
-    /// Like `commit`, where the engine has computed the promised blocks into `ids` and wants to know
-    /// whether the stored copies are the same. Nothing is written to `ids`. The outcome comes from
-    /// `finished`; copies that are not the same are quarantined.
+    /// Whether the bytes of all blocks of the request's load that lie in tensor `layer` of the
+    /// layout are in place, verified as whole blocks are: the engine may compute with them. `False`
+    /// where a block failed, and where the request has no load or `finished` has told its end.
+    fn layer_ready(&self, py: Python<'_>, request: &str, layer: u32) -> PyResult<bool> {
+        self.call(py, |open| Ok(open.manager.tickets().layer_ready(request, layer)))
+    }
+
+    /// Like `commit`, where the engine has computed the promised blocks into `ids` and wants to
+    /// know whether the stored copies are the same. Nothing is written to `ids`. The outcome comes
+    /// from `finished`; copies that are not the same are quarantined.
     ///
     /// `elements` says what the bytes are: `"float32"`, `"float16"`, `"bfloat16"`, or `"bytes"`.
     /// Numbers may differ by `tolerance` times the larger of their magnitudes or of the root mean
@@ -312,9 +302,11 @@ impl KvBlockManager {
 
     /// Copies engine blocks to host memory in the background: `ids[i]` holds block `first + i` of
     /// `sequence`. The blocks hold their final bytes when this is called, or when the engine has
-    /// passed `after`. `group` is the cache group of the blocks, where the layout has several; those
-    /// of a window or state may begin anywhere in the sequence.
-    #[pyo3(signature = (ids, sequence, first = 0, after = None, *, group = 0))]
+    /// passed `after`. `group` is the cache group of the blocks, where the layout has several;
+    /// those of a window or state may begin anywhere in the sequence. The larger `priority` (0 to
+    /// 255) is, the longer blocks stay that are on no tier yet, on every tier.
+    #[pyo3(signature = (ids, sequence, first = 0, after = None, *, group = 0, priority = 0))]
+    #[expect(clippy::too_many_arguments, reason = "Python names most of them")]
     fn offload(
         &self,
         py: Python<'_>,
@@ -323,13 +315,72 @@ impl KvBlockManager {
         first: usize,
         after: Option<&Fence>,
         group: u16,
+        priority: u8,
     ) -> PyResult<OffloadStarted> {
         let (ids, after) = (block_ids(ids)?, Fence::of_manager(after)?);
         let chain = sequence.chain();
+        let options = OffloadOptions::default().group(GroupId(group)).metadata(BlockMetadata { priority });
+        let options = after.map_or(options, |after| options.after(after));
         self.call(py, |open| {
-            let begun = open.manager.offload_group(GroupId(group), &ids, chain, first, after)?;
+            let begun = open.manager.offload_with(&ids, chain, first, options)?;
             Ok(OffloadStarted::from(begun))
         })
+    }
+
+    /// Copies what host memory has of `sequence` to a tier below, `"g3"` or `"g4"`, in the
+    /// background and now, rather than when a trigger says so. How many blocks host memory has;
+    /// those that are on the tier are not copied again. Of a model with several cache groups, those
+    /// of the first.
+    fn offload_down(&self, py: Python<'_>, sequence: AnySequence<'_>, to: &str) -> PyResult<usize> {
+        let (chain, to) = (sequence.chain(), tier_of(to)?);
+        self.call(py, |open| {
+            // Of blocks that are known here, so no volume is asked.
+            let known = open.manager.look_up(chain).len();
+            let blocks = open.manager.match_prefix(chain.slice(0..known)).into_parts().g2;
+            open.manager.offload_down(&blocks, to)?;
+            Ok(blocks.len())
+        })
+    }
+
+    /// Copies blocks to host memory as they are, for a request that is preempted: blocks that are
+    /// not whole, or that no other request may find. They count for the tenant of `namespace`, or
+    /// of the manager's own. Waits until the copies are over, at most the deadline of transfers;
+    /// then the engine may reuse the blocks. With `after` the copies wait for a fence first. Where
+    /// it fails, a late copy may still read the blocks: call `before_reuse(ids, timeout)` before
+    /// then.
+    #[pyo3(signature = (ids, after = None, *, position = 0, group = 0, namespace = None))]
+    fn park(
+        &self,
+        py: Python<'_>,
+        ids: &Bound<'_, PyAny>,
+        after: Option<&Fence>,
+        position: u32,
+        group: u16,
+        namespace: Option<&Namespace>,
+    ) -> PyResult<Parked> {
+        let (ids, after) = (block_ids(ids)?, Fence::of_manager(after)?);
+        let namespace = namespace.map_or(&self.namespace, |namespace| &namespace.inner).tag();
+        let origin = BatchPosition {
+            namespace: kvbm::plan::NamespaceId::from(namespace),
+            group: GroupId(group),
+            position,
+        };
+        self.call(py, |open| Ok(Parked::new(open.manager.park(&ids, origin, after)?)))
+    }
+
+    /// Copies parked blocks into the engine's blocks `ids`, one for each, in order, and ends the
+    /// parking. Waits as `park` does. Where it fails, the blocks stay parked, and a late copy may
+    /// still write to `ids`: call `before_reuse(ids, timeout)` before another request gets them.
+    #[pyo3(signature = (parked, ids, after = None))]
+    fn resume(
+        &self,
+        py: Python<'_>,
+        parked: &Parked,
+        ids: &Bound<'_, PyAny>,
+        after: Option<&Fence>,
+    ) -> PyResult<()> {
+        let (ids, after) = (block_ids(ids)?, Fence::of_manager(after)?);
+        self.call(py, |open| parked.with(|blocks| open.manager.resume(blocks, &ids, after)))
     }
 
     /// Whether blocks of `sequence` are on a tier: for each block up to the first that is nowhere,
@@ -365,6 +416,60 @@ impl KvBlockManager {
     /// An iteration of the engine is over. Its number.
     fn step(&self, py: Python<'_>) -> PyResult<u64> {
         self.call(py, |open| Ok(open.manager.step()))
+    }
+
+    /// The number of the running iteration of the engine.
+    #[getter]
+    fn iteration(&self, py: Python<'_>) -> PyResult<u64> {
+        self.call(py, |open| Ok(open.manager.iteration()))
+    }
+
+    /// Keeps what is there of `sequence` on `tiers` (`"g2"`, `"g3"`) from eviction until iteration
+    /// `until`, or until it is unpinned. How many blocks are pinned. A block that comes to a tier
+    /// later is not. More than half of a tier is refused (`NoRoomError`), and nothing changes.
+    fn pin(
+        &self,
+        py: Python<'_>,
+        sequence: AnySequence<'_>,
+        tiers: Vec<String>,
+        until: u64,
+    ) -> PyResult<usize> {
+        let (chain, tiers) = (sequence.chain(), pinnable(&tiers)?);
+        self.call(py, |open| Ok(open.manager.pin(chain, tiers, until)?))
+    }
+
+    /// Like `pin`, for so many seconds.
+    fn pin_for(
+        &self,
+        py: Python<'_>,
+        sequence: AnySequence<'_>,
+        tiers: Vec<String>,
+        seconds: f64,
+    ) -> PyResult<usize> {
+        let (chain, tiers, time) = (sequence.chain(), pinnable(&tiers)?, duration(seconds)?);
+        self.call(py, |open| Ok(open.manager.pin_for(chain, tiers, time)?))
+    }
+
+    /// Takes the pins of `sequence` on `tiers` back, but for blocks that another pinned one
+    /// continues. How many ended; a block on two tiers has two.
+    fn unpin(&self, py: Python<'_>, sequence: AnySequence<'_>, tiers: Vec<String>) -> PyResult<usize> {
+        let (chain, tiers) = (sequence.chain(), pinnable(&tiers)?);
+        self.call(py, |open| Ok(open.manager.unpin(chain, tiers)))
+    }
+
+    /// Blocks of `namespace` leave every tier after so many iterations (`step`) without use; `None`
+    /// lifts that. Blocks in use, pinned ones and those that another continues stay until they are
+    /// not.
+    fn set_ttl(&self, py: Python<'_>, namespace: &Namespace, iterations: Option<u64>) -> PyResult<()> {
+        let namespace = namespace.inner.clone();
+        self.call(py, |open| Ok(open.manager.set_ttl(&namespace, iterations)?))
+    }
+
+    /// Like `set_ttl`, after so many seconds without use, from 1 to a year. Both may be set.
+    fn set_ttl_time(&self, py: Python<'_>, namespace: &Namespace, seconds: Option<f64>) -> PyResult<()> {
+        let namespace = namespace.inner.clone();
+        let time = seconds.map(duration).transpose()?;
+        self.call(py, |open| Ok(open.manager.set_ttl_time(&namespace, time)?))
     }
 
     /// Nothing will continue `sequence`: a hint to the eviction policy.
@@ -415,7 +520,7 @@ impl KvBlockManager {
     /// `wait=False` the disks make it durable later; `flush` waits for that.
     #[pyo3(signature = (tier, *, wait = true))]
     fn clear(&self, py: Python<'_>, tier: &str, wait: bool) -> PyResult<u64> {
-        let tier: Tier = tier.parse().map_err(|error| Error::argument(format!("tier {tier:?}: {error}")))?;
+        let tier = tier_of(tier)?;
         self.call(py, |open| {
             let manager = &open.manager;
             Ok(if wait { manager.clear(tier)? } else { manager.clear_in_background(tier)? })
@@ -464,9 +569,8 @@ impl KvBlockManager {
     /// all was. A second call does nothing.
     #[pyo3(signature = (timeout = 10.0))]
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<String>> {
-        self.made.check("KvBlockManager")?;
         let timeout = seconds(timeout)?;
-        let Some(open) = self.open.write().take() else { return Ok(None) };
+        let Some(open) = self.open.take()? else { return Ok(None) };
         detached(py, move || {
             let report = open.manager.shutdown(timeout);
             caught(move || {
@@ -485,7 +589,7 @@ impl KvBlockManager {
     /// Whether it was closed.
     #[getter]
     fn closed(&self) -> bool {
-        self.open.read().is_none()
+        self.open.is_closed()
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -501,22 +605,4 @@ impl KvBlockManager {
         let state = if self.closed() { "closed" } else { "open" };
         format!("KvBlockManager({:?}, {state})", self.namespace.model_id())
     }
-}
-
-/// How an audit compares.
-fn comparison(elements: &str, tolerance: f64) -> Result<Comparison> {
-    let elements = match elements {
-        "bytes" => Elements::Bytes,
-        "float32" => Elements::F32,
-        "float16" => Elements::F16,
-        "bfloat16" => Elements::BF16,
-        _ => {
-            let text = format!("elements {elements:?}: give 'float32', 'float16', 'bfloat16' or 'bytes'");
-            return Err(Error::argument(text));
-        }
-    };
-    if !(0.0..=1000.0).contains(&tolerance) {
-        return Err(Error::argument(format!("tolerance {tolerance}: give a number from 0 to 1000")));
-    }
-    Ok(Comparison { elements, tolerance_ppm: (tolerance * 1e6).round() as u32 })
 }

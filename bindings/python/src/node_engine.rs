@@ -2,17 +2,17 @@
 
 #![expect(clippy::needless_pass_by_value, reason = "what Python arguments become")]
 
+use crate::closable::Closable;
 use crate::cuda::EngineEvents;
-use crate::errors::{Error, Kind, Result};
+use crate::errors::{Error, Result};
 use crate::fence::Fence;
-use crate::guard::{Process, caught, detached, drop_detached};
+use crate::guard::detached;
 use crate::integers::{block_ids, seconds};
 use crate::layout::{EngineMemory, Layout};
-use crate::loads::{FinishedLoad, LookUp, OffloadStarted};
+use crate::loads::{FinishedLoad, OffloadStarted, Ticket};
 use crate::sequence::{AnySequence, Namespace};
 use kvbm::{BlockId, Rank};
 use kvbm_node::{EngineTerms, MoverMemory, NodeEngine as Attached, NodeStatus};
-use parking_lot::RwLock;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::os::fd::AsRawFd;
@@ -28,10 +28,9 @@ use std::time::Instant;
 /// meanwhile. Close it, or use it in a `with` statement: the engine's tensors may go away then.
 #[pyclass(module = "kvbm_rs", frozen, subclass)]
 pub(crate) struct NodeEngine {
-    made: Process,
     namespace: kvbm::Namespace,
     block_bytes: usize,
-    open: RwLock<Option<Arc<Open>>>,
+    open: Closable<Arc<Open>>,
 }
 
 /// An engine that was not closed yet.
@@ -69,19 +68,9 @@ pub(crate) fn status_dict<'py>(py: Python<'py>, status: &NodeStatus) -> PyResult
     Ok(out)
 }
 
-impl Drop for NodeEngine {
-    fn drop(&mut self) {
-        if let Some(open) = self.open.get_mut().take() {
-            drop_detached(self.made, open);
-        }
-    }
-}
-
 impl NodeEngine {
     fn open(&self) -> Result<Arc<Open>> {
-        self.made.check("NodeEngine")?;
-        let open = self.open.read().clone();
-        open.ok_or_else(|| Error::new(Kind::Closed, "the NodeEngine was closed: make another one"))
+        self.open.get(Arc::clone)
     }
 
     /// Runs `call` without the GIL.
@@ -123,8 +112,8 @@ impl NodeEngine {
             let engine = Attached::attach(terms, true, movers)?;
             Ok(Arc::new(Open { engine, events, points: AtomicU64::new(0) }))
         })?;
-        let (made, block_bytes) = (Process::this(), layout.block_bytes());
-        Ok(Self { made, namespace, block_bytes, open: RwLock::new(Some(open)) })
+        let open = Closable::new("NodeEngine", open);
+        Ok(Self { namespace, block_bytes: layout.block_bytes(), open })
     }
 
     /// The namespace of the engine, complete: sequences are made in it.
@@ -162,11 +151,11 @@ impl NodeEngine {
         request: &str,
         sequence: AnySequence<'_>,
         first: usize,
-    ) -> PyResult<Option<LookUp>> {
+    ) -> PyResult<Option<Ticket>> {
         let chain = sequence.chain();
         self.call(py, |open| match open.engine.look_up(request, chain, first)? {
             kvbm::LookUp::Ready { blocks, by_tier } => {
-                Ok(Some(LookUp { blocks, by_tier, groups: Vec::new() }))
+                Ok(Some(Ticket { blocks, by_tier, groups: Vec::new() }))
             }
             kvbm::LookUp::Pending => Ok(None),
         })
@@ -319,22 +308,14 @@ impl NodeEngine {
     /// for callers that also know a manager: nothing has to be saved.
     #[pyo3(signature = (timeout = 10.0))]
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<String>> {
-        self.made.check("NodeEngine")?;
         seconds(timeout)?;
-        let Some(open) = self.open.write().take() else { return Ok(None) };
-        detached(py, move || {
-            caught(move || {
-                drop(open);
-                Ok(())
-            })
-        })?;
-        Ok(None)
+        self.open.close(py).map(|()| None)
     }
 
     /// Whether it was closed.
     #[getter]
     fn closed(&self) -> bool {
-        self.open.read().is_none()
+        self.open.is_closed()
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

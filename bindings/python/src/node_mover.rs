@@ -1,14 +1,13 @@
 //! `NodeMover`: copies for one rank of an engine whose cache a node daemon keeps.
 
+use crate::closable::Closable;
 use crate::cuda::EngineEvents;
-use crate::errors::{Error, Kind, Result};
-use crate::guard::{Process, caught, detached, drop_detached};
+use crate::errors::{Error, Result};
+use crate::guard::detached;
 use crate::integers::{block_ids, seconds};
 use crate::layout::Layout;
 use crate::node_engine::{mover_of, status_dict};
-use kvbm::device::Event;
 use kvbm_node::{EngineTerms, NodeEngine as Attached};
-use parking_lot::RwLock;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
@@ -22,8 +21,7 @@ use std::time::Instant;
 /// `with` statement: the engine's tensors may go away then.
 #[pyclass(module = "kvbm_rs", frozen, subclass)]
 pub(crate) struct NodeMover {
-    made: Process,
-    open: RwLock<Option<Arc<Open>>>,
+    open: Closable<Arc<Open>>,
 }
 
 /// A mover that was not closed yet.
@@ -33,19 +31,9 @@ struct Open {
     events: Option<EngineEvents>,
 }
 
-impl Drop for NodeMover {
-    fn drop(&mut self) {
-        if let Some(open) = self.open.get_mut().take() {
-            drop_detached(self.made, open);
-        }
-    }
-}
-
 impl NodeMover {
     fn open(&self) -> Result<Arc<Open>> {
-        self.made.check("NodeMover")?;
-        let open = self.open.read().clone();
-        open.ok_or_else(|| Error::new(Kind::Closed, "the NodeMover was closed: make another one"))
+        self.open.get(Arc::clone)
     }
 }
 
@@ -73,7 +61,7 @@ impl NodeMover {
             let engine = Attached::attach(terms, false, vec![mover_of(rank, &memory)?])?;
             Ok(Arc::new(Open { engine, events }))
         })?;
-        Ok(Self { made: Process::this(), open: RwLock::new(Some(open)) })
+        Ok(Self { open: Closable::new("NodeMover", open) })
     }
 
     /// The engine has passed the point that the scheduler calls `number` (`NodeEngine.fence`) on
@@ -81,15 +69,7 @@ impl NodeMover {
     #[pyo3(signature = (number, after = None))]
     fn signal(&self, py: Python<'_>, number: u64, after: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let open = self.open()?;
-        let event = match (after, &open.events) {
-            (None, _) => Event::complete(),
-            (Some(event), Some(events)) => events.follow(event)?,
-            (Some(_), None) => {
-                let text = "`after` is for tensors on a CUDA device, and those of this mover are in host memory: \
-                            leave it out";
-                return Err(Error::argument(text).into());
-            }
-        };
+        let event = EngineEvents::signalled(open.events.as_ref(), after, "mover")?;
         detached(py, move || {
             open.engine.signal(number, &event);
             Ok(())
@@ -115,20 +95,13 @@ impl NodeMover {
 
     /// Detaches; returns when nothing is copied any more. A second call does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.made.check("NodeMover")?;
-        let Some(open) = self.open.write().take() else { return Ok(()) };
-        detached(py, move || {
-            caught(move || {
-                drop(open);
-                Ok(())
-            })
-        })
+        self.open.close(py)
     }
 
     /// Whether it was closed.
     #[getter]
     fn closed(&self) -> bool {
-        self.open.read().is_none()
+        self.open.is_closed()
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

@@ -1,12 +1,12 @@
 //! `NodeServer`: the node daemon, for programs in Python.
 
+use crate::closable::Closable;
 use crate::config::Config;
 use crate::errors::{Error, Kind, Result};
-use crate::guard::{Process, caught, detached, drop_detached};
+use crate::guard::{caught, detached};
 use crate::integers::seconds;
 use crate::status::status_of;
 use kvbm_node::{LineTimes, NodeServer as Server};
-use parking_lot::RwLock;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
@@ -22,8 +22,7 @@ type EngineRow = (String, u32, Vec<i32>, bool);
 /// Close it, or use it in a `with` statement: what is not on disk by then is lost.
 #[pyclass(module = "kvbm_rs", frozen, subclass)]
 pub(crate) struct NodeServer {
-    made: Process,
-    open: RwLock<Option<Open>>,
+    open: Closable<Open>,
 }
 
 /// A daemon that was not closed yet.
@@ -49,19 +48,9 @@ impl Drop for Open {
     }
 }
 
-impl Drop for NodeServer {
-    fn drop(&mut self) {
-        if let Some(open) = self.open.get_mut().take() {
-            drop_detached(self.made, open);
-        }
-    }
-}
-
 impl NodeServer {
     fn server(&self) -> Result<Arc<Server>> {
-        self.made.check("NodeServer")?;
-        let server = self.open.read().as_ref().map(|open| Arc::clone(&open.server));
-        server.ok_or_else(|| Error::new(Kind::Closed, "the NodeServer was closed: make another one"))
+        self.open.get(|open| Arc::clone(&open.server))
     }
 }
 
@@ -87,7 +76,7 @@ impl NodeServer {
             })?;
             Ok(Open { server, thread: Some(thread) })
         })?;
-        Ok(Self { made: Process::this(), open: RwLock::new(Some(open)) })
+        Ok(Self { open: Closable::new("NodeServer", open) })
     }
 
     /// Where it listens.
@@ -131,9 +120,8 @@ impl NodeServer {
     /// nothing.
     #[pyo3(signature = (timeout = 30.0))]
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<String>> {
-        self.made.check("NodeServer")?;
         let timeout: Duration = seconds(timeout)?;
-        let Some(mut open) = self.open.write().take() else { return Ok(None) };
+        let Some(mut open) = self.open.take()? else { return Ok(None) };
         detached(py, move || {
             caught(move || {
                 open.end();
@@ -153,7 +141,7 @@ impl NodeServer {
     /// Whether it was closed.
     #[getter]
     fn closed(&self) -> bool {
-        self.open.read().is_none()
+        self.open.is_closed()
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

@@ -1,15 +1,14 @@
 //! `Worker`: the worker of one rank, for a manager in another process.
 
+use crate::closable::Closable;
 use crate::config::Config;
 use crate::cuda::EngineEvents;
 use crate::errors::{Error, Kind, Result};
-use crate::guard::{Process, caught, detached, drop_detached};
+use crate::guard::detached;
 use crate::integers::{block_ids, seconds};
 use crate::layout::Layout;
 use kvbm::config::Capacity;
-use kvbm::device::Event;
 use kvbm::{Rank, WorkerServer};
-use parking_lot::RwLock;
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,9 +21,8 @@ use std::time::Instant;
 /// Close it (or use it in a `with` statement): the socket's file is removed then.
 #[pyclass(module = "kvbm_rs", frozen, subclass)]
 pub(crate) struct Worker {
-    made: Process,
     socket: PathBuf,
-    open: RwLock<Option<Open>>,
+    open: Closable<Open>,
 }
 
 /// A worker that was not closed yet.
@@ -47,24 +45,13 @@ impl Drop for Open {
     }
 }
 
-impl Drop for Worker {
-    fn drop(&mut self) {
-        if let Some(open) = self.open.get_mut().take() {
-            drop_detached(self.made, open);
-        }
-    }
-}
-
 impl Worker {
     fn server(&self) -> Result<Arc<WorkerServer>> {
         Ok(self.parts()?.0)
     }
 
     fn parts(&self) -> Result<(Arc<WorkerServer>, Option<Arc<EngineEvents>>)> {
-        self.made.check("Worker")?;
-        let open = self.open.read();
-        let parts = open.as_ref().map(|open| (Arc::clone(&open.server), open.events.clone()));
-        parts.ok_or_else(|| Error::new(Kind::Closed, "the worker was closed: build another one"))
+        self.open.get(|open| (Arc::clone(&open.server), open.events.clone()))
     }
 }
 
@@ -104,7 +91,7 @@ impl Worker {
             })?;
             Ok(Open { server, thread: Some(thread), events })
         })?;
-        Ok(Self { made: Process::this(), socket, open: RwLock::new(Some(open)) })
+        Ok(Self { socket, open: Closable::new("Worker", open) })
     }
 
     /// Where it listens.
@@ -120,15 +107,7 @@ impl Worker {
     #[pyo3(signature = (number, after = None))]
     fn signal(&self, py: Python<'_>, number: u64, after: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let (server, events) = self.parts()?;
-        let event = match (after, &events) {
-            (None, _) => Event::complete(),
-            (Some(event), Some(events)) => events.follow(event)?,
-            (Some(_), None) => {
-                let text = "`after` is for tensors on a CUDA device, and those of this worker are in host memory: \
-                            leave it out";
-                return Err(Error::argument(text).into());
-            }
-        };
+        let event = EngineEvents::signalled(events.as_deref(), after, "worker")?;
         detached(py, move || {
             server.register_event(number, &event);
             Ok(())
@@ -147,20 +126,13 @@ impl Worker {
 
     /// Stops when no copy touches the engine's tensors any more. A second call does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.made.check("Worker")?;
-        let Some(open) = self.open.write().take() else { return Ok(()) };
-        detached(py, move || {
-            caught(move || {
-                drop(open);
-                Ok(())
-            })
-        })
+        self.open.close(py)
     }
 
     /// Whether it was closed.
     #[getter]
     fn closed(&self) -> bool {
-        self.open.read().is_none()
+        self.open.is_closed()
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

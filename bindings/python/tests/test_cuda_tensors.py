@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import test_trtllm_connector as standing_in_trtllm
 import test_vllm_connector as standing_in
 from cuda_engine import CudaEngine, test_driver
 from kvbm_rs import (
@@ -25,6 +26,7 @@ from kvbm_rs import (
     Worker,
     layout_of,
 )
+from test_trtllm_connector import trtllm as trtllm  # a fixture
 from test_vllm_connector import vllm as vllm  # a fixture
 
 BLOCKS, BYTES, PAGE = 16, 4096, 4
@@ -220,6 +222,52 @@ def test_the_connector_for_vllm_orders_copies_by_events(
     assert (totals["differing_blocks"], totals["errors"], totals["failed_blocks"]) == (0, 0, 0)
     assert len(recorded) >= 8, "each load and each step that saves has its event"
     served.close()
+
+
+def test_the_connector_for_tensorrt_llm_orders_copies_by_events(
+    engine: CudaEngine, trtllm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvbm_rs.trtllm import _trtllm_compat as compat
+
+    size, recorded = standing_in_trtllm.SIZE, []
+
+    class OnDevice(standing_in_trtllm.Engine):
+        def tensor(self) -> Any:
+            return engine.tensors[0]
+
+        def compute(self, request: Any, blocks: list[int], at: int, count: int) -> None:
+            for block in range(at // size, -(-(at + count) // size)):
+                engine.compute(blocks[block], 99)
+                engine.compute(blocks[block], 10 + block)
+
+    def event(stream: Any) -> Any:
+        recorded.append(stream)
+        return engine.event()
+
+    monkeypatch.setattr(compat, "recorded_event", event)
+    monkeypatch.setenv("KVBM_HOST_CAPACITY", "64")
+    monkeypatch.setenv("KVBM_POLICY_ADMISSION", "all")
+    engine.delay(2000)
+    served = OnDevice()
+    served.stream = engine
+    prompt = standing_in_trtllm.PROMPT
+    assert served.run(standing_in_trtllm.Request(0, prompt), [0, 1, 2, 3, 4]) == 0
+    served.settle()
+    for turn in range(1, 4):
+        blocks = [5, 6, 7, 8, 9]
+        for block in blocks:
+            engine.compute(block, 77)
+        request = standing_in_trtllm.Request(turn, prompt)
+        assert served.run(request, blocks) == 16
+        engine.synchronize()
+        for at, block in enumerate(blocks[:4]):
+            memory = (ctypes.c_ubyte * BYTES).from_address(engine.addresses[0] + block * BYTES)
+            assert bytes(memory) == bytes([10 + at]) * BYTES, (turn, at)
+        served.finish(request, blocks)
+        served.settle()
+    assert recorded == [engine] * 7, "a step that saves, and three that load and save"
+    assert served.worker._process.counters["errors"] == 0
+    served.worker.shutdown()
 
 
 def test_what_cannot_work_is_refused(engine: CudaEngine, tmp_path: Path) -> None:

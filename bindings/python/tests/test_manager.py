@@ -8,10 +8,11 @@ import threading
 import time
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from conftest import NUM_BLOCKS, PAGE_SIZE, FakeEngine
+from conftest import LAYERS, NUM_BLOCKS, PAGE_SIZE, FakeEngine
 from kvbm_rs import (
     ClosedError,
     Config,
@@ -20,9 +21,11 @@ from kvbm_rs import (
     FinishedLoad,
     InvalidArgument,
     KvBlockManager,
+    KvbmError,
     KvIndex,
     Layout,
     Namespace,
+    NoRoomError,
     TokenSequence,
     layout_of,
 )
@@ -132,6 +135,152 @@ def test_a_load_is_waited_for_polled_and_awaited(
     assert manager.finished() == []
 
 
+def test_tasks_of_several_loops_await_their_loads(
+    engine: FakeEngine, manager: KvBlockManager
+) -> None:
+    tokens = computed(engine, manager, [0, 1, 2, 3])
+
+    async def load(name: str, first: int) -> None:
+        for turn in range(20):
+            request = f"{name} {turn}"
+            manager.look_up(request, tokens)
+            done = await manager.load(request, list(range(first, first + 4)))
+            assert (done.request, done.arrived) == (request, 4)
+
+    async def both(name: str, first: int) -> None:
+        await asyncio.wait_for(asyncio.gather(load(name, first), load(f"{name}x", first + 4)), 60)
+
+    # The other one may take a load's end from the manager: its task is woken all the same.
+    over: list[int] = []
+
+    def run(at: int) -> None:
+        asyncio.run(both(f"{at}", 4 + 8 * at))
+        over.append(at)
+
+    threads = [threading.Thread(target=run, args=(at,)) for at in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert sorted(over) == [0, 1] and manager.finished() == []
+    assert manager._awaiting is not None and not manager._awaiting._watched
+
+
+def test_who_awaits_a_load_learns_that_it_will_not_end(engine: FakeEngine) -> None:
+    manager = engine.manager()
+    tokens = computed(engine, manager, [0, 1, 2, 3])
+
+    async def ended_by(end: Any) -> None:
+        manager.look_up("r", tokens)
+        onboarding = manager.load("r", [4, 5, 6, 7])
+        # As if it were still running: nothing of it comes from the manager any more.
+        manager._over()
+        while manager.open_tickets != (0, 0):
+            manager._over()
+        task = asyncio.ensure_future(onboarding)
+        await asyncio.sleep(0.01)
+        assert not task.done()
+        end()
+        await asyncio.wait_for(task, 20)
+
+    with pytest.raises(KvbmError, match="request 'r' was abandoned"):
+        asyncio.run(ended_by(lambda: manager.abandon("r")))
+    with pytest.raises(ClosedError):
+        asyncio.run(ended_by(manager.close))
+
+
+def test_layers_of_a_load_are_asked_for(engine: FakeEngine, manager: KvBlockManager) -> None:
+    tokens = computed(engine, manager, [0, 1, 2, 3])
+    assert not manager.layer_ready("a", 0), "there is no such load"
+    for by_layer in (True, False):
+        manager.look_up("a", tokens)
+        onboarding = manager.load("a", [10, 11, 12, 13], by_layer=by_layer)
+        deadline = time.monotonic() + 20
+        for layer in range(LAYERS):
+            while not onboarding.layer_ready(layer):
+                assert time.monotonic() < deadline
+            assert bool((engine.tensors[layer][13] == 3 + layer / 8).all()), layer
+        assert onboarding.wait(20).arrived == 4 and onboarding.layer_ready(LAYERS - 1)
+        manager.released([10, 11, 12, 13])
+        for block in range(10, 14):
+            engine.compute(block, 99)
+
+
+def fill(manager: KvBlockManager, seeds: range) -> None:
+    """Offloads other sequences, 31 blocks each: host memory holds two."""
+    for seed in seeds:
+        ids, tokens = list(range(31)), list(range(10_000 * seed, 10_000 * seed + 31 * PAGE_SIZE))
+        manager.offload(ids, TokenSequence(manager.namespace, tokens))
+        assert manager.wait_offloads(10)
+
+
+def test_pins_keep_blocks_and_end(engine: FakeEngine, manager: KvBlockManager) -> None:
+    tokens = computed(engine, manager, [0, 1, 2, 3])
+    assert manager.pin(tokens, ["g2"], manager.iteration + 5) == 4
+    fill(manager, range(1, 5))
+    assert len(manager.places(tokens)) == 4, "pinned blocks are not evicted"
+    assert manager.unpin(tokens, ["g2"]) == 4 and manager.unpin(tokens, ["g2"]) == 0
+    assert manager.pin_for(tokens, ["g2", "g3"], 3600) == 4
+    fill(manager, range(5, 9))
+    assert len(manager.places(tokens)) == 4
+    assert manager.unpin(tokens, ["g2"]) == 4
+    with pytest.raises(InvalidArgument, match="is over"):
+        manager.pin(tokens, ["g2"], manager.iteration)
+    for tiers, text in ((["g4"], "give 'g2' or 'g3'"), ([], "no tier"), (["g9"], "g9")):
+        with pytest.raises(InvalidArgument, match=text):
+            manager.pin_for(tokens, tiers, 1)
+    with pytest.raises(InvalidArgument, match="seconds = -1"):
+        manager.pin_for(tokens, ["g2"], -1)
+    last = list(range(80_000, 80_000 + 31 * PAGE_SIZE))
+    assert manager.pin_for(TokenSequence(manager.namespace, last), ["g2"], 60) == 31
+    with pytest.raises(NoRoomError, match="cannot be pinned"):
+        manager.pin_for(tokens, ["g2"], 60)
+    fill(manager, range(9, 13))
+    assert manager.places(tokens) == [], "a pin that ended keeps nothing"
+
+
+def test_blocks_leave_after_their_time_to_live(engine: FakeEngine, manager: KvBlockManager) -> None:
+    tokens = computed(engine, manager, [0, 1, 2, 3])
+    manager.set_ttl(manager.namespace, 3)
+    for _ in range(10):
+        manager.step()
+    assert manager.places(tokens) == []
+    manager.set_ttl(manager.namespace, None)
+    manager.set_ttl_time(manager.namespace, 3600)
+    manager.set_ttl_time(manager.namespace, None)
+    with pytest.raises(InvalidArgument):
+        manager.set_ttl(manager.namespace, 0)
+    with pytest.raises(InvalidArgument):
+        manager.set_ttl_time(manager.namespace, 0.5)
+
+
+def test_blocks_are_copied_down_when_the_engine_says_so(engine: FakeEngine, tmp_path: Path) -> None:
+    config = Config()
+    for name, value in {
+        "host.capacity": "64",
+        "host.pinned": "false",
+        "policy.admission": "all",
+        "disk.dir": str(tmp_path),
+        "disk.capacity": "256",
+        "disk.drive_writes_per_day": "0",
+        # No trigger copies them.
+        "offload.g2_g3.ahead_share": "0",
+        "offload.g2_g3.idle_iterations": "0",
+    }.items():
+        config.set(name, value)
+    layout = layout_of(engine.tensors, page_size=PAGE_SIZE)
+    with KvBlockManager(config, layout, Namespace("test", page_size=PAGE_SIZE)) as manager:
+        tokens = computed(engine, manager, [0, 1, 2, 3])
+        assert manager.places(tokens) == [["g2"]] * 4
+        assert manager.offload_down(tokens, "g3") == 4
+        assert manager.wait_offloads(20)
+        assert manager.places(tokens) == [["g2", "g3"]] * 4
+        with pytest.raises(InvalidArgument, match="configure G4"):
+            manager.offload_down(tokens, "g4")
+        with pytest.raises(InvalidArgument, match='tier "disk"'):
+            manager.offload_down(tokens, "disk")
+
+
 def test_the_end_of_a_load_wakes_whoever_waits(engine: FakeEngine, manager: KvBlockManager) -> None:
     """Also where the load ends while it is being committed."""
     tokens = computed(engine, manager, [0, 1, 2, 3])
@@ -207,6 +356,52 @@ def test_hashes_of_an_engine_that_mean_nothing_elsewhere_refuse_a_disk(
     space = Namespace("m", page_size=PAGE_SIZE, chain_root=b"r", persistent=False)
     with pytest.raises(InvalidArgument, match="changes with every process"):
         KvBlockManager(config, layout_of(engine.tensors, page_size=PAGE_SIZE), space)
+
+
+def test_private_blocks_of_a_preempted_request_come_back(
+    engine: FakeEngine, manager: KvBlockManager
+) -> None:
+    for block in (4, 9):
+        engine.compute(block, block)
+    parked = manager.park([4, 9], position=7)
+    assert (len(parked), repr(parked)) == (2, "Parked(2 blocks)")
+    assert manager.status()["tiers"]["g2"]["free"] == 62, "they take room in host memory"
+    for block in (4, 9):
+        engine.compute(block, 0)
+    with pytest.raises(InvalidArgument, match="2"):
+        manager.resume(parked, [1, 2, 3])
+    assert len(parked) == 2, "what is rejected stays parked"
+    manager.resume(parked, [20, 4])
+    assert engine.holds(20, 4) and engine.holds(4, 9)
+    assert (len(parked), manager.status()["tiers"]["g2"]["free"]) == (0, 64)
+    with pytest.raises(ClosedError, match="resumed or closed"):
+        manager.resume(parked, [20, 4])
+    other = manager.park([20])
+    other.close()
+    other.close()
+    assert manager.status()["tiers"]["g2"]["free"] == 64
+    del other
+    tenant = Namespace("test", weights="1", page_size=PAGE_SIZE, tenant_salt=b"acme")
+    del_me = manager.park([20], namespace=tenant)
+    del del_me
+    gc.collect()
+    assert manager.status()["tiers"]["g2"]["free"] == 64
+
+
+def test_blocks_of_a_larger_priority_stay_longer(engine: FakeEngine) -> None:
+    with engine.manager(host="8") as manager:
+        dear, cheap = (TokenSequence(manager.namespace, [start] * 16) for start in (1, 2))
+        for tokens, priority in ((dear, 100), (cheap, 0)):
+            assert manager.offload([0, 1, 2, 3], tokens, priority=priority).started == 4
+            assert manager.wait_offloads(10)
+        # Half of host memory goes.
+        more = TokenSequence(manager.namespace, [3] * 16)
+        assert manager.offload([4, 5, 6, 7], more).started == 4
+        assert manager.wait_offloads(10)
+        assert [len(manager.places(tokens)) for tokens in (dear, cheap, more)] == [4, 0, 4]
+        for wrong in (-1, 256):
+            with pytest.raises(OverflowError):
+                manager.offload([0], dear, priority=wrong)
 
 
 def test_clear_and_forget(engine: FakeEngine, manager: KvBlockManager) -> None:

@@ -9,7 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvbm_rs import Config, InvalidArgument, KvBlockManager, Layout, Namespace, Tensor, layout_of
+from kvbm_rs import (
+    Config,
+    InvalidArgument,
+    KvBlockManager,
+    Layout,
+    Namespace,
+    Tensor,
+    TokenSequence,
+    layout_of,
+)
 
 
 def test_a_view_says_what_the_array_is() -> None:
@@ -241,6 +250,45 @@ def test_a_tensor_by_address() -> None:
             Tensor(memory.ctypes.data, [4, 64], owner=memory, **wrong)
     with pytest.raises(InvalidArgument, match="address 0"):
         Tensor(0, [4, 64], dtype="uint8", owner=memory)
+
+
+def test_tensors_of_torch_are_what_torch_says() -> None:
+    torch: Any = pytest.importorskip("torch")
+    for dtype in ("uint8", "float16", "bfloat16", "float32", "float8_e4m3fn"):
+        whole = torch.zeros(6, 4, 8, dtype=getattr(torch, dtype))
+        part = whole[1:5]
+        view = Tensor.of(part)
+        assert (view.address, view.device) == (part.data_ptr(), "cpu"), dtype
+        assert (view.shape, view.strides) == (list(part.shape), list(part.stride())), dtype
+        layout = layout_of([part], page_size=4)
+        assert (layout.num_blocks, layout.block_bytes) == (4, 32 * part.element_size()), dtype
+    permuted = torch.zeros(4, 8, 6).permute(2, 0, 1)
+    with pytest.raises(InvalidArgument, match="is not contiguous"):
+        layout_of([permuted], page_size=4)
+    assert layout_of([permuted], page_size=4, block_axis=1).num_blocks == 4
+    with pytest.raises(InvalidArgument, match="grad"):
+        Tensor.of(torch.zeros(4, 8, requires_grad=True))
+
+
+def test_a_block_of_torch_comes_back_as_it_was() -> None:
+    torch: Any = pytest.importorskip("torch")
+    tensors = [torch.randn(8, 2, 4, 16).to(torch.bfloat16) for _ in range(2)]
+    before = [tensor.clone() for tensor in tensors]
+    config = Config()
+    config.set("host.capacity", "8")
+    config.set("host.pinned", "false")
+    config.set("policy.admission", "all")
+    with KvBlockManager(
+        config, layout_of(tensors, page_size=4), Namespace("m", page_size=4)
+    ) as manager:
+        tokens = TokenSequence(manager.namespace, list(range(8)))
+        assert manager.offload([3, 1], tokens).started == 2
+        assert manager.wait_offloads(20)
+        assert manager.look_up("r", tokens) is not None
+        assert manager.load("r", [6, 7]).wait(20).arrived == 2
+    for tensor, was in zip(tensors, before):
+        assert torch.equal(tensor[6], was[3]) and torch.equal(tensor[7], was[1])
+        assert torch.equal(tensor[:6], was[:6]), "others are not touched"
 
 
 def test_layouts_of_tensors_that_make_no_sense() -> None:

@@ -167,9 +167,14 @@ class Engine:
             thread.join(10)
         self.scheduler, self.worker = made["scheduler"], made["worker"]
         assert self.scheduler._process is self.worker._process
-        self.memory = np.zeros((BLOCKS, 2, 2, SIZE * 64), dtype=np.float32).view(Tensor)
+        self.memory = self.tensor()
         self.worker.register_kv_caches(self.memory)
-        self.stream = SimpleNamespace(synchronize=lambda: None)
+        # Of tensors in host memory nobody asks for it.
+        self.stream = object()
+
+    def tensor(self) -> Any:
+        """TensorRT-LLM's one tensor."""
+        return np.zeros((BLOCKS, 2, 2, SIZE * 64), dtype=np.float32).view(Tensor)
 
     def run(self, request: Request, blocks: list[int], computed: int = 0, chunk: int = 0) -> int:
         """Prefill of a request in chunks. Tokens that were not computed."""

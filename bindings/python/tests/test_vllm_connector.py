@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import functools
 import json
+import os
 import pickle
 import sys
 import time
@@ -72,12 +73,24 @@ def stand_in() -> Any:
         "vllm.distributed.kv_transfer",
         "vllm.distributed.kv_transfer.kv_connector",
         base,
+        "vllm.utils",
         "vllm.v1",
+        "vllm.v1.core",
         "vllm.v1.metrics",
     ):
         module(name)
     module("vllm", __version__="0.0")
     module("vllm.logger", init_logger=lambda name: None)
+    module(
+        "vllm.utils.hashing",
+        get_hash_fn_by_name=lambda name: lambda seed: f"{name} of {seed}".encode(),
+    )
+    seed = os.environ.get("PYTHONHASHSEED", "fixed")
+    module(
+        "vllm.v1.core.kv_cache_utils",
+        DEFAULT_NONE_HASH_SEED="fixed",
+        NONE_HASH=f"sha256 of {seed}".encode(),
+    )
     KVConnectorRole = enum.Enum("KVConnectorRole", ["SCHEDULER", "WORKER"])
     module(
         f"{base}.base",
@@ -199,6 +212,8 @@ class Engine:
         if executor == "mp":
             self.scheduler.set_xfer_handshake_metadata(handshakes)
         self.is_remote = executor == "mp"
+        #: Requests whose loads failed as a whole.
+        self.failed: set[str] = set()
         #: A manager, or a `NodeEngine`.
         self.manager: Any = self.scheduler._process.manager
 
@@ -251,9 +266,10 @@ class Engine:
             self.worker.start_load_kv(None)
         for worker in self.workers:
             worker.wait_for_save()
-        results = [worker.get_finished(set())[1] or set() for worker in self.workers]
+        results = [worker.get_transfer_results(set()) for worker in self.workers]
         assert all(result == results[0] for result in results)
-        return results[0], set().union(
+        self.failed |= results[0].failed_recving
+        return results[0].finished_recving, set().union(
             *(worker.get_block_ids_with_load_errors() for worker in self.workers)
         )
 

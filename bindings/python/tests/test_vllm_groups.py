@@ -379,7 +379,6 @@ def test_finer_hashes_of_vllm_are_not_taken_for_those_of_blocks(vllm: Any) -> No
         ({"extra": {"load": "sync"}}, "'load' is 'sync'"),
         ({"extra": {"audit": 0.5}}, "'audit' is 0.5"),
         ({"extra": {"record": "file"}}, "'record' is 'file'"),
-        ({"extra": {"volume": "memory:"}}, "one cache group"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(

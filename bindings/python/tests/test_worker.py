@@ -95,7 +95,7 @@ def test_what_a_worker_refuses(tmp_path: Path) -> None:
     made.close()
     made.close()
     assert made.closed and not (tmp_path / "0.sock").exists()
-    with pytest.raises(ClosedError, match="the worker was closed"):
+    with pytest.raises(ClosedError, match="the Worker was closed"):
         made.signal(1)
     with pytest.raises(BuildFailed, match="rank"):
         worker(FakeEngine(), 2, 2, tmp_path / "2.sock")

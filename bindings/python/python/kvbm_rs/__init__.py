@@ -29,10 +29,11 @@ from ._core import (
     Gap,
     KvIndex,
     Layout,
-    LookUp,
     Namespace,
     OffloadStarted,
+    Parked,
     Tensor,
+    Ticket,
     TokenSequence,
     __version__,
 )
@@ -49,7 +50,7 @@ from .errors import (
     LostError,
     NoRoomError,
 )
-from .manager import KvBlockManager
+from .manager import KvBlockManager, Onboarding
 from .metrics import Metrics
 from .node import NodeEngine, NodeMover, NodeServer
 from .tensors import layout_of
@@ -74,7 +75,6 @@ __all__ = [
     "KvIndex",
     "KvbmError",
     "Layout",
-    "LookUp",
     "LostError",
     "Metrics",
     "Namespace",
@@ -83,7 +83,10 @@ __all__ = [
     "NodeMover",
     "NodeServer",
     "OffloadStarted",
+    "Onboarding",
+    "Parked",
     "Tensor",
+    "Ticket",
     "TokenSequence",
     "Worker",
     "__version__",

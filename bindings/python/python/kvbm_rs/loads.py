@@ -6,10 +6,13 @@ import select
 import threading
 import time
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._core import Fence, FinishedLoad
 from .errors import KvbmError
+
+if TYPE_CHECKING:
+    from .awaiting import Awaiting
 
 __all__ = ["Loads", "Onboarding"]
 
@@ -37,6 +40,15 @@ class Onboarding:
             self._ended = self._manager._result(self._request)
         return self._ended
 
+    def layer_ready(self, layer: int) -> bool:
+        """Whether the bytes of all its blocks in tensor `layer` of the layout are in place, verified.
+        A load that was not begun `by_layer` has all of its layers at once.
+        """
+        if self._manager._has_layer(self._request, layer):
+            return True
+        result = self.result()
+        return result is not None and result.arrived == result.wanted
+
     def wait(self, timeout: float) -> FinishedLoad:
         """Waits for its end.
 
@@ -58,15 +70,9 @@ class Onboarding:
         return self._poll().__await__()
 
     async def _poll(self) -> FinishedLoad:
-        import asyncio
-
-        pause = 0.0002
-        while True:
-            result = self.result()
-            if result is not None:
-                return result
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, 0.005)
+        while (result := self.result()) is None:
+            await self._manager._until_over(self._request)
+        return result
 
 
 class Loads:
@@ -77,22 +83,27 @@ class Loads:
     _ended: dict[str, FinishedLoad]
     _others: list[FinishedLoad]
     _finished_fd: int | None
+    #: Made when somebody awaits: a program without an event loop imports no asyncio.
+    _awaiting: Awaiting | None
 
     def _begin_loads(self, finished_fd: int | None) -> None:
         self._lock = threading.Lock()
         self._awaited, self._ended, self._others = set(), {}, []
         self._finished_fd = finished_fd
+        self._awaiting = None
 
-    def load(self, request: str, ids: Any, after: Fence | None = None) -> Onboarding:
-        """`commit` for whoever waits for one load: its result comes by the object that this
-        returns, not by `finished`.
+    def load(
+        self, request: str, ids: Any, after: Fence | None = None, **options: Any
+    ) -> Onboarding:
+        """`commit`, with its options, for whoever waits for one load: its result comes by the object
+        that this returns, not by `finished`.
         """
         with self._lock:
             if request in self._awaited:
                 raise KvbmError(
                     f"request {request!r} has a load that nobody took yet: take its result first"
                 )
-            self.commit(request, ids, after)  # type: ignore[attr-defined]
+            self.commit(request, ids, after, **options)  # type: ignore[attr-defined]
             self._awaited.add(request)
         return Onboarding(self, request)
 
@@ -103,6 +114,8 @@ class Loads:
         with self._lock:
             self._awaited.discard(request)
             ended = self._ended.pop(request, None)
+            if self._awaiting is not None:
+                self._awaiting.wake(request)
             return super().abandon(request) or ended is not None  # type: ignore[misc]
 
     def finished(self) -> list[FinishedLoad]:
@@ -124,6 +137,10 @@ class Loads:
         poller.register(self._finished_fd, select.POLLIN)
         poller.poll(timeout * 1000)
 
+    def _has_layer(self, request: str, layer: int) -> bool:
+        """Whether a layer of a load that is not over is in place, where the class beside it knows."""
+        return False
+
     def _over(self) -> list[FinishedLoad]:
         over: list[FinishedLoad] = super().finished()  # type: ignore[misc]
         return over
@@ -132,8 +149,52 @@ class Loads:
         for done in self._over():
             if done.request in self._awaited:
                 self._ended[done.request] = done
+                if self._awaiting is not None:
+                    self._awaiting.wake(done.request)
             else:
                 self._others.append(done)
+
+    async def _until_over(self, request: str) -> None:
+        """Returns when `_result` may have an answer. Raises `KvbmError` where the load was abandoned."""
+        import asyncio
+
+        from .awaiting import Awaiting
+
+        if self._finished_fd is None:
+            await asyncio.sleep(0.001)
+            return
+        with self._lock:
+            if request in self._ended or self.closed:  # type: ignore[attr-defined]
+                return
+            if request not in self._awaited:
+                raise KvbmError(
+                    f"the load of request {request!r} was abandoned: nothing is awaited"
+                )
+            if self._awaiting is None:
+                self._awaiting = Awaiting(self._finished_fd)
+            future = self._awaiting.add(request, self._take_over)
+            awaiting = self._awaiting
+        try:
+            await future
+        finally:
+            with self._lock:
+                awaiting.remove(request, future)
+
+    def _take_over(self) -> None:
+        """An event loop saw that loads are over."""
+        with self._lock:
+            try:
+                self._poll()
+            except KvbmError:
+                # Each finds the error when it asks.
+                if self._awaiting is not None:
+                    self._awaiting.wake_all()
+
+    def _end_awaiting(self) -> None:
+        """The manager is closed: who awaits a load learns it."""
+        with self._lock:
+            if self._awaiting is not None:
+                self._awaiting.wake_all()
 
     def _result(self, request: str) -> FinishedLoad | None:
         with self._lock:

@@ -41,6 +41,9 @@ class KvBlockManager(Loads, _core.KvBlockManager):
         logs.start()
         return manager
 
+    def _has_layer(self, request: str, layer: int) -> bool:
+        return self.layer_ready(request, layer)
+
     @property
     def metrics(self) -> Metrics:
         """Counters and gauges."""
@@ -53,6 +56,7 @@ class KvBlockManager(Loads, _core.KvBlockManager):
         try:
             return super().close(timeout)
         finally:
+            self._end_awaiting()
             if self._logging:
                 self._logging = False
                 logs.stop()

@@ -56,6 +56,7 @@ class NodeEngine(Loads, _Logged, _core.NodeEngine):
         try:
             return super().close(timeout)
         finally:
+            self._end_awaiting()
             self._end_logs()
 
     def __exit__(self, *_raised: object) -> None:

@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Sequence
 
-from ._core import Config, ExternalSequence, Layout, Namespace
+from ._core import Config, ExternalSequence, Fence, Layout, Namespace
 from .errors import BusyError, InvalidArgument, KvbmError, NoRoomError
+from .loads import Onboarding
 from .recording import RECORD_LIMIT, build_manager
 
 __all__ = ["PageStore"]
@@ -64,22 +65,26 @@ class PageStore:
         self.manager.abandon(request)
         return max(known, found)
 
-    def put(self, keys: Sequence[str], pages: Sequence[int]) -> list[bool]:
-        """Stores `pages[i]` under `keys[i]`. Which keys have a page afterwards."""
+    def put(
+        self, keys: Sequence[str], pages: Sequence[int], after: Fence | None = None
+    ) -> list[bool]:
+        """Stores `pages[i]`, as it is when the engine has passed `after`, under `keys[i]`. Which keys
+        have a page afterwards.
+        """
         _check(keys, pages)
         stored: list[bool] = []
         for first in range(0, len(keys), self._batch):
             part = slice(first, first + self._batch)
-            stored += self._put(keys[part], pages[part])
+            stored += self._put(keys[part], pages[part], after)
         return stored
 
-    def _put(self, keys: Sequence[str], pages: Sequence[int]) -> list[bool]:
+    def _put(self, keys: Sequence[str], pages: Sequence[int], after: Fence | None) -> list[bool]:
         deadline = time.monotonic() + PATIENCE
         sequence = self.sequence(keys)
         self._make_room(len(keys), deadline)
         while True:
             try:
-                self.manager.offload(pages, sequence)
+                self.manager.offload(pages, sequence, 0, after)
                 break
             except (NoRoomError, BusyError):
                 # Host memory is a queue in front of the disk: it drains.
@@ -110,9 +115,12 @@ class PageStore:
                 present.append(False)
         return present
 
-    def get(self, keys: Sequence[str], pages: Sequence[int]) -> list[bool]:
+    def get(
+        self, keys: Sequence[str], pages: Sequence[int], after: Fence | None = None
+    ) -> list[bool]:
         """Brings the pages of the first keys into `pages`, up to the first that cannot be brought.
-        Which keys arrived, every byte verified.
+        Which keys arrived, every byte verified. Nothing is written before the engine has passed
+        `after`.
         """
         _check(keys, pages)
         deadline = time.monotonic() + PATIENCE
@@ -123,7 +131,7 @@ class PageStore:
             if promised == 0:
                 break
             try:
-                arrived = self.load(request, pages[:promised], deadline)
+                arrived = self.load(request, pages[:promised], deadline, after)
             except InvalidArgument:
                 # Tickets pin at most a quarter of a tier: another call took this one's place.
                 if last:
@@ -143,13 +151,18 @@ class PageStore:
             pause = min(pause * 2, 0.01)
         return found.blocks
 
-    def load(self, request: str, pages: Sequence[int], deadline: float) -> int:
+    def load(
+        self, request: str, pages: Sequence[int], deadline: float, after: Fence | None = None
+    ) -> int:
         """Loads what `request` was promised into `pages`. How many of the first arrived."""
-        onboarding = self.manager.load(request, pages)
+        return self.end_load(self.manager.load(request, pages, after), pages, deadline)
+
+    def end_load(self, onboarding: Onboarding, pages: Sequence[int], deadline: float) -> int:
+        """Waits for a load into `pages`. How many of the first arrived."""
         try:
             arrived = onboarding.wait(max(0.0, deadline - time.monotonic())).arrived
         except TimeoutError:
-            self.manager.abandon(request)
+            self.manager.abandon(onboarding.request)
             arrived = 0
         # What came from disk is also copied to host memory, out of the engine's pages.
         if not self.settle(pages, deadline):

@@ -23,9 +23,9 @@ from ._core import (
     Fence,
     FinishedLoad,
     Layout,
-    LookUp,
     Namespace,
     OffloadStarted,
+    Ticket,
     TokenSequence,
     __version__,
 )
@@ -268,14 +268,14 @@ class RecordedManager(KvBlockManager):
 
     def look_up(
         self, request: str, sequence: _Sequence, first: int = 0, *, end: int | None = None
-    ) -> LookUp | None:
-        def result(found: LookUp | None) -> dict[str, Any]:
+    ) -> Ticket | None:
+        def result(found: Ticket | None) -> dict[str, Any]:
             if found is None:
                 return {"pending": True}
             return {"blocks": found.blocks, "by_tier": list(found.by_tier)}
 
         run = super().look_up
-        found: LookUp | None = self._note(
+        found: Ticket | None = self._note(
             "look_up",
             lambda: run(request, sequence, first, end=end),
             result,
@@ -300,12 +300,18 @@ class RecordedManager(KvBlockManager):
         return blocks
 
     def commit(
-        self, request: str, ids: Any, after: Fence | None = None, *, timeout: float | None = None
+        self,
+        request: str,
+        ids: Any,
+        after: Fence | None = None,
+        *,
+        timeout: float | None = None,
+        by_layer: bool = False,
     ) -> None:
         run = super().commit
         self._note(
             "commit",
-            lambda: run(request, ids, after, timeout=timeout),
+            lambda: run(request, ids, after, timeout=timeout, by_layer=by_layer),
             _nothing,
             request=request,
             ids=_numbers(ids),
@@ -358,6 +364,7 @@ class RecordedManager(KvBlockManager):
         after: Fence | None = None,
         *,
         group: int = 0,
+        priority: int = 0,
     ) -> OffloadStarted:
         def result(begun: OffloadStarted) -> dict[str, Any]:
             refused = [block for block, _ in begun.refused]
@@ -366,7 +373,7 @@ class RecordedManager(KvBlockManager):
         run = super().offload
         begun: OffloadStarted = self._note(
             "offload",
-            lambda: run(ids, sequence, first, after, group=group),
+            lambda: run(ids, sequence, first, after, group=group, priority=priority),
             result,
             sequence=sequence,
             first=first,

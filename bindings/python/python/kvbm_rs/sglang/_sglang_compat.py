@@ -307,29 +307,37 @@ def host_pool_layout(pool: Any) -> tuple[Layout, dict[str, Any]]:
     return layout, {"layout": pool.layout, "dtype": str(pool.dtype), "parts": sizes}
 
 
-def device_pool_layout(pool: Any, page_size: int) -> tuple[Layout, dict[str, Any]]:
-    """Where the pages of SGLang's own pool lie: in each buffer of a layer, `page_size` rows."""
-    buffers = [*(getattr(pool, "k_buffer", None) or ()), *(getattr(pool, "v_buffer", None) or ())]
-    buffers = buffers or list(getattr(pool, "kv_buffer", None) or ())
-    if not buffers:
+def device_pool_layout(pool: Any, page_size: int) -> tuple[Layout, int, dict[str, Any]]:
+    """Where the pages of SGLang's own pool lie: in each buffer of a layer, `page_size` rows. The
+    buffers are in the order of the layers; each layer has so many.
+    """
+    layers = int(pool.layer_num)
+    parts_of_layer = [
+        list(part)
+        for part in (getattr(pool, name, None) for name in ("k_buffer", "v_buffer"))
+        if part
+    ] or [list(getattr(pool, "kv_buffer", None) or ())]
+    if any(len(part) != layers for part in parts_of_layer) or not layers:
         raise InvalidArgument(
-            f"{type(pool).__name__} has neither k_buffer and v_buffer nor kv_buffer"
+            f"{type(pool).__name__} has {layers} layers, and {[len(part) for part in parts_of_layer]} buffers in k_buffer and "
+            "v_buffer or kv_buffer: KvbmLinker supports pools with one of each for each layer"
         )
+    buffers = [buffer for layer in zip(*parts_of_layer) for buffer in layer]
     for name in ("k_scale_buffer", "native_k_scale_buffer"):
         if getattr(pool, name, None) is not None:
             raise ConfigInvalid(f"the pool has {name}: KV caches with scales are not supported")
     if getattr(pool, "kv_cache_layout", "nhd") != "nhd":
         raise ConfigInvalid(f"the pool's layout is {pool.kv_cache_layout!r}: 'nhd' is supported")
     rows = min(int(buffer.shape[0]) for buffer in buffers)
+    lengths = [buffer.stride(0) * buffer.element_size() * page_size for buffer in buffers]
     layout, parts = Layout(rows // page_size, page_size), []
-    for at, buffer in enumerate(buffers):
+    for at, (buffer, length) in enumerate(zip(buffers, lengths)):
         if not buffer.is_contiguous():
             raise InvalidArgument(f"buffer {at} of the pool is not contiguous")
-        length = buffer.stride(0) * buffer.element_size() * page_size
         total = layout.num_blocks * length
         _add(layout, [buffer], buffer.data_ptr(), total, length, length)
         parts.append([list(buffer.shape[1:]), str(buffer.dtype)])
-    return layout, {"pool": type(pool).__name__, "parts": parts}
+    return layout, len(parts_of_layer), {"pool": type(pool).__name__, "by_layer": parts}
 
 
 def kv_transfer(transfers: Any) -> Any:
@@ -347,20 +355,25 @@ def _add(
 ) -> None:
     """Adds one part of all pages, which must lie inside one of `buffers`."""
     for buffer in buffers:
-        if str(buffer.device) != "cpu":
-            raise InvalidArgument(
-                f"the pool lies in memory of {buffer.device}: kvbm supports tensors in host memory until it has run on a GPU"
-            )
         begin = buffer.data_ptr()
         if begin <= address and address + total <= begin + buffer.nbytes:
-            layout.add(address, total, block_stride=stride, block_bytes=length, owner=buffer)
+            layout.add(
+                address,
+                total,
+                block_stride=stride,
+                block_bytes=length,
+                owner=buffer,
+                device=str(buffer.device),
+            )
             return
     raise InvalidArgument(f"{total} bytes at {address:#x} are in no buffer of the pool")
 
 
-def pages_of(host_indices: Any, page_size: int) -> list[int]:
-    """Page numbers of token indices, which must be whole pages."""
-    indices = host_indices.tolist()
+def pages_of(token_indices: Any, page_size: int) -> list[int]:
+    """Page numbers of token indices, which must be whole pages. Waits for the indices where they lie
+    on a device.
+    """
+    indices = token_indices.tolist()
     if len(indices) % page_size:
         raise InvalidArgument(
             f"{len(indices)} token indices are no multiple of the page size {page_size}"

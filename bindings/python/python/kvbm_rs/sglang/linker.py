@@ -16,11 +16,12 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import (
     UnifiedCacheLinker,
 )
 
-from .. import ExternalSequence, logs
+from .. import ExternalSequence, Fence, logs
 from ..counts import Counts
 from ..errors import InvalidArgument, KvbmError
 from ..failures import Failures
 from ..guarded import guarded
+from ..loads import Onboarding
 from ..page_store import PATIENCE, PageStore
 from . import _sglang_compat as compat
 from .options import Options
@@ -32,12 +33,15 @@ logger = logging.getLogger("kvbm_rs.sglang")
 #: Seconds that a look-up waits for pages from disk; what is late is found by the next one.
 _STAGE_WAIT = 0.02
 
+#: Pauses between two looks at the layers of a load, in seconds.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0001, 0.001
+
 #: Requests whose look-up is remembered at most.
 _MOST_LOOK_UPS = 4096
 
 
 @dataclass
-class _LookUp:
+class _Asked:
     """A look-up whose request may load."""
 
     keys: list[str]
@@ -53,6 +57,28 @@ class _Load:
     request: str
     keys: list[str]
     pages: list[int]
+    #: Once it has begun.
+    onboarding: Onboarding | None = None
+
+
+@dataclass
+class _Batch:
+    """Loads that start together: the forward pass behind them waits layer by layer."""
+
+    index: int
+    loads: list[_Load]
+    #: What was submitted before has ended: no kernel touches the pages any more.
+    after: Fence | None
+
+
+@dataclass
+class _Offload:
+    """Pages that SGLang keeps until it has taken the result."""
+
+    keys: list[str]
+    pages: list[int]
+    #: The pages are written.
+    after: Fence | None
 
 
 class KvbmLinker(UnifiedCacheLinker):  # type: ignore[misc]
@@ -80,7 +106,7 @@ class KvbmLinker(UnifiedCacheLinker):  # type: ignore[misc]
         options = Options.read(rank, "linker_extra_config")
         logs.set_level(options.log_level)
         pool = params.token_to_kv_pool_allocator.get_kvcache()
-        layout, meaning = compat.device_pool_layout(pool, params.page_size)
+        layout, self._parts_of_layer, meaning = compat.device_pool_layout(pool, params.page_size)
         namespace = compat.namespace_of(rank, options.weights, layout.page_size, meaning)
         self.pools = {PoolName.KV: pool}
         self._page_size = layout.page_size
@@ -93,10 +119,11 @@ class KvbmLinker(UnifiedCacheLinker):  # type: ignore[misc]
             record=options.record,
             record_limit=options.record_limit,
         )
-        self._looked_up: dict[str, _LookUp] = {}
+        self._is_on_device = layout.device != "cpu"
+        self._looked_up: dict[str, _Asked] = {}
         self._queued: dict[str, _Load] = {}
-        self._loads: Queue[tuple[int, list[_Load]] | None] = Queue()
-        self._offloads: Queue[tuple[list[str], list[int], list[Any]] | None] = Queue()
+        self._loads: Queue[_Batch | None] = Queue()
+        self._offloads: Queue[_Offload | None] = Queue()
         self._results: deque[bool] = deque()
         self._threads = [
             threading.Thread(target=self._run_loads, name="kvbm-loads", daemon=True),
@@ -106,12 +133,13 @@ class KvbmLinker(UnifiedCacheLinker):  # type: ignore[misc]
             thread.start()
         _, host, disk, _ = self._store.manager.capacity
         logger.info(
-            "kvbm: rank %s: %d pages of %d tokens (%.0f KiB) in host memory%s",
+            "kvbm: rank %s: %d pages of %d tokens (%.0f KiB) in host memory%s; SGLang's pool on %s",
             rank.folder,
             host,
             layout.page_size,
             layout.block_bytes / 1024,
             f", {disk} on disk" if disk else "",
+            layout.device,
         )
 
     @property
@@ -131,7 +159,7 @@ class KvbmLinker(UnifiedCacheLinker):  # type: ignore[misc]
             return []
         known = self._looked_up.pop(rid, None)
         if known is None or known.keys != keys:
-            known = _LookUp(keys, self._store.sequence(keys))
+            known = _Asked(keys, self._store.sequence(keys))
         elif known.found < len(keys):
             # Its ticket would repeat the answer: more may have come from disk since.
             self._store.manager.abandon(rid)
@@ -177,8 +205,23 @@ class KvbmLinker(UnifiedCacheLinker):  # type: ignore[misc]
         for load in queued:
             self._looked_up.pop(load.request, None)
         index: int = self.layer_done_counter.update_producer()
-        self._loads.put((index, queued))
+        try:
+            self._loads.put(_Batch(index, queued, self._submitted()))
+        except Exception as error:
+            # -1 would say that nothing was to be loaded.
+            self.failures.add("load", error)
+            self.layer_done_counter.fail(index, error)
         return index
+
+    def _submitted(self) -> Fence | None:
+        """A point behind what SGLang has submitted to the device; none where its pool is in host
+        memory, where what was called is done.
+        """
+        if not self._is_on_device:
+            return None
+        # The last is that of the stream that writes the pages. The first is that of the stream that
+        # computed the indices, and who has read them has waited for it.
+        return self._store.manager.fence_after(self.record_offload_ready()[-1])
 
     @guarded(lambda *_args, **_kwargs: False)
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
@@ -188,36 +231,76 @@ class KvbmLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def _run_loads(self) -> None:
         while (batch := self._loads.get()) is not None:
-            index, loads = batch
             try:
-                # All of them, so that none writes when the batch is over.
-                missing = sum(self._load(load) for load in loads)
-                if missing:
-                    raise KvbmError(f"{missing} promised pages did not arrive")
-                for layer in range(self._num_layers):
-                    self.layer_done_counter.complete(index, layer)
+                self._bring(batch)
             except Exception as error:
                 self.failures.add("load", error)
-                self.layer_done_counter.fail(index, error)
+                self.layer_done_counter.fail(batch.index, error)
             finally:
                 self._loads.task_done()
         self._loads.task_done()
 
-    def _load(self, load: _Load) -> int:
-        """How many pages did not arrive."""
+    def _bring(self, batch: _Batch) -> None:
+        """Loads a batch, and says of each layer when it is in place. Raises `KvbmError` where pages
+        did not arrive, when none of the batch is written any more.
+        """
+        deadline = time.monotonic() + PATIENCE
+        missing = sum(self._begin(load, batch.after) for load in batch.loads)
+        begun = [load.onboarding for load in batch.loads if load.onboarding is not None]
+        # The last layer is complete when all loads are over: SGLang may free the pages then.
+        layer, last = 0, self._num_layers - 1
+        while not missing and layer < last and self._wait_layer(begun, layer, deadline):
+            self.layer_done_counter.complete(batch.index, layer)
+            layer += 1
+        # All of them, so that none writes when the batch is over.
+        missing += sum(self._end(load, deadline) for load in batch.loads)
+        if missing:
+            raise KvbmError(f"{missing} promised pages did not arrive")
+        for complete in range(layer, self._num_layers):
+            self.layer_done_counter.complete(batch.index, complete)
+
+    def _begin(self, load: _Load, after: Fence | None) -> int:
+        """Starts a load. How many pages are known not to arrive."""
+        manager = self._store.manager
         try:
-            deadline = time.monotonic() + PATIENCE
             try:
-                arrived = self._store.load(load.request, load.pages, deadline)
+                load.onboarding = manager.load(load.request, load.pages, after, by_layer=True)
+                return 0
             except InvalidArgument:
                 # The ticket of the look-up is too old.
-                arrived = sum(self._store.get(load.keys, load.pages))
-            missing = len(load.pages) - arrived
-            self._counts.add(loaded_pages=arrived, missed_pages=missing)
-            return missing
+                arrived = sum(self._store.get(load.keys, load.pages, after))
         except Exception as error:
             self.failures.add("load", error)
-            return len(load.pages)
+            arrived = 0
+        missing = len(load.pages) - arrived
+        self._counts.add(loaded_pages=arrived, missed_pages=missing)
+        return missing
+
+    def _wait_layer(self, begun: list[Onboarding], layer: int, deadline: float) -> bool:
+        """Waits until every load has `layer`. Whether that came about: not where one has failed."""
+        parts = range(layer * self._parts_of_layer, (layer + 1) * self._parts_of_layer)
+        pause = _SHORTEST_PAUSE
+        while not all(load.layer_ready(part) for load in begun for part in parts):
+            if time.monotonic() > deadline or any(
+                not load.layer_ready(parts[0]) for load in begun if load.is_done()
+            ):
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return True
+
+    def _end(self, load: _Load, deadline: float) -> int:
+        """Waits for the end of a load that has begun. How many pages did not arrive."""
+        if load.onboarding is None:
+            return 0
+        try:
+            arrived = self._store.end_load(load.onboarding, load.pages, deadline)
+        except Exception as error:
+            self.failures.add("load", error)
+            arrived = 0
+        missing = len(load.pages) - arrived
+        self._counts.add(loaded_pages=arrived, missed_pages=missing)
+        return missing
 
     # ----------------------------------------------------------------- offloads
 
@@ -229,18 +312,14 @@ class KvbmLinker(UnifiedCacheLinker):  # type: ignore[misc]
         pages = compat.pages_of(transfer.device_indices, self._page_size)
         if not keys or len(keys) != len(pages):
             raise InvalidArgument(f"an offload of {len(keys)} keys and {len(pages)} pages")
-        events = self.record_offload_ready() if self.forward_stream is not None else []
-        self._offloads.put((keys, pages, events))
+        self._offloads.put(_Offload(keys, pages, self._submitted()))
         return True
 
     def _run_offloads(self) -> None:
         while (task := self._offloads.get()) is not None:
-            keys, pages, events = task
             is_stored = False
             try:
-                for event in events:
-                    event.synchronize()
-                results = self._store.put(keys, pages)
+                results = self._store.put(task.keys, task.pages, task.after)
                 stored = sum(results)
                 self._counts.add(stored_pages=stored, refused_pages=len(results) - stored)
                 is_stored = all(results)

@@ -24,6 +24,7 @@ __all__ = [
     "check_arguments",
     "layout_and_namespace",
     "missing",
+    "recorded_event",
     "scheduled",
     "trtllm_version",
 ]
@@ -132,8 +133,8 @@ def check_arguments(llm_args: Any) -> None:
         ranks *= max(1, int(getattr(llm_args, name, 1) or 1))
     if ranks > 1:
         raise ConfigInvalid(
-            f"{ranks} ranks (tensor, pipeline or context parallel): the connector of kvbm supports one rank until workers in "
-            "other processes are; use one GPU"
+            f"{ranks} ranks (tensor, pipeline or context parallel): scheduler and worker of the connector share the memory of one "
+            "process, and TensorRT-LLM runs each rank in its own; use one GPU"
         )
     if getattr(llm_args, "enable_attention_dp", False):
         raise ConfigInvalid("enable_attention_dp: the connector of kvbm supports one rank")
@@ -162,6 +163,15 @@ def layout_and_namespace(llm_args: Any, tensor: Any) -> tuple[Layout, Namespace]
         kv_quantization=json.dumps(meaning, sort_keys=True),
     )
     return layout, namespace
+
+
+def recorded_event(stream: Any) -> Any:
+    """An event behind what was submitted to a CUDA stream so far."""
+    import torch
+
+    event = torch.cuda.Event()
+    event.record(stream)
+    return event
 
 
 class RequestView:

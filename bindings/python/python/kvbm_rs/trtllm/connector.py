@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import TokenSequence
+from .. import Fence, TokenSequence
 from ..errors import KvbmError
 from . import _trtllm_compat as compat
 from .process import EngineProcess, join_process
@@ -225,10 +225,9 @@ class KvbmWorker(_Worker):  # type: ignore[misc, valid-type]
             raise KvbmError(
                 f"copies of the blocks {busy[:8]} are not over after {_REUSE_WAIT} s: the step would overwrite them"
             )
-        if plan.loads:
-            # What was submitted before may still use the blocks.
-            stream.synchronize()
-        loads = [(manager.load(request, blocks), blocks) for request, blocks in plan.loads]
+        # What was submitted before may still use the blocks.
+        after = self._process.submitted(stream) if plan.loads else None
+        loads = [(manager.load(request, blocks, after), blocks) for request, blocks in plan.loads]
         deadline = time.monotonic() + _LOAD_WAIT
         for load, blocks in loads:
             done = load.wait(max(0.0, deadline - time.monotonic()))
@@ -247,22 +246,24 @@ class KvbmWorker(_Worker):  # type: ignore[misc, valid-type]
         """Blocks are copied when the step is over."""
 
     def wait_for_save(self, stream: Any) -> None:
-        """The step is over: its final blocks are copied to host memory in the background."""
+        """The step was submitted: its final blocks are copied to host memory in the background, when
+        `stream` has computed them.
+        """
         try:
             plan = self._step_plan()
             if plan is None or not plan.saves:
                 return
-            stream.synchronize()
+            after = self._process.submitted(stream)
             saves, plan.saves = plan.saves, []
             for save in saves:
-                self._save(save)
+                self._save(save, after)
         except Exception as error:
             self._process.failures.add("wait_for_save", error)
 
-    def _save(self, save: _Save) -> None:
+    def _save(self, save: _Save, after: Fence | None) -> None:
         request = save.request
         try:
-            begun = self._process.manager.offload(save.blocks, request.sequence, save.first)
+            begun = self._process.manager.offload(save.blocks, request.sequence, save.first, after)
         except KvbmError as error:
             # No room, or a copy writes one of them: offered again with the request's next block.
             request.offered = min(request.offered, save.first)

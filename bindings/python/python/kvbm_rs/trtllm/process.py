@@ -8,14 +8,14 @@ import os
 import threading
 from typing import Any
 
-from .. import Config, KvBlockManager
+from .. import Config, Fence, KvBlockManager
 from ..counts import Counts
 from ..errors import BuildFailed, ConfigInvalid, KvbmError
 from ..failures import Failures
 from ..recording import RECORD_LIMIT, build_manager
 from . import _trtllm_compat as compat
 
-__all__ = ["EngineProcess", "join_process"]
+__all__ = ["EngineProcess", "join_process", "settings"]
 
 logger = logging.getLogger("kvbm_rs.trtllm")
 
@@ -41,7 +41,7 @@ def join_process(role: str, llm_args: Any) -> EngineProcess:
         return half
 
 
-def _settings() -> Config:
+def settings() -> Config:
     """TensorRT-LLM hands a connector no options: settings come from `KVBM_*` variables."""
     if not os.environ.get("KVBM_HOST_CAPACITY"):
         raise ConfigInvalid(
@@ -73,8 +73,9 @@ class EngineProcess:
         self.failures = Failures(logger)
         self.counts = Counts(logger)
         self.num_blocks = 0
+        self._is_on_device = False
         self._llm_args = llm_args
-        self._config = _settings()
+        self._config = settings()
         self._record, self._record_limit = _record()
         self._manager: KvBlockManager | None = None
         self._lock = threading.Lock()
@@ -94,7 +95,7 @@ class EngineProcess:
             record_limit=self._record_limit,
             logger=logger,
         )
-        self.num_blocks = layout.num_blocks
+        self.num_blocks, self._is_on_device = layout.num_blocks, layout.device != "cpu"
         atexit.register(self.close)
         _, host, disk, _ = manager.capacity
         size = layout.page_size
@@ -111,6 +112,14 @@ class EngineProcess:
         if self._manager is None:
             raise BuildFailed("the manager is not open: KvbmWorker.register_kv_caches opens it")
         return self._manager
+
+    def submitted(self, stream: Any) -> Fence | None:
+        """A point behind what was submitted to `stream`; none where the blocks are in host memory,
+        where what was called is done.
+        """
+        if not self._is_on_device:
+            return None
+        return self.manager.fence_after(compat.recorded_event(stream))
 
     def keep_plan(self, plan: Any) -> int:
         """Keeps the plan of a step for the worker. Its number."""

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
+from collections.abc import Callable
 from typing import Any
 
 from ..engine_names import Used
 from ..errors import KvbmError
-from ._vllm_used import CHECKED_VERSIONS, TIER, USED
+from ._vllm_used import CHECKED_VERSIONS, PLUGIN, PLUGIN_TIER, TIER, USED
 from ._vllm_views import ConfigView, EventFactory, RequestView, StepView, TierView
 
 __all__ = [
     "CHECKED_VERSIONS",
     "ConfigView",
     "EventFactory",
+    "PLUGIN",
+    "PLUGIN_TIER",
     "RequestView",
     "StepView",
     "TIER",
@@ -27,6 +31,7 @@ __all__ = [
     "attention_backends",
     "block_views",
     "cache_groups",
+    "hash_roots",
     "log_level",
     "logger",
     "missing",
@@ -35,6 +40,7 @@ __all__ = [
     "register_tier",
     "require",
     "vllm_version",
+    "why_not",
 ]
 
 
@@ -74,9 +80,24 @@ def require(user: str, used: tuple[Used, ...] | None = None) -> None:
         )
 
 
+def why_not(error: Exception, used: tuple[Used, ...]) -> str:
+    """What the installed vLLM lacks of `used`, or else the error. Raises nothing."""
+    try:
+        lacks = ", ".join(missing(used))
+        if lacks:
+            return f"vLLM {vllm_version()} lacks {lacks}"
+    except Exception:
+        # There is no vLLM, or a module of it that an upgrade broke: the first error says more.
+        pass
+    return f"{type(error).__name__}: {error}"
+
+
 def _has(owner: Any, name: str) -> bool:
     if hasattr(owner, name) or name in getattr(owner, "__struct_fields__", ()):
         return True
+    if inspect.ismodule(owner):
+        # A name that gets its value later.
+        return name in getattr(owner, "__annotations__", {})
     for base in getattr(owner, "__mro__", ()):
         if name in vars(base).get("__annotations__", {}):
             return True
@@ -95,8 +116,7 @@ def register_connector(name: str, module_path: str, class_name: str) -> None:
     """Makes a connector known by its name; a second call does nothing."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-    if name not in KVConnectorFactory._registry:
-        KVConnectorFactory.register_connector(name, module_path, class_name)
+    _register(KVConnectorFactory.register_connector, name, module_path, class_name)
 
 
 def register_tier(name: str, module_path: str, class_name: str) -> None:
@@ -105,10 +125,28 @@ def register_tier(name: str, module_path: str, class_name: str) -> None:
     """
     try:
         from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
-    except ImportError:
+    except ModuleNotFoundError:
         return
-    if name not in SecondaryTierFactory._registry:
-        SecondaryTierFactory.register_tier(name, module_path, class_name)
+    _register(SecondaryTierFactory.register_tier, name, module_path, class_name)
+
+
+def _register(register: Callable[[str, str, str], None], *names: str) -> None:
+    try:
+        register(*names)
+    except ValueError as error:
+        if "already registered" not in str(error):
+            raise
+
+
+def hash_roots(algorithm: str) -> tuple[bytes, bytes]:
+    """The root of vLLM's block hashes in this process, and what it is in each process that has the
+    same environment, unless it is random. vLLM sets it after it has built the connectors.
+    """
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core import kv_cache_utils
+
+    seed = os.environ.get("PYTHONHASHSEED", kv_cache_utils.DEFAULT_NONE_HASH_SEED)
+    return bytes(kv_cache_utils.NONE_HASH), bytes(get_hash_fn_by_name(algorithm)(seed))
 
 
 def cache_groups(kv_cache_config: Any) -> list[str]:

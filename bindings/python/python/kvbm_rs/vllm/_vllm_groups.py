@@ -19,14 +19,10 @@ __all__ = [
     "transfer_results",
 ]
 
-_BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 _SPECS = "vllm.v1.kv_cache_interface"
 
 #: What the connector uses for models of several cache groups, as in `_vllm_compat`.
 GROUPS: tuple[Used, ...] = (
-    (_BASE, None, ("KVConnectorTransferResults",)),
-    (_BASE, "KVConnectorTransferResults", ("finished_recving", "failed_recving")),
-    (_BASE, "KVConnectorBase_V1", ("get_transfer_results",)),
     (
         _SPECS,
         "KVCacheGroupSpec",

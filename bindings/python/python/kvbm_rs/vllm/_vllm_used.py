@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..engine_names import Used
 
-__all__ = ["CHECKED_VERSIONS", "TIER", "USED"]
+__all__ = ["CHECKED_VERSIONS", "PLUGIN", "PLUGIN_TIER", "TIER", "USED"]
 
 #: Versions of vLLM that the project's tests run.
 CHECKED_VERSIONS = ("0.32",)
@@ -12,10 +12,30 @@ CHECKED_VERSIONS = ("0.32",)
 _BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 _METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
 
+#: What makes the connector known by its name, in the form of `USED`.
+PLUGIN: tuple[Used, ...] = (
+    (
+        "vllm.distributed.kv_transfer.kv_connector.factory",
+        "KVConnectorFactory",
+        ("register_connector",),
+    ),
+)
+
+#: What makes the tier known by its name.
+PLUGIN_TIER: tuple[Used, ...] = (
+    (
+        "vllm.v1.kv_offload.tiering.factory",
+        "SecondaryTierFactory",
+        ("register_tier",),
+    ),
+)
+
 #: What the connector uses: module, class (or None), names. Names of objects are read from
 #: `__init__`, fields from the class.
 USED: tuple[Used, ...] = (
     (_BASE, None, ("KVConnectorBase_V1", "KVConnectorMetadata", "KVConnectorRole")),
+    (_BASE, None, ("KVConnectorTransferResults",)),
+    (_BASE, "KVConnectorTransferResults", ("finished_recving", "failed_recving")),
     (
         _BASE,
         "KVConnectorBase_V1",
@@ -31,6 +51,7 @@ USED: tuple[Used, ...] = (
             "get_kv_connector_stats",
             "get_handshake_metadata",
             "get_num_new_matched_tokens",
+            "get_transfer_results",
             "handle_preemptions",
             "on_new_request",
             "register_kv_caches",
@@ -59,11 +80,7 @@ USED: tuple[Used, ...] = (
         ("_counter_cls", "_labelnames", "per_engine_labelvalues", "observe"),
     ),
     (_METRICS, "KVConnectorStats", ("data", "aggregate", "is_empty", "reduce", "reset")),
-    (
-        "vllm.distributed.kv_transfer.kv_connector.factory",
-        "KVConnectorFactory",
-        ("register_connector", "_registry"),
-    ),
+    *PLUGIN,
     (
         "vllm.v1.metrics.cache_hit_source",
         "CacheHitSource",
@@ -87,8 +104,14 @@ USED: tuple[Used, ...] = (
     (
         "vllm.v1.core.kv_cache_utils",
         None,
-        ("generate_block_hash_extra_keys", "maybe_convert_block_hash"),
+        (
+            "DEFAULT_NONE_HASH_SEED",
+            "NONE_HASH",
+            "generate_block_hash_extra_keys",
+            "maybe_convert_block_hash",
+        ),
     ),
+    ("vllm.utils.hashing", None, ("get_hash_fn_by_name",)),
     (
         "vllm.v1.request",
         "Request",
@@ -228,5 +251,5 @@ TIER: tuple[Used, ...] = (
             "world_size",
         ),
     ),
-    (f"{_OFFLOAD}.tiering.factory", "SecondaryTierFactory", ("register_tier", "_registry")),
+    *PLUGIN_TIER,
 )

@@ -8,22 +8,14 @@ from ..errors import ConfigInvalid
 from . import _vllm_compat as compat
 from .groups import CacheGroups
 
-__all__ = ["check"]
+__all__ = ["check", "check_transfer"]
 
 
 def check(vllm_config: Any, kv_cache_config: Any) -> CacheGroups | None:
     """Refuses what would not work, with the way out. The cache groups, where there are several."""
     compat.require("KvbmConnector")
     view = compat.ConfigView(vllm_config)
-    if view.failure_policy != "recompute":
-        raise ConfigInvalid(
-            f"kv_load_failure_policy is {view.failure_policy!r}: a block that fails its checksum would fail its request; "
-            'add "kv_load_failure_policy": "recompute" to --kv-transfer-config'
-        )
-    if view.role != "kv_both":
-        raise ConfigInvalid(
-            f'kv_role is {view.role!r}: kvbm is a cache that is read and written; set "kv_role": "kv_both"'
-        )
+    check_transfer(view.failure_policy, view.role)
     if view.extra.get("load") == "sync" and view.schedules_ahead:
         raise ConfigInvalid(
             "option 'load' is 'sync' and vLLM schedules ahead of the results: it would plan a step before it knows that a "
@@ -41,6 +33,19 @@ def check(vllm_config: Any, kv_cache_config: Any) -> CacheGroups | None:
             "states; leave --kv-transfer-config out"
         )
     return groups
+
+
+def check_transfer(failure_policy: Any, role: Any) -> None:
+    """Refuses what `--kv-transfer-config` says beside the connector's own options."""
+    if failure_policy != "recompute":
+        raise ConfigInvalid(
+            f"kv_load_failure_policy is {failure_policy!r}: a block that fails its checksum would fail its request; "
+            'add "kv_load_failure_policy": "recompute" to --kv-transfer-config'
+        )
+    if role != "kv_both":
+        raise ConfigInvalid(
+            f'kv_role is {role!r}: kvbm is a cache that is read and written; set "kv_role": "kv_both"'
+        )
 
 
 def _check_ranks(view: compat.ConfigView) -> None:

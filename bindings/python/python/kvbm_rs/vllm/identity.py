@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import Namespace
-from ._vllm_compat import ConfigView, vllm_version
+from ._vllm_compat import ConfigView, hash_roots, vllm_version
 
 __all__ = [
     "adapter_stamp",
     "adapter_version",
     "namespace_of",
     "process_root_is_random",
+    "root_is_fixed",
     "tensor_shapes",
     "weights_version",
 ]
@@ -128,6 +129,16 @@ def _digest(text: str) -> str:
 
 
 def process_root_is_random(algorithm: str) -> bool:
-    """Whether vLLM's block hashes begin with a root that changes with each process."""
+    """Whether vLLM's block hashes will begin with a root that changes with each process, as far as
+    its documentation says. vLLM has no root yet when the connector starts: `root_is_fixed` looks.
+    """
     cryptographic = algorithm.startswith("sha256")
     return not cryptographic and os.environ.get("PYTHONHASHSEED") is None
+
+
+def root_is_fixed(algorithm: str) -> bool:
+    """Whether the root of vLLM's block hashes is what each process with this environment has. Raises
+    where vLLM has no root that can be read.
+    """
+    root, fixed = hash_roots(algorithm)
+    return root == fixed

@@ -36,6 +36,7 @@ from .identity import (
     adapter_version,
     namespace_of,
     process_root_is_random,
+    root_is_fixed,
     tensor_shapes,
     weights_version,
 )
@@ -104,6 +105,7 @@ class EngineProcess:
         self.step_ns: deque[int] = deque(maxlen=_SAMPLES)
         self.layout: Layout | None = None
         self.own_hashes = self._hashes_own()
+        self._root_was_read = self.own_hashes
         self._tensors: dict[str, Any] = {}
         #: How fast the engine computes prompts, measured.
         self._speed = PrefillSpeed()
@@ -142,6 +144,24 @@ class EngineProcess:
                 f"option 'hashes' is 'engine', but {cannot}: leave the option out, or set it to 'own'"
             )
         return cannot is not None
+
+    def read_root(self) -> None:
+        """At the first request: vLLM has the root of its hashes by then. Where other processes have
+        another one, kvbm hashes tokens, so that the disk is found after a restart.
+        """
+        if self._root_was_read:
+            return
+        self._root_was_read = True
+        algorithm = self.view.hash_algorithm
+        try:
+            if root_is_fixed(algorithm):
+                return
+            why = f"vLLM's {algorithm} hashes begin with another root than documented, which may be random in each process"
+        except Exception as error:
+            why = f"the root of vLLM's {algorithm} hashes cannot be read ({type(error).__name__}: {error})"
+        # Hashes of tokens and of vLLM's hashes never meet: the namespace stays.
+        self.own_hashes = True
+        logger.warning("kvbm: %s: kvbm hashes tokens itself, which takes a little longer", why)
 
     def register(self, kv_caches: dict[str, Any], num_blocks: int) -> None:
         """The worker's tensors."""

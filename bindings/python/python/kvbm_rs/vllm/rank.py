@@ -123,9 +123,7 @@ class RankSide(Transfers):
         return None, ended or None
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
-        """What vLLM asks: `get_finished`, and which loads failed in a model of several groups."""
-        if self._groups is None:
-            return super().get_transfer_results(finished_req_ids)  # type: ignore[misc]
+        """What vLLM asks: `get_finished`, and which loads failed as a whole."""
         _, received = self.get_finished(finished_req_ids)
         failed, self._failed = self._failed, set()
         return _vllm_groups.transfer_results(received, failed)

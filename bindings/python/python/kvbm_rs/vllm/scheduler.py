@@ -42,6 +42,7 @@ class SchedulerSide(Transfers):
         view = compat.RequestView(request)
         tracked = self._requests.get(view.id)
         if tracked is None:
+            self._process.read_root()
             namespace = self._process.namespace_for(view.adapter)
             tracked = self._requests[view.id] = TrackedRequest(
                 view,
@@ -95,26 +96,36 @@ class SchedulerSide(Transfers):
 
     @guarded(lambda: None)
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        tracked = self._track(request)
-        wanted = num_external_tokens // self._block_size
-        promised, tracked.promised = tracked.promised, 0
-        if wanted == 0:
+        if num_external_tokens < self._block_size:
             # The second call of an asynchronous load, or vLLM does not take what was promised.
-            if promised:
+            tracked = self._requests.get(compat.RequestView(request).id)
+            if tracked is not None and tracked.promised:
+                tracked.promised = 0
                 self._process.manager.abandon(tracked.view.id)
             return
+        request_id, ids = compat.RequestView(request).id, list[list[int]]()
+        try:
+            tracked = self._track(request)
+            ids = self._blocks_to_load(tracked, blocks, num_external_tokens // self._block_size)
+            for tier, name in ((1, "hit_tokens_g2"), (2, "hit_tokens_g3"), (3, "hit_tokens_g4")):
+                self._process.counters.add(name, tracked.by_tier[tier] * self._block_size)
+        finally:
+            # In any case: a request that waits for a load has to hear of its end. A load without
+            # blocks fails.
+            self._to_load.append((request_id, ids))
+
+    def _blocks_to_load(self, tracked: TrackedRequest, blocks: Any, wanted: int) -> list[list[int]]:
+        """vLLM's blocks for the first `wanted` blocks of what was promised, by cache group; empty
+        where several groups do not get all of it.
+        """
+        promised, tracked.promised = tracked.promised, 0
         ranges = [(tracked.first, tracked.first + wanted)]
         if self._groups is not None:
-            # All that was promised or nothing; an empty list of groups is a load that fails.
             ranges = tracked.groups if wanted == promised else []
-        ids = [
+        return [
             [int(block) for block in group[first:end]]
             for group, (first, end) in zip(blocks.get_block_ids(), ranges)
         ]
-        # Appended in any case: a request that waits for a load has to hear of its end.
-        self._to_load.append((tracked.view.id, ids))
-        for tier, name in ((1, "hit_tokens_g2"), (2, "hit_tokens_g3"), (3, "hit_tokens_g4")):
-            self._process.counters.add(name, tracked.by_tier[tier] * self._block_size)
 
     @guarded(dict)
     def get_external_cache_hit_sources(

@@ -86,7 +86,7 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
     ended: set[str] = field(default_factory=set)
     #: Blocks that did not arrive.
     bad: set[int] = field(default_factory=set)
-    #: Requests whose load failed in a model of several cache groups.
+    #: Requests whose load failed as a whole.
     failed: set[str] = field(default_factory=set)
 
 

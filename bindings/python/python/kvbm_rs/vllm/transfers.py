@@ -7,8 +7,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from .. import Fence
+from .. import Fence, FinishedLoad
 from ..errors import KvbmError
+from .audit import Audit
 from .groups import CacheGroups
 from .process import EngineProcess, logger
 from .requests import TrackedRequest
@@ -19,7 +20,7 @@ __all__ = ["Transfers"]
 #: How long a worker waits for a load while no request can run: about what vLLM itself would sleep.
 IDLE_WAIT = 0.001
 
-#: How long the start of a load waits for a copy that still reads one of its blocks.
+#: How long the loads of a step wait for copies that still read one of their blocks.
 REUSE_WAIT = 1.0
 
 
@@ -42,8 +43,10 @@ class Transfers:
     _bad: set[int]
     #: Requests whose loads are over.
     _ended: set[str]
-    #: Requests whose load failed in a model of several cache groups.
+    #: Requests whose load failed as a whole.
     _failed: set[str]
+    _is_async: bool
+    _num_blocks: int
 
     def _start_loads(self, plan: StepPlan, number: int | None) -> None:
         """Starts the loads of the step, behind the point `number` of the engine's work. Each load
@@ -58,6 +61,10 @@ class Transfers:
                 # What is submitted before it may still use the blocks.
                 process = self._process
                 after = process.fence() if number is None else process.fence_at(number)
+                # Once for all: the engine's thread waits. A block that is busy still is refused
+                # with its load.
+                into = {block for _, ids in plan.loads for group in ids for block in group}
+                process.manager.before_reuse(sorted(into), REUSE_WAIT)
         except Exception as error:
             self._process.failed("start_loads", error)
             for request_id, ids in plan.loads:
@@ -69,11 +76,10 @@ class Transfers:
     def _load(self, request_id: str, ids: list[list[int]], after: Fence | None = None) -> None:
         try:
             manager, timeout = self._process.manager, self._process.options.load_timeout
-            manager.before_reuse([block for group in ids for block in group], REUSE_WAIT)
+            if not ids or any(not group or 0 in group for group in ids):
+                raise KvbmError("there are no blocks of vLLM for what was promised")
             if self._groups is None:
                 manager.commit(request_id, ids[0], after, timeout=timeout)
-            elif not ids or any(not group or 0 in group for group in ids):
-                raise KvbmError("vLLM gave no blocks for what a cache group was promised")
             else:
                 self._process.own_manager.commit_groups(request_id, ids, after, timeout=timeout)
             self._loading[request_id] = Loading(ids, time.monotonic())
@@ -91,15 +97,24 @@ class Transfers:
         self._report(request_id, ids, 0)
 
     def _report(self, request_id: str, ids: list[list[int]], arrived: int) -> None:
-        """Tells vLLM what of a load did not arrive: blocks, or, with several cache groups, the
-        request, all of which is computed then.
+        """Tells vLLM what of a load did not arrive: blocks, or the request, all of which is computed
+        then. The request with several cache groups, and where its blocks are not known.
         """
-        if self._groups is None:
+        if self._groups is None and ids:
             self._bad.update(ids[0][arrived:])
             return
-        self._failed.add(request_id)
         self._give_up(request_id)
-        self._process.manager.abandon(request_id)
+        if self._groups is None and not self._is_async:
+            # It runs in this step, and vLLM hears of requests only where they wait: all blocks are
+            # computed again.
+            self._bad.update(range(self._num_blocks))
+        else:
+            self._failed.add(request_id)
+        try:
+            self._process.manager.abandon(request_id)
+        except Exception as error:
+            # Its ticket ends by its age.
+            self._process.failed("abandon", error)
 
     def _give_up(self, request_id: str) -> None:
         """The request is promised nothing again. One that was aborted meanwhile is not known."""
@@ -155,10 +170,18 @@ class Transfers:
             self._collect()
         self._process.waited(began)
 
+    def _is_comparison(self, audit: Audit, done: FinishedLoad) -> bool:
+        """Whether it is no load. An error of the audit does not hide the loads behind it."""
+        try:
+            return audit.take(done)
+        except Exception as error:
+            self._process.failed("audit", error)
+            return done.request not in self._loading
+
     def _collect(self) -> None:
         counters, audit = self._process.counters, self._process.audit
         for done in self._process.manager.finished():
-            if audit is not None and audit.take(done):
+            if audit is not None and self._is_comparison(audit, done):
                 continue
             loading = self._loading.pop(done.request, None)
             if loading is None:
