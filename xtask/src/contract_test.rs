@@ -21,6 +21,9 @@ const SGLANG: &[&str] = &[
     "pygments==2.21.0",
 ];
 
+/// The contract tests, and tests of the package that compare with torch where it is installed.
+const TESTS: &[&str] = &["contract_tests", "tests/test_kernels.py", "tests/test_tensors.py"];
+
 /// Runs the tests with the torch of the installation of vLLM.
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
     let prepared = || {
@@ -30,7 +33,7 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
         anyhow::Ok((interpreter, [package, engine]))
     };
     match prepared() {
-        Ok((interpreter, path)) => wheel::tests(workspace, &interpreter, &path, "contract_tests"),
+        Ok((interpreter, path)) => wheel::tests(workspace, &interpreter, &path, TESTS),
         Err(error) => Err(error).into(),
     }
 }

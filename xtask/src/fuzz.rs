@@ -26,6 +26,7 @@ struct Target {
 }
 
 const TARGETS: &[Target] = &[
+    Target { name: "announcement", most: 4096, seeds: &[], grows: true },
     Target { name: "batch", most: 4096, seeds: &["crates/kvbm-events/tests/golden"], grows: true },
     Target { name: "blob_key", most: 256, seeds: &[], grows: true },
     Target { name: "block_set", most: 2048, seeds: &[], grows: true },
@@ -34,11 +35,13 @@ const TARGETS: &[Target] = &[
     // Without whole journals, whose header is 4 KiB of almost nothing: the body makes one of a few
     // bytes.
     Target { name: "journal", most: 2048, seeds: &[], grows: true },
+    Target { name: "keys", most: 1024, seeds: &[], grows: true },
     Target { name: "link", most: 4096, seeds: &[], grows: false },
     Target { name: "object", most: 8192, seeds: &["crates/kvbm-volume/tests/corpus"], grows: true },
     Target { name: "plan", most: 4096, seeds: &[], grows: false },
     Target { name: "snapshot", most: 4096, seeds: &[], grows: true },
     Target { name: "stripes", most: 128, seeds: &[], grows: true },
+    Target { name: "volume_key", most: 512, seeds: &[], grows: true },
     Target { name: "zmtp", most: 4096, seeds: &[], grows: true },
 ];
 
@@ -202,7 +205,7 @@ impl Fuzzer {
                 let next = waiting.lock().ok().and_then(|mut waiting| waiting.next());
                 let Some(target) = next else { return };
                 match self.fuzz_one(target, seconds) {
-                    Ok(said) => println!("{said}"),
+                    Ok(printed) => println!("{printed}"),
                     Err(error) => {
                         let text = format!("{error:#}");
                         failures.lock().unwrap_or_else(PoisonError::into_inner).push(text);
@@ -232,17 +235,18 @@ impl Fuzzer {
             .stdout(Stdio::null())
             .stderr(fs::File::create(&log).with_context(|| format!("cannot create {}", log.display()))?);
         let status = program.status().with_context(|| format!("cannot start {}", target.name))?;
-        let said = fs::read_to_string(&log).with_context(|| format!("cannot read {}", log.display()))?;
+        let printed = fs::read_to_string(&log).with_context(|| format!("cannot read {}", log.display()))?;
         if status.success() {
-            return summary(target.name, &said).with_context(|| format!("{} says too little", log.display()));
+            return summary(target.name, &printed)
+                .with_context(|| format!("{} says too little", log.display()));
         }
         bail!(
             "{}: {}\n  all of it: {}\n  again: cargo xtask fuzz {} --input {}",
             target.name,
-            reason(&said).unwrap_or_else(|| status.to_string()),
+            reason(&printed).unwrap_or_else(|| status.to_string()),
             log.display(),
             target.name,
-            artifact(&said).unwrap_or("FILE"),
+            artifact(&printed).unwrap_or("FILE"),
         )
     }
 
@@ -290,9 +294,10 @@ fn was_found(file: &Path) -> bool {
 }
 
 /// One line about a run, from what the fuzzer printed.
-fn summary(name: &str, said: &str) -> Option<String> {
-    let executed = said.lines().find_map(|line| line.strip_prefix("stat::number_of_executed_units:"))?.trim();
-    let last = said.lines().rfind(|line| line.contains(" cov: "))?;
+fn summary(name: &str, printed: &str) -> Option<String> {
+    let executed =
+        printed.lines().find_map(|line| line.strip_prefix("stat::number_of_executed_units:"))?.trim();
+    let last = printed.lines().rfind(|line| line.contains(" cov: "))?;
     let words: Vec<&str> = last.split_whitespace().collect();
     let after = |label: &str| words.iter().position(|word| *word == label).and_then(|at| words.get(at + 1));
     let (edges, features) = (after("cov:")?, after("ft:")?);
@@ -300,17 +305,17 @@ fn summary(name: &str, said: &str) -> Option<String> {
 }
 
 /// Why a run ended early: the panic, or what the fuzzer says.
-fn reason(said: &str) -> Option<String> {
-    let mut lines = said.lines();
+fn reason(printed: &str) -> Option<String> {
+    let mut lines = printed.lines();
     let panic = lines.by_ref().find(|line| line.contains(" panicked at "));
     let text = lines.find(|line| !line.trim().is_empty());
-    let summary = || said.lines().find(|line| line.starts_with("SUMMARY: ") || line.contains("ERROR: "));
+    let summary = || printed.lines().find(|line| line.starts_with("SUMMARY: ") || line.contains("ERROR: "));
     panic.and(text).or_else(summary).map(|line| line.chars().take(400).collect())
 }
 
 /// The file that a failing input was written to.
-fn artifact(said: &str) -> Option<&str> {
-    said.lines().find_map(|line| line.split_once("Test unit written to ")).map(|(_, file)| file.trim())
+fn artifact(printed: &str) -> Option<&str> {
+    printed.lines().find_map(|line| line.split_once("Test unit written to ")).map(|(_, file)| file.trim())
 }
 
 #[cfg(test)]
@@ -330,7 +335,7 @@ mod tests {
         assert_eq!(parse("batch --input f").unwrap().input, Some("f".into()));
         for (line, why) in [
             ("", "needs a target"),
-            ("nothing", "no target is called `nothing`: batch, "),
+            ("nothing", "no target is called `nothing`: announcement, "),
             ("--all --seconds 0", "expected 1 to"),
             ("--all --seconds", "needs a value"),
             ("--all --input f", "for one target"),

@@ -74,6 +74,8 @@ usage: cargo xtask COMMAND
                                    the leader under seeds: simulated clock, ranks, links, disks and store; 1,000 seeds of 1,000
                                    steps; --mutants also plants every known bug and fails where one is not found
   sim --seed S [--trace]           one seed again, step for step
+  sim --nodes N [--steps SECONDS] [--seed S] [--seeds N] [--mutants]
+                                   N nodes that read from each other, for so many simulated seconds (300)
   fuzz TARGET...|--all [--seconds N] [--jobs N] [--keep]
                                    coverage-guided fuzzing of what is read from disks, volumes and strangers, each target for N
                                    seconds (60), N of them at a time; --keep makes the smallest corpus that covers as much the

@@ -49,8 +49,8 @@ fn free(path: &Path) -> Option<u64> {
 }
 
 /// The fourth word of the second line that `df -P -k` prints, in bytes.
-fn available(said: &str) -> Option<u64> {
-    said.lines().nth(1)?.split_whitespace().nth(3)?.parse::<u64>().ok()?.checked_mul(1024)
+fn available(output: &str) -> Option<u64> {
+    output.lines().nth(1)?.split_whitespace().nth(3)?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 #[cfg(test)]
@@ -59,9 +59,9 @@ mod tests {
 
     #[test]
     fn free_bytes_are_read_from_df() {
-        let said = "Filesystem     1024-blocks     Used Available Capacity Mounted on\n\
+        let output = "Filesystem     1024-blocks     Used Available Capacity Mounted on\n\
                     /dev/vda         263174212 67899092  27892128      71% /\n";
-        assert_eq!(available(said), Some(27_892_128 << 10));
+        assert_eq!(available(output), Some(27_892_128 << 10));
         assert_eq!(available("df: nothing\n"), None);
         let below = std::env::temp_dir().join("a-folder-that-is-not-there").join("deeper");
         assert!(free(&below).is_some_and(|bytes| bytes > 0), "that of the folder above");
@@ -69,10 +69,10 @@ mod tests {
 
     #[test]
     fn what_is_free_is_said_for_both_places() {
-        let said = Space::of(Path::new("/")).now();
+        let output = Space::of(Path::new("/")).now();
         assert!(
-            said.contains("GiB for the build (/), ") && said.contains("GiB for temporary files"),
-            "{said}"
+            output.contains("GiB for the build (/), ") && output.contains("GiB for temporary files"),
+            "{output}"
         );
     }
 }

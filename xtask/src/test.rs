@@ -8,8 +8,10 @@ use crate::{
     contract_test, crash_test, dependencies, engine_test, fuzz, gpu, hostile, kernels, miri, models, nixl,
     node_test, outside, sim, smoke, tidy, wheel,
 };
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::Sender;
+use std::time::Duration;
 
 /// When a step runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -130,21 +132,43 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
     let space = Space::of(&workspace.target);
     println!("{}\n", space.now());
     let mut report = Report::default();
-    for step in STEPS.iter().filter(|step| options.wants(step)) {
-        let is_good = report.run(step.name, step.about, || (step.run)(&workspace));
-        if options.lean {
-            leave_nothing(&workspace, step);
+    std::thread::scope(|scope| {
+        let mut installing = needs_vllm(options).then(|| scope.spawn(|| engine_test::install(&workspace)));
+        for step in STEPS.iter().filter(|step| options.wants(step)) {
+            let is_good = report.run(step.name, step.about, || {
+                if VLLM_STEPS.contains(&step.name)
+                    && let Some(installing) = installing.take()
+                {
+                    // The step installs it again where this failed, and says why it cannot.
+                    let _again = installing.join();
+                }
+                (step.run)(&workspace)
+            });
+            if options.lean {
+                remove_outputs(&workspace, step);
+            }
+            if !is_good {
+                println!("{}\n", space.now());
+            }
         }
-        if !is_good {
-            println!("{}\n", space.now());
-        }
-    }
+    });
     println!("{}", report.summary());
     Ok(report.is_ok())
 }
 
-/// Folders below the target folder that one step has for itself.
-const OF_ONE_STEP: &[(&str, &str)] = &[
+/// Steps that run the installation of vLLM, which waits for the network most of its time.
+const VLLM_STEPS: &[&str] = &["engine", "contracts"];
+
+/// Whether vLLM is to be installed while the steps before those that need it build.
+fn needs_vllm(options: &Options) -> bool {
+    STEPS.iter().any(|step| VLLM_STEPS.contains(&step.name) && options.wants(step))
+}
+
+/// Folders below the target folder, each with the last step that needs it.
+const OUTPUTS: &[(&str, &str)] = &[
+    ("engine", "engine-test"),
+    ("contracts", "tools/vllm"),
+    ("contracts", "tools/sglang-0.5.23"),
     ("doc", "doc"),
     ("outside", "outside"),
     ("crash", "crash-test"),
@@ -156,9 +180,9 @@ const OF_ONE_STEP: &[(&str, &str)] = &[
     ("miri", "miri"),
 ];
 
-/// Removes what no other step needs.
-fn leave_nothing(workspace: &Workspace, step: &Step) {
-    for (_, folder) in OF_ONE_STEP.iter().filter(|(name, _)| *name == step.name) {
+/// Removes what no later step needs.
+fn remove_outputs(workspace: &Workspace, step: &Step) {
+    for (_, folder) in OUTPUTS.iter().filter(|(name, _)| *name == step.name) {
         // What was not made, or stays, is in nobody's way but the disk's.
         let _ = std::fs::remove_dir_all(workspace.target.join(folder));
     }
@@ -227,14 +251,21 @@ pub(crate) fn counted(command: &mut Command) -> Outcome {
     counted_to(command, &mut std::io::stdout())
 }
 
+/// How long standard error is read behind the end of a command.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 /// As [`counted`], showing the output elsewhere.
 pub(crate) fn counted_to(command: &mut Command, shown: &mut dyn Write) -> Outcome {
     let broken = |why: String, tests, failed| Outcome::Failed { why, tests, failed };
     let line = line_of(command);
-    let mut child = match command.stdout(Stdio::piped()).spawn() {
+    let mut child = match command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn() {
         Ok(child) => child,
         Err(error) => return broken(format!("cannot start {line}: {error}"), 0, 0),
     };
+    let (found, ended) = std::sync::mpsc::channel();
+    if let Some(stderr) = child.stderr.take() {
+        std::thread::spawn(move || show_and_find(stderr, &found));
+    }
     let (mut passed, mut failed, mut names) = (0, 0, Vec::new());
     if let Some(stdout) = child.stdout.take() {
         for text in BufReader::new(stdout).split(b'\n').map_while(Result::ok) {
@@ -246,12 +277,37 @@ pub(crate) fn counted_to(command: &mut Command, shown: &mut dyn Write) -> Outcom
             let _ = writeln!(shown, "{text}");
         }
     }
-    match child.wait() {
+    let status = child.wait();
+    // A process that a test left behind may hold standard error open for ever.
+    while let Ok(name) = ended.recv_timeout(LAST_WORDS) {
+        names.push(name);
+    }
+    match status {
         Ok(status) if status.success() && failed == 0 => Outcome::Passed { tests: passed },
         Ok(status) if names.is_empty() => broken(format!("`{line}` ended with {status}"), passed, failed),
         Ok(_) => broken(format!("`{line}`: {}", names.join(", ")), passed, failed),
         Err(error) => broken(format!("`{line}` was lost: {error}"), passed, failed),
     }
+}
+
+/// Shows what cargo and the tests write to standard error, and sends the programs that a signal or
+/// an abort ended: no line of theirs names the test.
+fn show_and_find(stderr: impl Read, found: &Sender<String>) {
+    for text in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
+        let text = String::from_utf8_lossy(&text);
+        if let Some(program) = ended_by_signal(&text) {
+            // Nobody waits for it any more: then it was too late.
+            let _ = found.send(program.to_owned());
+        }
+        let _ = writeln!(std::io::stderr(), "{text}");
+    }
+}
+
+/// What a line like "  process didn't exit successfully: `tests/a` (signal: 6, SIGABRT: ...)" says.
+fn ended_by_signal(line: &str) -> Option<&str> {
+    line.trim_start()
+        .strip_prefix("process didn't exit successfully: ")
+        .filter(|text| text.contains("(signal: "))
 }
 
 /// The test that a line like `test a::b ... FAILED` names.
@@ -296,10 +352,16 @@ mod tests {
             ["fmt", "tidy", "dependencies", "kernels", "clippy", "test", "doctest", "python"]
         );
         assert_eq!(chosen("--only miri --only fmt"), ["fmt", "miri"]);
+        let installs = |line: &str| needs_vllm(&parse(line).unwrap());
+        assert!(installs("--all") && installs("--only contracts") && !installs(""));
+        assert!(VLLM_STEPS.iter().all(|name| STEPS.iter().any(|step| step.name == *name)));
         assert_eq!(chosen("--all --only doc"), ["doc"], "a named step is the only one");
         assert!(parse("--lean --only doc").unwrap().lean);
         let known = |(name, _): &(&str, &str)| STEPS.iter().any(|step| step.name == *name);
-        assert!(OF_ONE_STEP.iter().all(known), "steps that leave something are steps");
+        let last = STEPS.iter().rfind(|step| VLLM_STEPS.contains(&step.name)).map(|step| step.name);
+        let vllm = OUTPUTS.iter().find(|(_, folder)| *folder == "tools/vllm").map(|(name, _)| *name);
+        assert_eq!(vllm, last, "no step installs again what another one has removed");
+        assert!(OUTPUTS.iter().all(known), "steps that leave something are steps");
         assert!(parse("--only nothing").unwrap_err().contains("fmt, tidy"));
     }
 
@@ -321,6 +383,12 @@ mod tests {
             panic!("{:?}", shell(script))
         };
         assert!(why.ends_with(": a::b, d"), "{why}");
+        let script = "echo \"  process didn't exit successfully: \\`x\\` (signal: 6, SIGABRT)\" >&2
+                      echo \"  process didn't exit successfully: \\`y\\` (exit status: 101)\" >&2; exit 101";
+        let Outcome::Failed { why, tests: 0, failed: 0 } = shell(script) else {
+            panic!("{:?}", shell(script))
+        };
+        assert!(why.ends_with(": `x` (signal: 6, SIGABRT)"), "{why}");
         let outcome = shell("exit 1");
         assert!(
             matches!(outcome, Outcome::Failed { tests: 0, failed: 0, .. }),

@@ -20,7 +20,8 @@ const BUILD_PACKAGES: &[&str] = &["maturin==1.16.0", "ziglang==0.16.0"];
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
     match prepared(workspace) {
         Ok((python, package)) => {
-            types(workspace, &python).and(tests(workspace, &python, &[package], "tests"))
+            let stubs = stubs(workspace, &python, &package);
+            types(workspace, &python).and(stubs).and(tests(workspace, &python, &[package], &["tests"]))
         }
         Err(error) => Err(error).into(),
     }
@@ -88,14 +89,22 @@ fn types(workspace: &Workspace, python: &Path) -> Outcome {
     module(&["mypy"]).and(module(&["ruff", "check"])).and(module(&["ruff", "format", "--check"]))
 }
 
-/// Runs the Python tests of a folder, with the packages in `path`.
-pub(crate) fn tests(workspace: &Workspace, python: &Path, path: &[PathBuf], folder: &str) -> Outcome {
+/// Compares the stubs of the extension with the extension.
+fn stubs(workspace: &Workspace, python: &Path, package: &Path) -> Outcome {
+    let mut command = Command::new(python);
+    command.args(["-m", "mypy.stubtest", "kvbm_rs._core", "--allowlist", "stubtest-allowed.txt"]);
+    command.current_dir(workspace.root.join("bindings/python"));
+    Outcome::from(succeed(command.env("PYTHONPATH", package).env("PYTHONDONTWRITEBYTECODE", "1")))
+}
+
+/// Runs the Python tests of folders and files, with the packages in `path`.
+pub(crate) fn tests(workspace: &Workspace, python: &Path, path: &[PathBuf], tests: &[&str]) -> Outcome {
     let path = match std::env::join_paths(path) {
         Ok(path) => path,
         Err(error) => return Err(anyhow::Error::from(error)).into(),
     };
     let mut pytest = Command::new(python);
-    pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", folder]);
+    pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider"]).args(tests);
     pytest.current_dir(workspace.root.join("bindings/python")).env("PYTHONPATH", path);
     pytest.env("PYTHONDONTWRITEBYTECODE", "1");
     match driver(workspace) {

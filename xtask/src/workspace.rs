@@ -102,7 +102,7 @@ impl Crate {
 }
 
 /// Features of every build of tests and lints: one set, so that no crate is compiled twice.
-pub(crate) const FEATURES: &str = "kvbm-cli/nats,kvbm-cli/zmq,kvbm-cli/s3";
+pub(crate) const FEATURES: &str = "kvbm-cli/nats,kvbm-cli/zmq,kvbm-cli/s3,kvbm-cli/tls";
 
 /// Cargo, in the workspace's root.
 pub(crate) fn cargo(root: &Path) -> Command {

@@ -203,8 +203,8 @@ fn say(program: &mut Command) -> anyhow::Result<(bool, Value)> {
         .stderr(std::process::Stdio::inherit())
         .output()
         .with_context(|| format!("cannot run {}", program.get_program().display()))?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    let last = said.lines().last().unwrap_or("null");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let last = stdout.lines().last().unwrap_or("null");
     let report = serde_json::from_str(last).unwrap_or_else(|_| json!({ "ended": output.status.to_string() }));
     Ok((output.status.success(), report))
 }

@@ -3,6 +3,7 @@
 mod assertions;
 mod deadlines;
 mod docs;
+mod impls;
 mod invariants;
 mod length;
 mod map;
@@ -66,6 +67,7 @@ fn findings(workspace: &Workspace) -> anyhow::Result<Vec<Finding>> {
     findings.extend(docs::check(workspace)?);
     findings.extend(names::check(&code));
     findings.extend(module_map::check(&code));
+    findings.extend(impls::check(&code));
     findings.extend(prose::kept_names(&Source::new(map::FILE, text), &code));
     for source in &code {
         findings.extend(words::check(source));

@@ -83,7 +83,7 @@ fn uses(folder: &Path, source: &Source, rows: &[Row]) -> Vec<Finding> {
         let text = format!("module `{module}` has no row in the map of its crate (lib.rs)");
         return vec![source.finding(0, text)];
     };
-    let code = without_tests(&source.code);
+    let code = source.without_tests();
     let mut findings = Vec::new();
     for (at, used) in used(code) {
         let known = rows.iter().any(|row| row.name == used);
@@ -93,17 +93,6 @@ fn uses(folder: &Path, source: &Source, rows: &[Row]) -> Vec<Finding> {
         }
     }
     findings
-}
-
-/// The code in front of the module of tests, which may have further attributes.
-fn without_tests(code: &str) -> &str {
-    let is_tests = |at: usize| {
-        let mut lines = code[at..].lines().skip(1).skip_while(|line| line.starts_with("#["));
-        lines.next().is_some_and(|line| line.starts_with("mod "))
-    };
-    let attributes = ["#[cfg(test)]", "#[cfg(all(test"].map(|start| code.match_indices(start));
-    let tests = attributes.into_iter().flatten().map(|(at, _)| at).filter(|at| is_tests(*at)).min();
-    &code[..tests.unwrap_or(code.len())]
 }
 
 /// The top-level module that a file belongs to; `None` for the root, for tests and fuzz bodies.

@@ -27,6 +27,18 @@ impl Source {
         is_rust(&self.file)
     }
 
+    /// The code in front of the module of tests, which may have further attributes.
+    pub(super) fn without_tests(&self) -> &str {
+        let code = self.code.as_str();
+        let is_tests = |at: usize| {
+            let mut lines = code[at..].lines().skip(1).skip_while(|line| line.starts_with("#["));
+            lines.next().is_some_and(|line| line.starts_with("mod "))
+        };
+        let attributes = ["#[cfg(test)]", "#[cfg(all(test"].map(|start| code.match_indices(start));
+        let tests = attributes.into_iter().flatten().map(|(at, _)| at).filter(|at| is_tests(*at)).min();
+        &code[..tests.unwrap_or(code.len())]
+    }
+
     /// A finding at byte `at` of the text.
     pub(super) fn finding(&self, at: usize, text: String) -> Finding {
         let line = 1 + self.text[..at].matches('\n').count();
