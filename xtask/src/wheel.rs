@@ -123,7 +123,14 @@ pub(crate) fn tests(workspace: &Workspace, python: &Path, path: &[PathBuf], test
     if output.status.success() && passed > 0 {
         return Outcome::Passed { tests: passed };
     }
-    Outcome::Failed { why: format!("`{line}` ended with {}", output.status), tests: passed, failed }
+    let failures = failures(&text);
+    Outcome::Failed { why: format!("`{line}` ended with {}{failures}", output.status), tests: passed, failed }
+}
+
+/// The lines of pytest's summary that name a failed test and its error, each on a line of its own.
+fn failures(text: &str) -> String {
+    let is_failure = |line: &&str| line.starts_with("FAILED ") || line.starts_with("ERROR ");
+    text.lines().filter(is_failure).flat_map(|line| ["\n  ", line]).collect()
 }
 
 /// Passed and failed of a last line like `1 failed, 44 passed in 1.23s`.
@@ -171,5 +178,12 @@ mod tests {
         assert_eq!(counts("x\n2 failed, 43 passed, 1 warning in 1.28s\n"), (43, 2));
         assert_eq!(counts("1 passed, 3 errors in 0.1s"), (1, 3));
         assert_eq!(counts("no tests ran"), (0, 0));
+    }
+
+    #[test]
+    fn failed_tests_of_pytest_are_named() {
+        let text = "..F\nE   assert 0\nFAILED t.py::a - assert 0\nERROR t.py::b\n1 failed, 1 error in 1s\n";
+        assert_eq!(failures(text), "\n  FAILED t.py::a - assert 0\n  ERROR t.py::b");
+        assert_eq!(failures("45 passed in 1.01s\n"), "");
     }
 }
