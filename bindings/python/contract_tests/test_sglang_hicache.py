@@ -102,7 +102,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_pages_survive_a_killed_process(tmp_path: Path) -> None:
     child = subprocess.run(
-        [sys.executable, "-c", _CHILD, str(tmp_path)], cwd=Path(__file__).parent, timeout=120
+        [sys.executable, "-c", _CHILD, str(tmp_path)], cwd=Path(__file__).parent, timeout=300
     )
     assert child.returncode == -signal.SIGKILL
     pool, wanted, names = host_pool("page_first"), host_pool("page_first"), keys(8)
