@@ -118,7 +118,7 @@ class ShadowReport:
 
     def is_due(self, now: float) -> bool:
         """Whether a line for the log is due; once in `REPORT_INTERVAL`."""
-        if now - self._reported < REPORT_INTERVAL or not self.requests:
+        if now < self._reported + REPORT_INTERVAL or not self.requests:
             return False
         self._reported = now
         return True
