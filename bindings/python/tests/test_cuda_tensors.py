@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import test_trtllm_connector as standing_in_trtllm
-import test_vllm_connector as standing_in
+import vllm_stand_in as standing_in
 from cuda_engine import CudaEngine, test_driver
 from kvbm_rs import (
     BuildFailed,
@@ -27,7 +27,7 @@ from kvbm_rs import (
     layout_of,
 )
 from test_trtllm_connector import trtllm as trtllm  # a fixture
-from test_vllm_connector import vllm as vllm  # a fixture
+from vllm_stand_in import vllm as vllm  # a fixture
 
 BLOCKS, BYTES, PAGE = 16, 4096, 4
 PROMPT = list(range(50, 67))  # 4 blocks and a token

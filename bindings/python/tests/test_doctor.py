@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kvbm_rs import ConfigInvalid, doctor
 from test_trtllm_connector import trtllm as trtllm  # a fixture
-from test_vllm_connector import vllm as vllm  # a fixture
+from vllm_stand_in import vllm as vllm  # a fixture
 
 GOOD = {
     "kv_connector": "KvbmConnector",

@@ -1,4 +1,4 @@
-"""Audits of the connector, over the stand-in for vLLM of test_vllm_connector."""
+"""Audits of the connector, over the stand-in for vLLM."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from kvbm_rs import ConfigInvalid
-from test_vllm_connector import PROMPT, Engine, Request
-from test_vllm_connector import vllm as vllm  # a fixture
+from vllm_stand_in import PROMPT, Engine, Request
+from vllm_stand_in import vllm as vllm  # a fixture
 
 #: An engine of another name is another process to the connector.
 _NUMBERS = itertools.count()

@@ -11,7 +11,7 @@ import pytest
 import test_vllm_connector as alone
 from kvbm_rs import Config, ConfigInvalid, NodeServer
 from kvbm_rs.vllm.options import Options
-from test_vllm_connector import PROMPT, SIZE, Engine, Request, vllm
+from vllm_stand_in import PROMPT, SIZE, Engine, Request, vllm
 
 __all__ = ["vllm"]
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_vllm_connector import BLOCKS, PROMPT, Engine, Request, stand_in
+from vllm_stand_in import BLOCKS, PROMPT, Engine, Request, stand_in
 
 
 @pytest.fixture(scope="module")

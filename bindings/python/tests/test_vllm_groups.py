@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_vllm_connector import BLOCKS, PROMPT, SIZE, Request, Tensor, stand_in, tensor
+from vllm_stand_in import BLOCKS, PROMPT, SIZE, Request, Tensor, stand_in, tensor
 
 WINDOW, FULL, STATE = range(3)
 #: Bytes of a state, less than a page.

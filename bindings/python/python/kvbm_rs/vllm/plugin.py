@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 __all__ = ["register"]
 
@@ -22,19 +24,27 @@ def register() -> None:
     except Exception as error:
         _logger.warning("kvbm cannot be used: %s: %s", type(error).__name__, error)
         return
-    try:
-        compat.register_connector("KvbmConnector", "kvbm_rs.vllm", "KvbmConnector")
-    except Exception as error:
-        _logger.warning(
-            "kvbm: 'KvbmConnector' is not known to vLLM by its name: %s; give \"kv_connector_module_path\": "
-            '"kvbm_rs.vllm", or leave kvbm out',
-            compat.why_not(error, compat.PLUGIN),
-        )
-    try:
-        compat.register_tier("kvbm", "kvbm_rs.vllm", "KvbmTier")
-    except Exception as error:
-        _logger.warning(
-            'kvbm: the tier \'kvbm\' is not known to vLLM by its name: %s; give "type": "KvbmTier", '
-            '"module_path": "kvbm_rs.vllm", or leave kvbm out',
-            compat.why_not(error, compat.PLUGIN_TIER),
-        )
+
+    def attempt(what: str, used: Any, instead: str, register_it: Callable[[], None]) -> None:
+        try:
+            register_it()
+        except Exception as error:
+            _logger.warning(
+                "kvbm: %s is not known to vLLM by its name: %s; give %s, or leave kvbm out",
+                what,
+                compat.why_not(error, used),
+                instead,
+            )
+
+    attempt(
+        "'KvbmConnector'",
+        compat.PLUGIN,
+        '"kv_connector_module_path": "kvbm_rs.vllm"',
+        lambda: compat.register_connector("KvbmConnector", "kvbm_rs.vllm", "KvbmConnector"),
+    )
+    attempt(
+        "the tier 'kvbm'",
+        compat.PLUGIN_TIER,
+        '"type": "KvbmTier", "module_path": "kvbm_rs.vllm"',
+        lambda: compat.register_tier("kvbm", "kvbm_rs.vllm", "KvbmTier"),
+    )

@@ -1,0 +1,311 @@
+"""A stand-in for vLLM's classes, and an engine that calls the connector in vLLM's order."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import os
+import pickle
+import sys
+import time
+import types
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+BLOCKS, SIZE = 64, 4
+PROMPT = list(range(1, 18))  # 4 blocks and a token
+
+
+class Tensor(np.ndarray[Any, Any]):
+    """A numpy array with what the connector reads of a torch tensor."""
+
+    def data_ptr(self) -> int:
+        return int(self.ctypes.data)
+
+    def element_size(self) -> int:
+        return self.itemsize
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(step // self.itemsize for step in self.strides)
+
+
+def tensor() -> Any:
+    return np.zeros((BLOCKS, 2, SIZE, 64), dtype=np.float32).view(Tensor)
+
+
+@functools.cache
+def stand_in() -> Any:
+    """The modules of vLLM that the connector imports. They stay: the connector's own modules keep
+    what they imported.
+    """
+
+    class Base:
+        def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+            self.role, self._metadata = role, None
+
+        def bind_connector_metadata(self, metadata: Any) -> None:
+            self._metadata = metadata
+
+        def _get_connector_metadata(self) -> Any:
+            return self._metadata
+
+    class Stats:
+        def __init__(self, data: dict[str, Any]) -> None:
+            self.data = data
+
+    def module(name: str, **names: Any) -> None:
+        made = types.ModuleType(name)
+        made.__dict__.update(names)
+        sys.modules[name] = made
+
+    base = "vllm.distributed.kv_transfer.kv_connector.v1"
+    for name in (
+        "vllm.distributed",
+        "vllm.distributed.kv_transfer",
+        "vllm.distributed.kv_transfer.kv_connector",
+        base,
+        "vllm.utils",
+        "vllm.v1",
+        "vllm.v1.core",
+        "vllm.v1.metrics",
+    ):
+        module(name)
+    module("vllm", __version__="0.0")
+    module("vllm.logger", init_logger=lambda name: None)
+    module(
+        "vllm.utils.hashing",
+        get_hash_fn_by_name=lambda name: lambda seed: f"{name} of {seed}".encode(),
+    )
+    seed = os.environ.get("PYTHONHASHSEED", "fixed")
+    module(
+        "vllm.v1.core.kv_cache_utils",
+        DEFAULT_NONE_HASH_SEED="fixed",
+        NONE_HASH=f"sha256 of {seed}".encode(),
+    )
+    KVConnectorRole = enum.Enum("KVConnectorRole", ["SCHEDULER", "WORKER"])
+    module(
+        f"{base}.base",
+        KVConnectorBase_V1=Base,
+        KVConnectorHandshakeMetadata=type("KVConnectorHandshakeMetadata", (), {}),
+        KVConnectorMetadata=type("KVConnectorMetadata", (), {}),
+        KVConnectorRole=KVConnectorRole,
+        KVConnectorTransferResults=SimpleNamespace,
+        SupportsHMA=type("SupportsHMA", (), {}),
+    )
+    module(
+        f"{base}.metrics",
+        KVConnectorPromMetrics=type("KVConnectorPromMetrics", (), {}),
+        KVConnectorStats=Stats,
+    )
+    module(
+        "vllm.v1.metrics.cache_hit_source",
+        CacheHitSource=enum.Enum("CacheHitSource", ["HOST", "DISK"]),
+    )
+    from kvbm_rs.vllm import _vllm_compat as compat
+
+    return SimpleNamespace(role=KVConnectorRole, compat=compat)
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Iterator[Any]:
+    vllm = stand_in()
+    missing, vllm.compat.missing = vllm.compat.missing, lambda used=None: []
+    yield vllm
+    vllm.compat.missing = missing
+
+
+class Request:
+    """A request as the scheduler has it."""
+
+    def __init__(self, name: str, tokens: list[int]) -> None:
+        self.request_id, self.all_token_ids = name, tokens
+        self.num_computed_tokens, self.num_prompt_tokens = 0, len(tokens)
+        self.lora_request: Any = None
+        self.cache_salt = self.mm_features = None
+        self.skip_reading_prefix_cache = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.all_token_ids)
+
+    @property
+    def block_hashes(self) -> list[bytes]:
+        return [
+            repr(self.all_token_ids[: end * SIZE]).encode()
+            for end in range(1, self.num_tokens // SIZE + 1)
+        ]
+
+
+class Engine:
+    """Scheduler and workers: calls the connector as vLLM does.
+
+    `executor="mp"` gives each of `ranks` a worker that the scheduler reaches only through what it
+    sends.
+    """
+
+    def __init__(self, vllm: Any, **changes: Any) -> None:
+        from kvbm_rs.vllm import KvbmConnector
+
+        transfer = {
+            "engine_id": "e",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+        } | changes.pop("transfer", {})
+        extra = changes.pop("extra", {})
+        if "daemon" not in extra:
+            extra = {"host": "64", "host.pinned": False, "policy.admission": "all"} | extra
+        ranks, executor = changes.pop("ranks", 1), changes.pop("executor", "uni")
+        parallel = {
+            "world_size": ranks,
+            "tensor_parallel_size": ranks,
+            "decode_context_parallel_size": 1,
+            "distributed_executor_backend": executor,
+            "nnodes": 1,
+            "data_parallel_index": 0,
+            "data_parallel_size": 1,
+        } | changes.pop("parallel", {})
+        groups = changes.pop("groups", ["FullAttentionSpec"])
+        self.config = SimpleNamespace(
+            kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra, **transfer),
+            kv_events_config=None,
+            compilation_config=SimpleNamespace(),
+            cache_config=SimpleNamespace(
+                block_size=SIZE,
+                cache_dtype="auto",
+                enable_prefix_caching=True,
+                prefix_caching_hash_algo="sha256",
+            ),
+            parallel_config=SimpleNamespace(**parallel),
+            model_config=SimpleNamespace(
+                model="m",
+                revision="r",
+                dtype="float32",
+                hf_config=SimpleNamespace(to_json_string=lambda use_diff: "{}"),
+            ),
+        )
+        spec = [SimpleNamespace(kv_cache_spec=type(name, (), {})()) for name in groups]
+        cache = SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=spec)
+        self.kv = [tensor() for _ in range(2 * ranks)]
+        self.workers = []
+        for rank in range(ranks):
+            vllm.compat.tensor_parallel_rank = functools.partial(int, rank)
+            worker = KvbmConnector(self.config, vllm.role.WORKER, cache)
+            worker.register_kv_caches(
+                {"layer.0": self.kv[2 * rank], "layer.1": self.kv[2 * rank + 1]}
+            )
+            self.workers.append(worker)
+        self.worker = self.workers[0]
+        self.scheduler = KvbmConnector(self.config, vllm.role.SCHEDULER, cache)
+        handshakes = {
+            rank: pickle.loads(pickle.dumps(worker.get_handshake_metadata()))
+            for rank, worker in enumerate(self.workers)
+        }
+        if executor == "mp":
+            self.scheduler.set_xfer_handshake_metadata(handshakes)
+        self.is_remote = executor == "mp"
+        #: Requests whose loads failed as a whole.
+        self.failed: set[str] = set()
+        #: A manager, or a `NodeEngine`.
+        self.manager: Any = self.scheduler._process.manager
+
+    @property
+    def totals(self) -> dict[str, float]:
+        totals: dict[str, float] = self.scheduler._process.counters.totals
+        return totals
+
+    def step(
+        self, running: dict[str, tuple[Request, list[int], int]] | None = None
+    ) -> tuple[set[str], set[int]]:
+        """Requests with all their blocks and the tokens that are computed now. What was received,
+        and bad blocks.
+        """
+        running = running or {}
+        new = [
+            SimpleNamespace(block_ids=(ids,), num_computed_tokens=request.num_computed_tokens)
+            for request, ids, _ in running.values()
+        ]
+        output = SimpleNamespace(
+            scheduled_new_reqs=new,
+            scheduled_cached_reqs=SimpleNamespace(
+                req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()
+            ),
+            num_scheduled_tokens={name: tokens for name, (_, _, tokens) in running.items()},
+            total_num_scheduled_tokens=sum(tokens for _, _, tokens in running.values()),
+            finished_req_ids=set(),
+            kv_connector_block_state=SimpleNamespace(
+                get_block_ids=lambda name: (running[name][1],)
+            ),
+        )
+        plan = self.scheduler.build_connector_meta(output)
+        if self.is_remote:
+            plan = pickle.loads(pickle.dumps(plan))
+        for worker in self.workers:
+            worker.handle_preemptions(plan)
+            worker.bind_connector_metadata(plan)
+        if not self.worker._is_async:
+            self.worker.start_load_kv(None)
+        for request, ids, tokens in running.values():
+            for position in range(
+                request.num_computed_tokens, request.num_computed_tokens + tokens
+            ):
+                # Behind the known tokens are drafts.
+                known = request.all_token_ids[position : position + 1] or [-999]
+                for layer, kv in enumerate(self.kv):
+                    kv[ids[position // SIZE], :, position % SIZE] = known[0] + layer
+            request.num_computed_tokens += tokens
+        if self.worker._is_async:
+            self.worker.start_load_kv(None)
+        for worker in self.workers:
+            worker.wait_for_save()
+        results = [worker.get_transfer_results(set()) for worker in self.workers]
+        assert all(result == results[0] for result in results)
+        self.failed |= results[0].failed_recving
+        return results[0].finished_recving, set().union(
+            *(worker.get_block_ids_with_load_errors() for worker in self.workers)
+        )
+
+    def compute(self, request: Request, ids: list[int]) -> None:
+        """Computes a request that nothing is known of, and waits for its copies."""
+        self.scheduler.on_new_request(request)
+        assert self.match(request) == (0, False)
+        self.step({request.request_id: (request, ids, request.num_tokens)})
+        self.scheduler.request_finished_all_groups(request, (ids,))
+        assert self.manager.wait_offloads(10)
+
+    def match(self, request: Request, computed: int = 0) -> tuple[int | None, bool]:
+        found: tuple[int | None, bool] = self.scheduler.get_num_new_matched_tokens(
+            request, computed
+        )
+        return found
+
+    def allocated(self, request: Request, ids: list[int], tokens: int) -> None:
+        self.scheduler.update_state_after_alloc(
+            request, SimpleNamespace(get_block_ids=lambda: (ids,)), tokens
+        )
+
+    def until_received(self, name: str) -> set[int]:
+        bad: set[int] = set()
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            received, more = self.step()
+            bad |= more
+            if received:
+                assert received == {name}
+                return bad
+        raise AssertionError("the load did not end")
+
+    def holds(self, request: Request, ids: list[int], first: int, end: int) -> bool:
+        return all(
+            bool((kv[ids[at // SIZE], :, at % SIZE] == request.all_token_ids[at] + layer).all())
+            for layer, kv in enumerate(self.kv)
+            for at in range(first, end)
+        )
+
+    def close(self) -> None:
+        self.scheduler.shutdown()
+        for worker in self.workers:
+            worker.shutdown()
