@@ -27,9 +27,10 @@
 //!
 //! # Bounds
 //! A frame has at most [`kvbm_plan::wire::MAX_BYTES`] bytes, a handshake 4 KiB and two seconds,
-//! that of TLS included. 32 handshakes are under way at a time. Queues are bounded in bytes; a
-//! frame goes to a Unix socket at once where none waits. A process of another user is refused, over
-//! TCP whoever has no certificate of the authority. One leader is served at a time; a second one is
+//! that of TLS included. 32 strangers wait in a handshake at a time: whoever comes beyond takes the
+//! place of one of them, picked at random. Queues are bounded in bytes; a frame goes to a Unix
+//! socket at once where none waits. A process of another user is refused, over TCP whoever has no
+//! certificate of the authority. One leader is served at a time; a second one is
 //! refused with the first one's pid or address.
 //!
 //! # The other end's death
@@ -46,11 +47,12 @@
 //! | `leader` | the leader's end: connects, and connects again | `connection`, `listener`, `handshake`, `address`, `peer`, `queue`, `timed`, `frame` |
 //! | `attached` | the end of a process that attaches to a daemon | `daemon`, `attach`, `connection`, `peer`, `queue`, `timed`, `frame` |
 //! | `daemon` | a node daemon's end: serves many processes | `worker`, `attach`, `connection`, `peer`, `queue`, `socket_file`, `timed`, `frame` |
-//! | `worker` | the worker's end: listens, serves one leader at a time | `connection`, `listener`, `handshake`, `address`, `peer`, `timed`, `frame` |
+//! | `worker` | the worker's end: listens, serves one leader at a time | `waiting`, `connection`, `listener`, `handshake`, `address`, `peer`, `timed`, `frame` |
 //! | `connection` | reader and writer of an established line | `handshake`, `frame`, `peer`, `queue`, `stream`, `timed` |
 //! | `fuzz` | what must hold of any bytes that the other end sends | `attach`, `handshake`, `frame` |
 //! | `attach` | how a process attaches to a daemon | `descriptors`, `timed`, `frame` |
 //! | `descriptors` | file descriptors beside the bytes of a socket | `timed` |
+//! | `waiting` | strangers whose handshake is under way | `listener` |
 //! | `listener` | who may enter, and how to get there | `address`, `peer`, `socket_file`, `stream`, `tls_stream` |
 //! | `stream` | a Unix socket, or TLS over TCP | `tls_stream`, `timed` |
 //! | `tls_stream` | TLS 1.3 over TCP | `address`, `tls_config`, `timed`, `pem` |
@@ -90,6 +92,7 @@ mod timed;
 mod tls_config;
 #[cfg_attr(not(feature = "tls"), path = "tls_stream/absent.rs")]
 mod tls_stream;
+mod waiting;
 mod worker;
 
 pub use address::{TlsFiles, WorkerAddress, WorkerAddressError};

@@ -6,7 +6,7 @@ use crate::peer::Peer;
 use crate::socket_file::SocketFile;
 use crate::stream::Stream;
 use crate::tls_stream::{TlsAcceptor, connect as connect_tls};
-use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -67,6 +67,16 @@ impl Listener {
             }
             // Each listener has strangers of its own kind.
             (Self::Unix(_), Stranger::Tcp(..)) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+}
+
+impl Stranger {
+    /// Its socket, to hang up on it.
+    pub(crate) fn socket(&self) -> io::Result<OwnedFd> {
+        match self {
+            Self::Unix(stream) => stream.try_clone().map(OwnedFd::from),
+            Self::Tcp(stream, _) => stream.try_clone().map(OwnedFd::from),
         }
     }
 }

@@ -7,20 +7,19 @@ use crate::handshake::{self, HandshakeError, LeaderTerms, Refusal, WorkerTerms};
 use crate::listener::{Listener, Stranger};
 use crate::peer::{Peer, PeerId};
 use crate::timed::Timed;
+use crate::waiting::{MAX_HANDSHAKES, Place, Waiting};
 use kvbm_plan::{Epoch, LogLimit, clock};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{JoinHandle, Scope};
 use std::time::{Duration, Instant};
 
 /// Bytes of messages that wait for the leader; who sends more waits.
 const QUEUE_BYTES: usize = 4 * MAX_BODY;
-/// Handshakes at a time; who connects beyond is not served.
-const MAX_HANDSHAKES: usize = 32;
 /// How often a listener looks whether it was stopped.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -99,19 +98,10 @@ struct Serving {
 struct Meeting<'a> {
     service: &'a Arc<dyn Service>,
     serving: Mutex<Serving>,
-    /// How many are under way.
-    now: AtomicUsize,
+    /// Those that are under way.
+    waiting: Waiting,
     /// Whoever connects again and again must not fill the log.
     log_limit: LogLimit<&'static str>,
-}
-
-/// A place among the handshakes.
-struct Place<'a>(&'a AtomicUsize);
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
 }
 
 impl WorkerListener {
@@ -149,7 +139,7 @@ impl WorkerListener {
         let meeting = Meeting {
             service,
             serving: Mutex::default(),
-            now: AtomicUsize::new(0),
+            waiting: Waiting::default(),
             log_limit: LogLimit::default(),
         };
         std::thread::scope(|scope| {
@@ -185,14 +175,17 @@ impl WorkerListener {
                 tracing::warn!(address = %self.address, suppressed, "{text}");
             }
         };
-        let place = Place(&meeting.now);
-        if meeting.now.fetch_add(1, Ordering::AcqRel) >= MAX_HANDSHAKES {
-            return say("full", &format!("nobody else is served: {MAX_HANDSHAKES} handshakes are under way"));
-        }
+        let place = match meeting.waiting.enter(&stranger) {
+            Ok(Some(place)) => place,
+            Ok(None) => {
+                let why = format!("nobody else is served: {MAX_HANDSHAKES} handshakes are under way");
+                return say("full", &why);
+            }
+            Err(error) => return say("full", &format!("a leader has no place: {error}")),
+        };
         let thread = std::thread::Builder::new().name("kvbm-link-meet".into());
         let spawned = thread.spawn_scoped(scope, move || {
-            let _place = place;
-            if let Err(error) = self.shake_hands(stranger, meeting) {
+            if let Err(error) = self.shake_hands(stranger, &place, meeting) {
                 say("meet", &error.to_string());
             }
         });
@@ -209,11 +202,19 @@ impl WorkerListener {
     }
 
     /// The handshake with whoever connected.
-    fn shake_hands(&self, stranger: Stranger, meeting: &Meeting<'_>) -> Result<(), HandshakeError> {
+    fn shake_hands(
+        &self,
+        stranger: Stranger,
+        place: &Place<'_>,
+        meeting: &Meeting<'_>,
+    ) -> Result<(), HandshakeError> {
         let until = kvbm_plan::deadline_after(Instant::now(), self.times.handshake);
         let (stream, peer) = self.listener.admit(stranger, until)?;
         let mut line = Timed::until(&stream, until);
         let (terms, versions) = handshake::read_offer(&mut line)?;
+        if !place.keep() {
+            return Err(io::Error::other("others came, and its place was needed").into());
+        }
         let mut serving = meeting.serving.lock();
         let fits = versions
             .and_then(|()| self.terms.check(&terms, serving.last))

@@ -95,7 +95,11 @@ impl Worker {
 
     /// Also where it listens: the port may be any.
     pub(crate) fn listen(address: impl Into<WorkerAddress>) -> (Self, WorkerAddress) {
-        let listener = WorkerListener::bind(address, worker_terms(), TIMES).unwrap();
+        Self::with_times(address, TIMES)
+    }
+
+    pub(crate) fn with_times(address: impl Into<WorkerAddress>, times: LineTimes) -> (Self, WorkerAddress) {
+        let listener = WorkerListener::bind(address, worker_terms(), times).unwrap();
         let bound = listener.address().clone();
         let (echo, stop) = (Arc::new(Echo::default()), Box::new(listener.stopper()));
         let service: Arc<dyn Service> = Arc::clone(&echo) as _;

@@ -7,8 +7,8 @@ use crate::echo::{Echo, Leader, PATIENCE, TIMES, Worker, leader_terms, soon, wor
 use crate::processes::Process;
 use authority::Authority;
 use kvbm_link::{
-    Lane, LeaderLine, LineSendError, LineStatus, PeerId, ProcessState, Service, TlsFiles, WorkerAddress,
-    WorkerListener,
+    Lane, LeaderLine, LineSendError, LineStatus, LineTimes, PeerId, ProcessState, Service, TlsFiles,
+    WorkerAddress, WorkerListener,
 };
 use kvbm_plan::wire;
 use rcgen::date_time_ymd;
@@ -183,6 +183,30 @@ fn strangers_keep_no_leader_away() {
         let ended = stream.read_to_end(&mut Vec::new());
         assert!(ended.is_ok() || ended.unwrap_err().kind() == std::io::ErrorKind::ConnectionReset);
     }
+}
+
+/// Mutation that makes it fail: `Waiting::enter` has no place where as many wait as may.
+#[test]
+fn silent_strangers_that_fill_every_place_make_room_for_a_leader() {
+    let folder = tempfile::tempdir().unwrap();
+    let ours = Authority::new(folder.path(), "ours");
+    let both = files(&ours, ours.issue("both", |_| {}));
+    // No stranger goes by itself while this waits.
+    let times = LineTimes { handshake: 10 * PATIENCE, ..TIMES };
+    let (worker, bound) = Worker::with_times(tcp("127.0.0.1", 0, &both), times);
+    let silent: Vec<_> = (0..100).map(|_| TcpStream::connect(("127.0.0.1", port(&bound))).unwrap()).collect();
+    let is_open = |mut stream: &TcpStream| {
+        stream.set_nonblocking(true).unwrap();
+        stream.read(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    };
+    let open = soon(|| Some(silent.iter().filter(|stream| is_open(stream)).count()).filter(|at| *at <= 32));
+    assert_eq!(open, Some(32), "as many as may wait");
+    let leader = Leader::start(bound, leader_terms(1));
+    leader.send(b"served");
+    leader.expect_echoes(&[b"served"]);
+    assert_eq!(worker.echo.started.load(Ordering::SeqCst), 1);
+    // The worker's end does not wait for the rest.
+    drop(silent);
 }
 
 /// Not a test but a worker, where the variable says so.
