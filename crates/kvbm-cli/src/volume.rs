@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 use kvbm::config::Config;
 use kvbm::encryption::operator_keys;
-use kvbm::plan::{NamespaceId, shown_uri};
+use kvbm::plan::{NamespaceId, NamespaceTag, shown_uri};
 use kvbm::volumes::{EncryptedVolume, VolumeEncryption, VolumeRegistry};
 
 /// What is done with volumes.
@@ -25,6 +25,10 @@ pub struct RotateArgs {
     /// The configuration of the deployment: its namespace, volumes and operator's key.
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
+    /// The deployment whose keys they are, where an engine's connector makes the namespace and not
+    /// the configuration: 32 hexadecimal digits, which name its folder on the volume.
+    #[arg(long, value_name = "DEPLOYMENT")]
+    pub deployment: Option<NamespaceTag>,
     /// The key of this namespace alone, as the receipt of `kvbm ctl forget` and the log show it:
     /// eight hexadecimal digits.
     #[arg(long, value_name = "NAMESPACE", value_parser = crate::disk::namespace)]
@@ -41,15 +45,23 @@ pub fn run(command: &VolumeCommand) -> Result<()> {
         args.config.display()
     );
     let (key, previous) = operator_keys(&config)?.context("volumes.encrypt needs encryption.key_file")?;
-    let namespace = config.namespace().tag();
+    let deployment = args.deployment.unwrap_or_else(|| config.namespace().tag());
     for descriptor in config.volume_descriptors() {
         let (id, uri) = (descriptor.id, shown_uri(&descriptor.uri));
         let volume = VolumeRegistry::new().register_volume(descriptor)?;
+        let place = || format!("volume {id} ({uri})");
+        ensure!(
+            EncryptedVolume::has_keys(&*volume, deployment).with_context(place)?,
+            "{}: deployment {deployment} has no data keys here: give --deployment, the name of a folder of the volume",
+            place()
+        );
         let encryption = VolumeEncryption { key: key.clone(), previous: previous.clone() };
-        let made = EncryptedVolume::open(Arc::clone(&volume), namespace, encryption)
-            .with_context(|| format!("volume {id} ({uri})"))?
+        let made = EncryptedVolume::open(Arc::clone(&volume), deployment, encryption)
+            .with_context(place)?
             .rotate(args.namespace)?;
-        println!("volume {id} ({uri}): {made} data keys were made, and encrypt new blocks");
+        let of = args.namespace.map_or_else(String::new, |label| format!(" of namespace {:08x}", label.0));
+        ensure!(made > 0, "{}: deployment {deployment} has no data key{of} to replace", place());
+        println!("{}: {made} data keys were made, and encrypt new blocks", place());
     }
     Ok(())
 }

@@ -427,6 +427,11 @@ fn key_objects(
     }
 }
 
+/// Whether a deployment has objects of keys, whoever can open them.
+pub(crate) fn has_keys(volume: &dyn Volume, namespace: NamespaceTag) -> Result<bool, VolumeError> {
+    Ok(!volume.list(&key_object::scope(namespace), None, 1, deadline(volume))?.is_empty())
+}
+
 /// Refuses a deployment's encrypted objects where none are to be read. A store that does not answer
 /// says nothing of that: what is encrypted there is a miss later.
 pub(crate) fn refuse_encrypted(volume: &dyn Volume, namespace: NamespaceTag) -> Result<(), VolumeKeysError> {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use kvbm_keys::MAX_ENCRYPTED_BYTES;
 use kvbm_plan::{NamespaceId, NamespaceTag, VolumeDescriptor};
 
-use crate::data_keys::{DataKeys, DestroyedKey, VolumeEncryption};
+use crate::data_keys::{self, DataKeys, DestroyedKey, VolumeEncryption};
 use crate::key_object::is_key_object;
 use crate::seal::{CipherStamp, FoundStamp};
 use crate::{
@@ -41,6 +41,14 @@ impl EncryptedVolume {
     ) -> Result<Self, VolumeKeysError> {
         let keys = DataKeys::open(&*inner, namespace, encryption)?;
         Ok(Self { inner, keys })
+    }
+
+    /// Whether a deployment has keys on a volume. It opens none of them, and writes nothing.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub fn has_keys(volume: &dyn Volume, namespace: NamespaceTag) -> Result<bool, VolumeError> {
+        data_keys::has_keys(volume, namespace)
     }
 
     /// New blocks get new data keys: of one namespace, or of all that have one. What is there stays
