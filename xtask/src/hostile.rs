@@ -19,6 +19,10 @@ const LONGEST_WAIT: f64 = 10.0;
 /// Descriptors that a process may have more of when the strangers are gone.
 const SPARE: u64 = 4;
 
+/// Threads that a process may have more of meanwhile: docs/security.md bounds the connections and
+/// handshakes of each socket.
+const BOUND_THREADS: u64 = 256;
+
 /// How long, and how many strangers.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Options {
@@ -99,6 +103,9 @@ fn judge(report: &Value, options: &Options) -> Vec<String> {
         if socket["streams"].as_u64() == Some(0) {
             wrong.push(format!("{name}: no stranger reached it, so nothing was shown"));
         }
+        if socket["alerts"].as_u64() == Some(0) {
+            wrong.push(format!("{name}: it refused no certificate, so nothing was shown"));
+        }
     }
     for process in rows("processes") {
         let (name, number) = (&process["name"], |key: &str| process[key].as_u64().unwrap_or(0));
@@ -109,6 +116,11 @@ fn judge(report: &Value, options: &Options) -> Vec<String> {
         let (before, after) = (number("descriptors_before"), number("descriptors_after"));
         if after > before + SPARE || after == 0 {
             wrong.push(format!("{name}: {before} descriptors before, {after} behind the attack"));
+        }
+        let [before, most, after] =
+            ["before", "most", "after"].map(|when| number(&format!("threads_{when}")));
+        if most > before + BOUND_THREADS || after > before + SPARE {
+            wrong.push(format!("{name}: {before} threads before, {most} at most, {after} behind the attack"));
         }
     }
     if rows("sockets").is_empty() || rows("processes").is_empty() {
@@ -140,7 +152,8 @@ mod tests {
         let report = |wait: f64, most: u64, after: u64| {
             let socket = json!({ "name": "metrics", "streams": 9, "longest_wait_s": wait });
             let process = json!({ "name": "serve", "rss_before_kib": 1000, "rss_most_kib": most,
-                "descriptors_before": 20, "descriptors_after": after });
+                "descriptors_before": 20, "descriptors_after": after,
+                "threads_before": 9, "threads_most": most / 100, "threads_after": 9 });
             judge(&json!({ "sockets": [socket], "processes": [process] }), &parse("").unwrap())
         };
         assert_eq!(report(1.0, 2000, 20), Vec::<String>::new());
@@ -148,6 +161,11 @@ mod tests {
         assert!(report(1.0, 100_000, 20)[0].contains("grew"));
         assert!(report(1.0, 2000, 40)[0].contains("descriptors"));
         assert!(report(1.0, 2000, 0)[0].contains("descriptors"));
+        assert!(report(1.0, 60_000, 20)[0].contains("600 at most"));
+        let socket = json!({ "name": "worker_tls", "streams": 9, "longest_wait_s": 1, "alerts": 0 });
+        let process = json!({ "name": "worker_tls", "descriptors_after": 1 });
+        let report = json!({ "sockets": [socket], "processes": [process] });
+        assert!(judge(&report, &parse("").unwrap())[0].contains("no certificate"));
         assert_eq!(judge(&json!({}), &parse("").unwrap()).len(), 1);
     }
 }

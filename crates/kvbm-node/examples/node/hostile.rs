@@ -1,39 +1,33 @@
 //! Strangers that send random bytes to every socket that listens, while honest clients are served.
 //!
-//! Three programs listen: `kvbm serve` (engines, administration over its socket and over TLS,
-//! metrics, events over `ZeroMQ`), `kvbm worker` (its leader), and `kvbm events serve-index`
-//! (HTTP).
-//! One thread for each socket connects so many times a second. An honest client of each socket asks
-//! all the time.
+//! Four programs listen: `kvbm serve` (engines, administration over its socket and over TLS,
+//! metrics, events over `ZeroMQ`), two `kvbm worker` (its leader, at a socket and over TLS), and
+//! `kvbm events serve-index` (HTTP).
+//! One thread for each socket connects so many times a second ([`crate::strangers`]). An honest
+//! client of each socket asks all the time.
 //!
 //! The last line is JSON: `seconds, hangs, verified, wrong_bytes`, `sockets` (name, streams,
-//! refused, `longest_wait_s` of its honest client) and `processes` (name, resident memory before,
-//! at most and behind the attack, descriptors before and behind).
+//! refused, `longest_wait_s` of its honest client, and `alerts`, the clients of TLS that were told
+//! that their certificate will not do) and `processes` (name; resident memory, descriptors and
+//! threads before, at most and behind the attack).
 
+use crate::authority::Authority;
 use crate::process::TestProcess;
 use crate::sampling::Usage;
 use crate::served::{Served, free_address, get};
+use crate::strangers::{Address, CLIENT_HELLO, FRAME, GREETING, Socket, TlsStrangers, attack};
 use crate::{Options, Random, support};
-use kvbm::config::Config;
+use kvbm::config::{Blocks, Config};
 use kvbm::{KvBlockManager, Owned, Tier, TokenSequence};
 use rcgen::CertifiedKey;
 use serde_json::{Value, json};
-use std::collections::VecDeque;
-use std::io::{Result as IoResult, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Connections that a stranger holds open and silent, at most.
-const HELD: usize = 64;
-/// Time that a stranger waits for room to write.
-const WRITE: Duration = Duration::from_millis(50);
-/// Longest stream.
-const LONGEST: u64 = 4096;
 /// An honest client asks so often.
 const ASK: Duration = Duration::from_millis(250);
 /// Time of the honest clients before the attack, and behind it: longer than any server waits for a
@@ -41,29 +35,15 @@ const ASK: Duration = Duration::from_millis(250);
 const START: Duration = Duration::from_secs(3);
 const AFTER: Duration = Duration::from_secs(12);
 const SAMPLE: Duration = Duration::from_millis(200);
-/// Blocks that the honest leader loads.
+/// Blocks that an honest leader loads.
 const BLOCKS: usize = 8;
+/// How often a worker's leader asks before another one comes and asks once.
+const ASKS: u32 = 8;
 /// Time for a process to listen.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// An index that has heard nothing for so long has lost its publisher: heartbeats come each second.
 const SILENT: f64 = 10.0;
 const TOKEN: &str = "token-of-the-honest-client";
-
-/// Where a socket listens, and how an honest stream begins there.
-struct Socket {
-    name: &'static str,
-    address: Address,
-    prefix: &'static [u8],
-    streams: AtomicU64,
-    refused: AtomicU64,
-    /// Longest time between two answers to the honest client, in milliseconds.
-    longest_wait: AtomicU64,
-}
-
-enum Address {
-    Unix(PathBuf),
-    Tcp(SocketAddr),
-}
 
 /// One of the programs; it ends with this.
 struct Program(&'static str, Child);
@@ -82,14 +62,13 @@ type Ask<'a> = Box<dyn FnMut() -> Result<(), String> + Send + 'a>;
 /// What listens, and who is served.
 struct World {
     served: Served,
-    worker: Program,
-    index: Program,
+    programs: [Program; 3],
     engine: TestProcess,
-    leader: HonestLeader,
+    leaders: [HonestLeader; 2],
     dir: PathBuf,
     http: SocketAddr,
     index_address: SocketAddr,
-    sockets: [Socket; 8],
+    sockets: [Socket; 9],
 }
 
 /// What a program uses: before the attack, at most, and behind it.
@@ -125,7 +104,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
         while Instant::now() < end {
             std::thread::sleep(SAMPLE);
             for usage in &mut usages {
-                usage.most = usage.most.max(Usage::of(usage.id));
+                usage.most = usage.most.most_of_each(Usage::of(usage.id));
             }
         }
         attack_over.store(true, Ordering::Relaxed);
@@ -141,7 +120,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
 impl World {
     fn start(options: &Options) -> Self {
         std::fs::create_dir_all(&options.dir).unwrap();
-        let [http, events, replay, index_address] = [(); 4].map(|()| free_address());
+        let [http, events, replay, index_address, tls] = [(); 5].map(|()| free_address());
         private(&options.dir.join("token"), TOKEN);
         certify(&options.dir);
         let at = options.dir.display();
@@ -152,8 +131,14 @@ impl World {
              [events]\nurl = \"{url}\"\nworker_id = 7\n"
         );
         let served = Served::start(options, &settings);
-        let worker = worker(options);
-        let index = index_of(options, &url, index_address);
+        let socket = options.dir.join("run").join("worker.sock");
+        let (over_tls, strangers) = over_tls(&options.dir, tls);
+        let configs = [worker_config(&socket.display().to_string(), ""), over_tls];
+        let programs = [
+            worker(options, "worker", &configs[0], || socket.exists()),
+            worker(options, "worker_tls", &configs[1], || TcpStream::connect(tls).is_ok()),
+            index_of(options, &url, index_address),
+        ];
         let post = b"POST /v1/clear HTTP/1.1\r\ncontent-length: 900\r\n";
         let find = b"POST /find HTTP/1.1\r\ncontent-length: 900\r\n\r\n";
         let sockets = [
@@ -163,18 +148,19 @@ impl World {
             Socket::new("metrics", Address::Tcp(served.metrics), b"GET /metrics HTTP/1.1\r\nhost: "),
             Socket::new("events", Address::Tcp(events), GREETING),
             Socket::new("replay", Address::Tcp(replay), GREETING),
-            Socket::new("worker", Address::Unix(worker_socket(options)), FRAME),
+            Socket::new("worker", Address::Unix(socket), FRAME),
+            Socket::over_tls("worker_tls", tls, strangers),
             Socket::new("index", Address::Tcp(index_address), find),
         ];
         let engine = TestProcess::start("engine", options, "honest", options.seed);
-        let leader = HonestLeader::start(options);
+        let leaders = configs.map(|config| HonestLeader::start(&config));
         let dir = options.dir.clone();
-        Self { served, worker, index, engine, leader, dir, http, index_address, sockets }
+        Self { served, programs, engine, leaders, dir, http, index_address, sockets }
     }
 
     /// The honest client of each socket. Whoever follows the events is that of `events` and
     /// `replay`.
-    fn asks(&self) -> [Ask<'_>; 8] {
+    fn asks(&self) -> [Ask<'_>; 9] {
         let mut last = 0;
         let engine = move || {
             let now = self.engine.heard.lock().unwrap().verified;
@@ -194,19 +180,20 @@ impl World {
             Box::new(|| self.served.scrape()),
             Box::new(|| hears_publisher(self.index_address)),
             Box::new(|| hears_publisher(self.index_address)),
-            Box::new(|| self.leader.load()),
+            Box::new(self.leaders[0].asks()),
+            Box::new(self.leaders[1].asks()),
             Box::new(|| get(self.index_address, "/health", "").map(drop)),
         ]
     }
 
     fn usages(&self) -> Vec<Usages> {
         let served = ("serve", self.served.child.id());
-        let [worker, index] = [&self.worker, &self.index].map(|Program(name, child)| (*name, child.id()));
-        let usages = [served, worker, index].map(|(name, id)| {
+        let others = self.programs.iter().map(|Program(name, child)| (*name, child.id()));
+        let usages = |(name, id)| {
             let before = Usage::of(id);
             Usages { name, id, before, most: before, after: before }
-        });
-        usages.into()
+        };
+        others.chain([served]).map(usages).collect()
     }
 
     fn report(&self, options: &Options, usages: &[Usages]) -> ExitCode {
@@ -219,7 +206,11 @@ impl World {
                 "rss_most_kib": most.rss_kib,
                 "rss_after_kib": after.rss_kib,
                 "descriptors_before": before.descriptors,
+                "descriptors_most": most.descriptors,
                 "descriptors_after": after.descriptors,
+                "threads_before": before.threads,
+                "threads_most": most.threads,
+                "threads_after": after.threads,
             })
         };
         let report = json!({
@@ -247,85 +238,6 @@ fn certify(dir: &Path) {
 fn private(path: &Path, text: &str) {
     std::fs::write(path, text).unwrap();
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
-}
-
-/// The head of a record of TLS, and of a client's first message in it.
-const CLIENT_HELLO: &[u8] = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03";
-
-/// The head of a frame of the line between processes: 64 bytes of the first kind.
-const FRAME: &[u8] = b"\x40\0\0\0\x01";
-
-/// The greeting of ZMTP 3.0 with the mechanism NULL (RFC 23 of `ZeroMQ`).
-const GREETING: &[u8] = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\
-    \0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
-
-impl Socket {
-    fn new(name: &'static str, address: Address, prefix: &'static [u8]) -> Self {
-        let [streams, refused, longest_wait] = [(); 3].map(|()| AtomicU64::new(0));
-        Self { name, address, prefix, streams, refused, longest_wait }
-    }
-
-    fn to_json(&self) -> Value {
-        json!({
-            "name": self.name,
-            "streams": self.streams.load(Ordering::Relaxed),
-            "refused": self.refused.load(Ordering::Relaxed),
-            "longest_wait_s": self.longest_wait.load(Ordering::Relaxed) as f64 / 1000.0,
-        })
-    }
-
-    /// Connects, and sends some of `bytes`.
-    fn send(&self, bytes: &[u8]) -> IoResult<Box<dyn Write>> {
-        Ok(match &self.address {
-            Address::Unix(path) => {
-                let mut stream = UnixStream::connect(path)?;
-                stream.set_write_timeout(Some(WRITE))?;
-                // Who listens may close the line before all is written.
-                let _ = stream.write_all(bytes);
-                Box::new(stream)
-            }
-            Address::Tcp(address) => {
-                let mut stream = TcpStream::connect(address)?;
-                stream.set_write_timeout(Some(WRITE))?;
-                let _ = stream.write_all(bytes);
-                Box::new(stream)
-            }
-        })
-    }
-}
-
-/// Sends `rate` streams a second until it is over. Some begin as an honest one, some stay open.
-fn attack(socket: &Socket, rate: u64, mut random: Random, over: &AtomicBool) {
-    let begun = Instant::now();
-    let mut held = VecDeque::new();
-    let mut bytes = Vec::new();
-    for count in 0_u64.. {
-        if over.load(Ordering::Relaxed) {
-            break;
-        }
-        let due = begun + Duration::from_nanos(count * 1_000_000_000 / rate);
-        std::thread::sleep(due.saturating_duration_since(Instant::now()));
-        bytes.clear();
-        if random.below(2) == 0 {
-            bytes.extend_from_slice(socket.prefix);
-        }
-        let length = random.below(LONGEST) * random.below(2);
-        bytes.extend((0..length.div_ceil(8)).flat_map(|_| random.below(u64::MAX).to_le_bytes()));
-        match socket.send(&bytes) {
-            Ok(stream) => {
-                socket.streams.fetch_add(1, Ordering::Relaxed);
-                if random.below(16) == 0 {
-                    held.push_back(stream);
-                }
-                if held.len() > HELD {
-                    held.pop_front();
-                }
-            }
-            Err(_) => {
-                socket.refused.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-    }
 }
 
 /// Asks as an honest client, and keeps the longest time between two answers.
@@ -360,64 +272,90 @@ fn hears_publisher(index: SocketAddr) -> Result<(), String> {
     silent.is_some_and(|silent| silent < SILENT).then_some(()).ok_or(text)
 }
 
-fn worker_socket(options: &Options) -> PathBuf {
-    options.dir.join("run").join("worker.sock")
-}
-
-fn worker_config(options: &Options) -> String {
+/// A worker and its leader, with its address and settings of its line.
+fn worker_config(address: &str, line: &str) -> String {
     let more = format!(
-        "workers = [\"{}\"]\n[device]\ncapacity = 16\n[host]\ncapacity = 32\n[policy]\nadmission = \"all\"\n\
-         [offload.g1_g2]\nqueue_share = 1.0\n",
-        worker_socket(options).display()
+        "workers = [\"{address}\"]\n{line}[device]\ncapacity = 16\n[host]\ncapacity = 32\n\
+         [policy]\nadmission = \"all\"\n[offload.g1_g2]\nqueue_share = 1.0\n"
     );
     support::config_text(1, &more)
 }
 
-fn worker(options: &Options) -> Program {
-    let file = options.dir.join("worker.toml");
-    std::fs::write(&file, worker_config(options)).unwrap();
+/// A worker that listens over TLS, and strangers for it: without a certificate, and with one of
+/// another authority.
+fn over_tls(dir: &Path, address: SocketAddr) -> (String, TlsStrangers) {
+    let [ours, other] = ["ours", "other"].map(|name| Authority::new(dir, name));
+    let (cert, key) = ours.issue("rank", |_| {});
+    let foreign = other.issue("foreign", |_| {});
+    let [cert, key, ca] = [&cert, &key, &ours.file()].map(|path| path.display().to_string());
+    let line = format!("tls_cert = \"{cert}\"\ntls_key = \"{key}\"\ntls_ca = \"{ca}\"\n");
+    (worker_config(&format!("tcp://{address}"), &line), TlsStrangers::new(&ours.file(), &foreign))
+}
+
+fn worker(options: &Options, name: &'static str, config: &str, listens: impl Fn() -> bool) -> Program {
+    let file = options.dir.join(format!("{name}.toml"));
+    std::fs::write(&file, config).unwrap();
     let mut command = Command::new(&options.program);
     command.arg("worker").arg("--config").arg(file).args(["--rank", "0"]);
     let child = command.stdout(Stdio::null()).spawn().unwrap();
-    wait_for(&worker_socket(options));
-    Program("worker", child)
+    wait_for(name, listens);
+    Program(name, child)
 }
 
 fn index_of(options: &Options, url: &str, address: SocketAddr) -> Program {
     let mut command = Command::new(&options.program);
     command.args(["events", "serve-index", url, "--listen", &address.to_string(), "--wait", "30"]);
     let child = command.stdout(Stdio::null()).spawn().unwrap();
-    let until = Instant::now() + PATIENCE;
-    while TcpStream::connect(address).is_err() {
-        assert!(Instant::now() < until, "the index does not listen");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    wait_for("index", || TcpStream::connect(address).is_ok());
     Program("index", child)
 }
 
-fn wait_for(socket: &Path) {
+fn wait_for(name: &str, listens: impl Fn() -> bool) {
     let until = Instant::now() + PATIENCE;
-    while !socket.exists() {
-        assert!(Instant::now() < until, "nobody listens at {}", socket.display());
-        std::thread::sleep(Duration::from_millis(20));
+    while !listens() {
+        assert!(Instant::now() < until, "{name} does not listen");
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// The leader of the worker: it loads the same blocks again and again.
+/// The leader of a worker: it loads the same blocks again and again.
 struct HonestLeader {
     manager: KvBlockManager<Owned>,
     sequence: TokenSequence,
+    /// Of another leader, which fits the worker in all but this.
+    other: Config,
 }
 
 impl HonestLeader {
-    fn start(options: &Options) -> Self {
-        let config = Config::from_toml(&worker_config(options), "worker").expect("a configuration");
+    fn start(config: &str) -> Self {
+        let config = Config::from_toml(config, "worker").expect("a configuration");
+        let mut other = config.clone();
+        other.host.capacity = Blocks(31).into();
         let sequence = support::sequence(&config, 1, BLOCKS);
         let manager = KvBlockManager::<Owned>::builder().config(config).build().unwrap();
         let fresh = manager.allocate(BLOCKS).unwrap();
         drop(manager.register(manager.commit(fresh, &sequence, 0).unwrap().0).unwrap());
         assert!(manager.wait_offloads(Instant::now() + PATIENCE), "the worker copies nothing");
-        Self { manager, sequence }
+        Self { manager, sequence, other }
+    }
+
+    /// Loads, and now and then comes as a leader that the worker has not seen yet.
+    fn asks(&self) -> impl FnMut() -> Result<(), String> + Send + '_ {
+        let mut asked = 0;
+        move || {
+            asked += 1;
+            if asked % ASKS == 0 {
+                self.is_refused()?;
+            }
+            self.load()
+        }
+    }
+
+    /// Whether the worker answers a leader whose settings differ.
+    fn is_refused(&self) -> Result<(), String> {
+        let built = KvBlockManager::<Owned>::builder().config(self.other.clone()).build();
+        let error = built.err().map(|error| error.to_string()).unwrap_or_default();
+        error.contains("blocks of G2 differs").then_some(()).ok_or(error)
     }
 
     fn load(&self) -> Result<(), String> {

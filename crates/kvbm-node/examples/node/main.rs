@@ -12,6 +12,9 @@
 //! bytes to every socket that listens ([`hostile`]).
 #![allow(clippy::unwrap_used)] // A step that fails fails the test.
 
+#[path = "../../../kvbm-link/tests/support/authority.rs"]
+#[allow(dead_code, reason = "the tests use the rest")]
+mod authority;
 mod daemon;
 mod engine;
 mod hostile;
@@ -19,6 +22,7 @@ mod process;
 mod sampling;
 mod served;
 mod soak;
+mod strangers;
 mod test;
 
 #[path = "../../tests/support/mod.rs"]

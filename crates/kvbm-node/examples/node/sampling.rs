@@ -28,8 +28,8 @@ impl Series {
     }
 }
 
-/// What a process uses; zeros where it is gone. The order is that of resident memory.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// What a process uses; zeros where it is gone.
+#[derive(Clone, Copy)]
 pub(crate) struct Usage {
     /// Resident memory in KiB.
     pub(crate) rss_kib: u64,
@@ -56,6 +56,17 @@ impl Usage {
             shared_kib: number("RssShmem:"),
             threads: number("Threads:"),
             descriptors,
+        }
+    }
+
+    /// The more of each of two.
+    pub(crate) fn most_of_each(self, other: Self) -> Self {
+        Self {
+            rss_kib: self.rss_kib.max(other.rss_kib),
+            anonymous_kib: self.anonymous_kib.max(other.anonymous_kib),
+            shared_kib: self.shared_kib.max(other.shared_kib),
+            threads: self.threads.max(other.threads),
+            descriptors: self.descriptors.max(other.descriptors),
         }
     }
 }
