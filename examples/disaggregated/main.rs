@@ -67,7 +67,7 @@ fn prefill(folder: &Path) -> Result<()> {
     directory.publish(&node.announcement()?, None)?;
     println!("prefill: {BLOCKS} blocks on 4 ranks are published");
     // Decode may come later than this; its announcement lets it ask.
-    meet(&directory, &node, DECODE)?;
+    connect_peer(&directory, &node, DECODE)?;
     let mut rest = Vec::new();
     std::io::stdin().take(1).read_to_end(&mut rest).context("cannot wait on standard input")?;
     println!("prefill: {:?}", node.counts());
@@ -83,7 +83,7 @@ fn decode(folder: &Path) -> Result<()> {
     // Registers the memory that the blocks go to.
     let _export = node.export_local_blockset(namespace, GROUP, ranks.clone())?;
     directory.publish(&node.announcement()?, None)?;
-    meet(&directory, &node, PREFILL)?;
+    connect_peer(&directory, &node, PREFILL)?;
 
     let plans = node.plan_reads(PREFILL, namespace, GROUP, &ranks)?;
     let deadline = deadline_after(Instant::now(), PATIENCE);
@@ -134,7 +134,7 @@ fn agent(name: &str) -> Result<Arc<dyn RemoteAgent>> {
 }
 
 /// Imports what is announced until `wanted` is among it.
-fn meet(directory: &FileDirectory, node: &RemoteNode, wanted: NodeId) -> Result<()> {
+fn connect_peer(directory: &FileDirectory, node: &RemoteNode, wanted: NodeId) -> Result<()> {
     let until = deadline_after(Instant::now(), PATIENCE);
     loop {
         for (file, bytes) in directory.announcements()? {

@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_free_is_said_for_both_places() {
+    fn what_is_free_is_reported_for_both_places() {
         let output = Space::of(Path::new("/")).now();
         assert!(
             output.contains("GiB for the build (/), ") && output.contains("GiB for temporary files"),

@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_is_said_once() {
+    fn a_cause_is_reported_once() {
         let cause = std::io::Error::other("disk on fire");
         let error = anyhow::Error::new(cause).context("cannot open d: disk on fire").context("no manager");
         assert_eq!(explain(&error), "no manager: cannot open d: disk on fire");

@@ -8,8 +8,8 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use crate::note::note;
 
-/// Tells the service manager that started this process, where one did and wants to know.
-pub(crate) fn tell(state: &str) {
+/// Sends `state` to the service manager, if `NOTIFY_SOCKET` names one.
+pub(crate) fn notify_service_manager(state: &str) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else { return };
     if let Err(error) = send(&socket, state) {
         note(&format!("kvbm: NOTIFY_SOCKET={} was not told {state}: {error}", socket.display()));

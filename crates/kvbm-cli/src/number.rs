@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_number_or_out_of_range_is_told_what_would_do() {
+    fn the_error_for_a_wrong_number_names_the_valid_range() {
         let parse = whole::<u32>(1..=20);
         assert_eq!((parse("1"), parse("20")), (Ok(1), Ok(20)));
         for text in ["0", "21", "-1", "x", "", "1.5", "5KiB", "99999999999999999999"] {

@@ -96,7 +96,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         note(&format!("metrics: {scheme}://{addr}/metrics"));
     }
     crate::show(&format!("{}\n", first_line(&config, &server)), false)?;
-    notify::tell("READY=1");
+    notify::notify_service_manager("READY=1");
     let (stop, ended) = (server.stopper(), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -105,7 +105,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
                 // Brings the gauges up to date for whoever scrapes them.
                 server.manager().metrics();
             }
-            notify::tell("STOPPING=1");
+            notify::notify_service_manager("STOPPING=1");
             stop();
         });
         server.serve();

@@ -123,7 +123,7 @@ fn a_daemon_is_announced_on_a_server() {
 }
 
 #[test]
-fn what_cannot_be_is_said() {
+fn what_cannot_be_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let folder = private(dir.path());
     let config = configuration(dir.path());

@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn completes_once_and_tells_everybody() {
+    fn completes_once_and_notifies_everybody() {
         let (event, completer) = Event::completable();
         assert_eq!(event.query(), EventStatus::Pending);
         let (sender, receiver) = crossbeam_channel::bounded(4);

@@ -29,7 +29,7 @@ fn limit_locked_memory() {
 }
 
 #[test]
-fn the_limit_of_locked_memory_is_told() {
+fn the_limit_of_locked_memory_is_reported() {
     limit_locked_memory();
     let config = EmulatedConfig { memory_bytes: 1 << 20, ..EmulatedConfig::default() };
     let device = EmulatedDevice::new(config).expect("address space");

@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_of_another_key_or_of_none_is_told_from_a_damaged_one() {
+    fn a_journal_of_another_key_or_of_none_is_distinguished_from_a_damaged_one() {
         let seals = [plain(), keyed(b"one"), keyed(b"two")];
         for written in &seals {
             for read in &seals {

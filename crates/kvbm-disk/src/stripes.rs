@@ -308,7 +308,7 @@ mod tests {
 
     /// Mutation that makes it fail: the number added up as it is stored.
     #[test]
-    fn a_directory_with_the_last_number_that_there_is_has_its_place_said() {
+    fn a_directory_with_the_last_number_that_there_is_has_its_place_reported() {
         let mark = Mark { set: 1, member: u16::MAX, members: 2 };
         assert_eq!(Mark::decode(&mark.encode()), Ok(mark));
         let refused = examine(&[Some(mark), None], &[true, false], &["a".to_owned(), "b".to_owned()]);

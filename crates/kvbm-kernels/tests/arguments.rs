@@ -185,7 +185,7 @@ fn pairs_are_checked_by_number() {
 }
 
 #[test]
-fn what_is_too_much_for_one_launch_is_said() {
+fn what_is_too_much_for_one_launch_is_reported() {
     // 2^31 words of 16 bytes in one chunk.
     let large = BlockShape::new(1, 1, 1 << 10, 1 << 14, 1 << 10, 2).unwrap();
     let from = Operand::strided(NHD, 1 << 40, 1, large.block_bytes() as u64);

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_and_another_program_are_told_apart() {
+    fn another_version_and_another_program_are_distinguished() {
         let strange = Offer { magic: MAGIC, protocols: [7, 9], build: "9".into(), terms: Vec::new() };
         let reason = decode_offer(&encode(&strange).unwrap()).unwrap().unwrap_err();
         assert!(reason.contains("7 to 9 (kvbm 9) there"), "{reason}");

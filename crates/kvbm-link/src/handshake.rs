@@ -348,7 +348,7 @@ mod tests {
     #[test]
     fn both_ends_agree_or_the_leader_learns_why() {
         let time = Duration::from_secs(5);
-        let meet = |leader: &LeaderTerms, worker: &WorkerTerms| {
+        let agree = |leader: &LeaderTerms, worker: &WorkerTerms| {
             let (near, far) = UnixStream::pair().unwrap();
             std::thread::scope(|scope| {
                 let serving = scope.spawn(move || {
@@ -364,8 +364,8 @@ mod tests {
                 outcome
             })
         };
-        meet(&leader(), &worker()).unwrap();
-        let error = meet(&LeaderTerms { ranks: 8, ..leader() }, &worker()).unwrap_err().to_string();
+        agree(&leader(), &worker()).unwrap();
+        let error = agree(&LeaderTerms { ranks: 8, ..leader() }, &worker()).unwrap_err().to_string();
         assert!(error.contains("the leader has 1 of 8, the worker has 1 of 2"), "{error}");
         let long = LeaderTerms { deployment: "x".repeat(999), ..leader() };
         assert!(offer(&mut Timed::new(&UnixStream::pair().unwrap().0, time), &long).is_err());

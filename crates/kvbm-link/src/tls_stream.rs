@@ -66,7 +66,7 @@ fn shake_hands(mut connection: Connection, socket: TcpStream, until: Instant) ->
     while connection.is_handshaking() {
         if let Err(error) = connection.complete_io(&mut line) {
             discard(&socket, &mut line);
-            return Err(said(error));
+            return Err(name_refusal(error));
         }
     }
     drop(line);
@@ -82,7 +82,7 @@ fn discard(socket: &TcpStream, line: &mut Timed<'_, TcpStream>) {
     }
 }
 
-fn said(error: io::Error) -> io::Error {
+fn name_refusal(error: io::Error) -> io::Error {
     if error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<rustls::Error>) {
         return io::Error::new(error.kind(), TlsRefused(error.to_string()));
     }
@@ -146,7 +146,7 @@ impl TlsState {
             let taken = self.connection.read_tls(&mut &self.encrypted[..])?;
             self.encrypted.drain(..taken);
             let processed = self.connection.process_new_packets();
-            processed.map_err(|error| said(io::Error::new(io::ErrorKind::InvalidData, error)))?;
+            processed.map_err(|error| name_refusal(io::Error::new(io::ErrorKind::InvalidData, error)))?;
         }
     }
 }

@@ -146,7 +146,7 @@ impl WorkerListener {
             while !self.stop.load(Ordering::Acquire) {
                 self.wait();
                 match self.listener.accept() {
-                    Ok(stranger) => self.meet(scope, stranger, &meeting),
+                    Ok(stranger) => self.begin_handshake(scope, stranger, &meeting),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) => {
                         tracing::warn!(address = %self.address, "cannot accept a leader: {error}");
@@ -164,7 +164,7 @@ impl WorkerListener {
     }
 
     /// Shakes hands on a thread of its own, so that a silent stranger delays nobody.
-    fn meet<'scope>(
+    fn begin_handshake<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
         stranger: Stranger,

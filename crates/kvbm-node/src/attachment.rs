@@ -5,7 +5,7 @@
 
 use crate::error::{NodeError, NotFree};
 use crate::mover::{Mover, MoverMemory};
-use crate::protocol::{Answer, Ask, Call, Role, Terms, Told, Welcome, decode, encode};
+use crate::protocol::{Answer, Ask, Call, DaemonNotice, Role, Terms, Welcome, decode, encode};
 use crate::shape::shape_of;
 use crate::terms::{EngineTerms, NodeLoad, NodeStatus, numbers};
 use kvbm::BlockId;
@@ -312,15 +312,15 @@ impl Shared {
     /// Takes what the daemon tells the scheduler.
     fn take_notice(&self, number: u64, bytes: &[u8]) {
         self.state.lock().is_mute = false;
-        match decode::<Told>(bytes) {
-            Ok(Told::Answer { id, answer }) => {
+        match decode::<DaemonNotice>(bytes) {
+            Ok(DaemonNotice::Answer { id, answer }) => {
                 let reply = self.state.lock().replies.remove(&id);
                 if let Some(reply) = reply {
                     // Whoever asked may have gone.
                     let _ = reply.send(answer);
                 }
             }
-            Ok(Told::Finished(load)) => {
+            Ok(DaemonNotice::Finished(load)) => {
                 let mut state = self.state.lock();
                 if state.number == number && state.loads.remove(&load.request).is_some() {
                     state.finished.push(load.into());
@@ -328,7 +328,7 @@ impl Shared {
                     self.ring();
                 }
             }
-            Ok(Told::Movers(ready)) => {
+            Ok(DaemonNotice::Movers(ready)) => {
                 let mut state = self.state.lock();
                 state.ready = ready && state.number == number;
                 drop(state);
@@ -436,7 +436,7 @@ impl Shared {
     }
 
     /// Sends what nobody awaits an answer to.
-    pub(crate) fn tell(&self, ask: Ask) {
+    pub(crate) fn send_unanswered(&self, ask: Ask) {
         let line = self.line(&self.state.lock());
         if let Ok(line) = line {
             // A daemon that is gone counts no iterations.

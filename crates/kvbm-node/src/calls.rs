@@ -2,7 +2,7 @@
 
 use crate::lives::Life;
 use crate::node::Node;
-use crate::protocol::{Answer, Ask, Call, Load, Told, decode, encode};
+use crate::protocol::{Answer, Ask, Call, DaemonNotice, Load, decode, encode};
 use kvbm::plan::deadline_after;
 use kvbm::tokens::NamespaceTag;
 use kvbm::{BlockId, Fence, LoadOptions, LookUp, OffloadStarted};
@@ -45,7 +45,7 @@ impl SchedulerSession {
             Ask::Commit { request, ids, after, wait_ms } => {
                 if let Err(why) = self.commit(&request, &ids, after, wait_ms) {
                     let load = Load { request, arrived: 0, wanted: ids.len() as u32, failures: vec![why] };
-                    self.out.answer(&encode(&Told::Finished(load)));
+                    self.out.answer(&encode(&DaemonNotice::Finished(load)));
                 }
                 return Ok(None);
             }
@@ -148,8 +148,8 @@ impl AttachedSession for SchedulerSession {
         ask.check()?;
         match self.answer(ask) {
             Ok(None) => {}
-            Ok(Some(answer)) => self.out.answer(&encode(&Told::Answer { id, answer: Ok(answer) })),
-            Err(why) => self.out.answer(&encode(&Told::Answer { id, answer: Err(why) })),
+            Ok(Some(answer)) => self.out.answer(&encode(&DaemonNotice::Answer { id, answer: Ok(answer) })),
+            Err(why) => self.out.answer(&encode(&DaemonNotice::Answer { id, answer: Err(why) })),
         }
         Ok(())
     }

@@ -252,7 +252,7 @@ impl NodeEngine {
     /// hear of it.
     pub fn prefilled(&self, tokens: u64, elapsed: Duration) {
         let micros = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
-        self.shared.tell(Ask::Prefilled { tokens, micros });
+        self.shared.send_unanswered(Ask::Prefilled { tokens, micros });
     }
 
     /// Makes sure that these blocks can be overwritten: copies under way are discarded, and the
@@ -275,7 +275,7 @@ impl NodeEngine {
 
     /// An iteration of the engine is over. Nobody waits for the daemon to hear of it.
     pub fn step(&self) {
-        self.shared.tell(Ask::Step);
+        self.shared.send_unanswered(Ask::Step);
     }
 
     /// Tickets and loads that the daemon has, of all its engines.

@@ -3,7 +3,7 @@
 
 use crate::movers::{MoverSession, Range};
 use crate::points::Points;
-use crate::protocol::{Role, Terms, Told, encode};
+use crate::protocol::{DaemonNotice, Role, Terms, encode};
 use kvbm::Fence;
 use kvbm::device::Event;
 use kvbm_link::{AttachedSender, Lane};
@@ -198,7 +198,7 @@ impl Life {
         members.sessions += 1;
         let scheduler = members.newly_ready();
         drop(members);
-        tell_ready(scheduler);
+        notify_ready(scheduler);
         Ok(())
     }
 
@@ -210,7 +210,7 @@ impl Life {
         }
         let scheduler = members.newly_ready();
         drop(members);
-        tell_ready(scheduler);
+        notify_ready(scheduler);
     }
 
     /// Whether movers of all ranks can copy.
@@ -241,8 +241,8 @@ impl Life {
         }
     }
 
-    /// Tells the scheduler something; whether it was taken.
-    pub(crate) fn tell(&self, notice: &Told) -> bool {
+    /// Sends a notice to the scheduler. Whether it was taken.
+    pub(crate) fn notify(&self, notice: &DaemonNotice) -> bool {
         let scheduler = self.members.lock().scheduler.clone();
         let Some(scheduler) = scheduler else { return false };
         let sent = scheduler.send(Lane::Bulk, &encode(notice));
@@ -287,11 +287,11 @@ impl Members {
     }
 }
 
-/// Tells a scheduler that movers of all ranks can copy.
-fn tell_ready(scheduler: Option<AttachedSender>) {
+/// Notifies a scheduler that movers of all ranks can copy.
+fn notify_ready(scheduler: Option<AttachedSender>) {
     if let Some(scheduler) = scheduler {
         // A line that has ended is noticed by its session.
-        let _ended = scheduler.send(Lane::Bulk, &encode(&Told::Movers(true)));
+        let _ended = scheduler.send(Lane::Bulk, &encode(&DaemonNotice::Movers(true)));
     }
 }
 

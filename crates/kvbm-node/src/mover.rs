@@ -165,7 +165,7 @@ fn map(
     let mut storage = SharedStorage::map(file, shared.bytes).map_err(|error| error.to_string())?;
     if let Some(device) = &memory.device {
         // It serves without: copies are slower then.
-        if let Err(error) = storage.lock(&**device, tell_locked) {
+        if let Err(error) = storage.lock(&**device, log_locked) {
             tracing::warn!(
                 target: "kvbm", rank = %memory.rank, %error,
                 "the daemon's memory could not be page-locked: copies are slower; raise the memlock limit"
@@ -177,8 +177,8 @@ fn map(
     Ok((bound.map_err(|error| error.to_string())?, region))
 }
 
-/// Page-locking gigabytes takes seconds: whoever waits is told about every tenth.
-fn tell_locked(done: u64, total: u64) {
+/// Page-locking gigabytes takes seconds: the log shows each tenth that is done.
+fn log_locked(done: u64, total: u64) {
     const STEP: u64 = 256 << 20;
     if done == total || done % (total / 10).max(STEP) < STEP {
         tracing::info!(target: "kvbm", done, total, "the daemon's memory is being page-locked");

@@ -38,9 +38,9 @@ impl Range {
     }
 }
 
-/// What a mover said that is no report of a copy.
+/// What a mover sent that is no report of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Said {
+pub(crate) enum MoverNotice {
     /// Nothing else.
     Nothing,
     /// It can copy from now on.
@@ -171,10 +171,10 @@ impl MoverSession {
     }
 
     /// Takes what the mover says.
-    pub(crate) fn take(&self, bytes: &[u8]) -> Result<Said, String> {
+    pub(crate) fn take(&self, bytes: &[u8]) -> Result<MoverNotice, String> {
         let message = match decode::<Moved>(bytes)? {
             Moved::Message(message) => message,
-            Moved::Passed(number) => return Ok(Said::Passed(number)),
+            Moved::Passed(number) => return Ok(MoverNotice::Passed(number)),
         };
         match wire::decode_message(&message.0).map_err(|error| error.to_string())? {
             Message::Transfer(report) => {
@@ -182,9 +182,9 @@ impl MoverSession {
                 let done = self.pending.lock().copies.remove(&id);
                 let done = done.ok_or_else(|| format!("a report of copy {id} that nobody awaits"))?;
                 done(report.blocks);
-                Ok(Said::Nothing)
+                Ok(MoverNotice::Nothing)
             }
-            Message::Ready { .. } => Ok(Said::Ready),
+            Message::Ready { .. } => Ok(MoverNotice::Ready),
             other => Err(format!("a mover does not say {other:?}")),
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::lives::{Life, Lives};
 use crate::movers::{Range, RankMovers};
-use crate::protocol::{Load, Told};
+use crate::protocol::{DaemonNotice, Load};
 use kvbm::{BlockId, Engine, FinishedLoad, KvBlockManager, SharedHost};
 use parking_lot::RwLock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -46,8 +46,8 @@ impl Node {
         self.movers.iter().for_each(|movers| movers.hold(held));
     }
 
-    /// Tells engines of their loads that are over, until the daemon stops.
-    pub(crate) fn tell_finished(&self) {
+    /// Reports loads that are over to their engines, until the daemon stops.
+    pub(crate) fn report_finished_loads(&self) {
         let time = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as i64 };
         let tickets = self.manager.tickets();
         while !self.stopping.load(Ordering::Acquire) {
@@ -64,7 +64,12 @@ impl Node {
                 let Some(life) = self.lives.numbered(number) else { continue };
                 let failures = failures.iter().take(MAX_FAILURES).map(ToString::to_string).collect();
                 let (arrived, wanted) = (arrived as u32, wanted as u32);
-                life.tell(&Told::Finished(Load { request: name.to_owned(), arrived, wanted, failures }));
+                life.notify(&DaemonNotice::Finished(Load {
+                    request: name.to_owned(),
+                    arrived,
+                    wanted,
+                    failures,
+                }));
             }
         }
     }

@@ -1,7 +1,7 @@
 //! What a daemon and an engine's processes say to each other, in MessagePack.
 //!
 //! A mover's line carries commands of `kvbm-plan` and [`Moved`] once it is attached; a scheduler's
-//! line carries [`Call`] and [`Told`].
+//! line carries [`Call`] and [`DaemonNotice`].
 
 use kvbm::tokens::NamespaceTag;
 use kvbm::{BlockChain, ChainOrigin, SequenceHash};
@@ -80,9 +80,9 @@ pub(crate) struct Call {
 pub(crate) enum Ask {
     /// Answered with [`Answer::Ready`] or [`Answer::Pending`].
     LookUp { request: String, run: Run, first: u32 },
-    /// Never answered: [`Told::Finished`] follows, also where nothing was started. `after`: the
-    /// point of the engine's work that copies wait for ([`Moved::Passed`]); 0: none. `wait_ms`: the
-    /// load ends then, with what has arrived; 0: as the daemon is configured.
+    /// Never answered: [`DaemonNotice::Finished`] follows, also where nothing was started. `after`:
+    /// the point of the engine's work that copies wait for ([`Moved::Passed`]); 0: none. `wait_ms`:
+    /// the load ends then, with what has arrived; 0: as the daemon is configured.
     Commit { request: String, ids: Vec<u32>, after: u64, wait_ms: u32 },
     /// Answered with [`Answer::Known`].
     Abandon { request: String },
@@ -108,9 +108,9 @@ pub(crate) enum Ask {
     Count,
 }
 
-/// What a daemon tells a scheduler.
+/// What a daemon sends to a scheduler.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Told {
+pub(crate) enum DaemonNotice {
     /// The answer to a call; an error is a text for people.
     Answer { id: u64, answer: Result<Answer, String> },
     /// A load is over.
@@ -131,7 +131,7 @@ pub(crate) enum Answer {
     Counts { tickets: u32, loads: u32 },
 }
 
-/// What a mover tells the daemon.
+/// What a mover sends to the daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Moved {
     /// A message of `kvbm-plan`.

@@ -4,7 +4,7 @@ use crate::calls::SchedulerSession;
 use crate::error::DaemonError;
 use crate::handover;
 use crate::lives::{Life, Lives};
-use crate::movers::{MoverSession, RankMovers, Said};
+use crate::movers::{MoverNotice, MoverSession, RankMovers};
 use crate::node::Node;
 use crate::protocol::{Bytes, MAX_NAME, Memory, Role, Terms, Welcome, decode, encode};
 use crate::shape::{difference, shape_of};
@@ -149,7 +149,7 @@ impl NodeServer {
         let service: Arc<dyn AttachService> =
             Arc::new(Service { node: Arc::clone(&self.node), listener: Arc::downgrade(&self.listener) });
         std::thread::scope(|scope| {
-            scope.spawn(|| self.node.tell_finished());
+            scope.spawn(|| self.node.report_finished_loads());
             self.listener.serve(&service);
             self.node.stopping.store(true, Ordering::Release);
         });
@@ -315,9 +315,9 @@ struct MoverLine {
 impl AttachedSession for MoverLine {
     fn take(&mut self, bytes: &[u8]) -> Result<(), String> {
         match self.session.take(bytes)? {
-            Said::Nothing => {}
-            Said::Ready => self.life.mover_ready(self.rank),
-            Said::Passed(number) => self.life.passed(self.rank, number),
+            MoverNotice::Nothing => {}
+            MoverNotice::Ready => self.life.mover_ready(self.rank),
+            MoverNotice::Passed(number) => self.life.passed(self.rank, number),
         }
         Ok(())
     }

@@ -33,7 +33,7 @@ fn requests_are_checked() {
 
 #[test]
 #[cfg_attr(miri, ignore = "madvise and huge pages do not exist there")]
-fn huge_pages_are_given_or_the_fallback_is_told() {
+fn huge_pages_are_given_or_the_fallback_is_reported() {
     let storage = SystemStorage::new(5 << 20, 4096, HugePages::Try).expect("memory");
     // SAFETY: the test alone touches these bytes now.
     unsafe { storage.write_at((5 << 20) - 1, &[1]) }.expect("inside");
@@ -72,7 +72,7 @@ fn pinned_memory_is_unpinned_when_dropped() {
 
 #[test]
 #[cfg_attr(miri, ignore = "mlock and the emulated device's memfd do not exist there")]
-fn page_locking_tells_how_far_it_has_come() {
+fn page_locking_reports_its_progress() {
     static DONE: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     let tell = |done, total| {
         assert_eq!(total, 65_536);

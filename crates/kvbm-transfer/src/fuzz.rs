@@ -23,8 +23,8 @@ pub fn geometry(input: &[u8]) {
         Ok(slot) => {
             let sizes = [read.layers.len(), read.heads.len()].map(|size| size as u128);
             let numbers = [read.outer, read.tokens, read.head_dim, read.dtype.width()].map(u128::from);
-            let said: u128 = sizes.iter().chain(&numbers).product();
-            assert_eq!(u128::from(slot.bytes_per_block()), said);
+            let combinations: u128 = sizes.iter().chain(&numbers).product();
+            assert_eq!(u128::from(slot.bytes_per_block()), combinations);
         }
         Err(error) => assert!(!error.to_string().is_empty()),
     }

@@ -96,7 +96,7 @@ fn assemble(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartEr
         staging_bytes: 0,
     };
     if let Some(DiskTier { recovered, .. }) = &config.g3 {
-        tell_recovered(&hub, config.rank, recovered);
+        report_recovered(&hub, config.rank, recovered);
     }
     let reporter = hub.reporter();
     manager.threads.get_mut().push(spawn(config.rank, "reports", move || reporter.run())?);
@@ -117,7 +117,7 @@ fn assemble(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartEr
         manager.threads.get_mut().push(spawn(config.rank, &path.to_string(), move || executor.run(&alive))?);
     }
     if let Some(disk) = &manager.disk {
-        tell_given_up(disk, &hub, config);
+        report_given_up(disk, &hub, config);
         let flusher =
             Arc::new(Flusher::new(Arc::clone(disk), config.rank, config.epoch, config.flush_deadline));
         manager.flusher = Some(Arc::clone(&flusher));
@@ -139,7 +139,7 @@ fn assemble(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartEr
 }
 
 /// Sends the leader each block that the disk gave up because it could not be made durable.
-fn tell_given_up(disk: &DiskEngine, hub: &Arc<Hub>, config: &WorkerConfig) {
+fn report_given_up(disk: &DiskEngine, hub: &Arc<Hub>, config: &WorkerConfig) {
     let (hub, rank, epoch) = (Arc::downgrade(hub), config.rank, config.epoch);
     disk.on_given_up(move |block, identity| {
         if let Some(hub) = hub.upgrade() {
@@ -151,7 +151,7 @@ fn tell_given_up(disk: &DiskEngine, hub: &Arc<Hub>, config: &WorkerConfig) {
 }
 
 /// Sends the recovered blocks in parts. The last part is marked, even if there are none.
-fn tell_recovered(hub: &Hub, rank: Rank, recovered: &Recovered) {
+fn report_recovered(hub: &Hub, rank: Rank, recovered: &Recovered) {
     if recovered.dropped != Dropped::default() {
         tracing::warn!(%rank, dropped = ?recovered.dropped, "the disk's journal held what cannot be used");
     }

@@ -84,7 +84,7 @@ pub(crate) fn start(
         let terms = ThreadLimits { hub, rank, what: what.to_owned(), threads: 1, pending: MAX_PENDING };
         let refusing = Arc::clone(&desk);
         let refuse = move |_, ask: VolumeJob, reason: &str| {
-            refusing.tell(ask.token, VolumeAnswer::Failed(Failure::new(FailureKind::Io, reason)));
+            refusing.send_answer(ask.token, VolumeAnswer::Failed(Failure::new(FailureKind::Io, reason)));
         };
         VolumeThreads::new(terms, move |volume, ask| desk.serve(volume, &ask), refuse)
     };
@@ -120,10 +120,10 @@ impl VolumeRequestHandler {
                 Err(Failure::new(FailureKind::Io, detail))
             })
         };
-        self.tell(*token, answer.unwrap_or_else(VolumeAnswer::Failed));
+        self.send_answer(*token, answer.unwrap_or_else(VolumeAnswer::Failed));
     }
 
-    fn tell(&self, token: u64, answer: VolumeAnswer) {
+    fn send_answer(&self, token: u64, answer: VolumeAnswer) {
         let (rank, epoch) = (self.rank, self.epoch);
         self.hub.send(Message::Volume { rank, epoch, token, answer });
     }

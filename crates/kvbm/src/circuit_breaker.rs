@@ -310,7 +310,7 @@ mod tests {
 
     /// Mutation that makes it fail: `RequestResults::add` keeps what came first, whatever that is.
     #[test]
-    fn what_it_failed_is_told_rather_than_what_waited_behind_that() {
+    fn what_it_failed_is_reported_rather_than_what_waited_behind_that() {
         use FailureKind::{Deadline, Io, PathBusy};
         for (kinds, told) in [([PathBusy, Io], Io), ([Deadline, PathBusy], Deadline), ([Io, Deadline], Io)] {
             let mut verdict = RequestResults::default();

@@ -48,7 +48,7 @@ pub(crate) fn condemns_source(kind: FailureKind) -> bool {
 
 /// Whether an outcome says something of the bytes at both ends: it is void where either changed
 /// meanwhile.
-pub(crate) fn tells_of_both_ends(outcome: Option<&Failure>) -> bool {
+pub(crate) fn concerns_both_ends(outcome: Option<&Failure>) -> bool {
     outcome.is_none_or(|failure| failure.kind == FailureKind::Differs)
 }
 

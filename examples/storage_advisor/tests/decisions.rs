@@ -210,7 +210,7 @@ fn what_happens_to_one_stream_of_a_source_leaves_the_others_alone() {
 /// What a block is called does not depend on the prefix that is told along with it.
 /// Mutation that makes it fail: blocks that are looked up below the prefix of the event.
 #[test]
-fn a_block_is_found_by_its_own_name_whatever_prefix_is_told() {
+fn a_block_is_found_by_its_own_name_whatever_prefix_is_given() {
     let (mut advisor, now) = (Advisor::new(Policy::default()), Instant::now());
     let torn = |position| EventBlock { prefix_hash: hash(1, position), ..block(1, position, Tier::G3) };
     written(&mut advisor, 1, now);

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_device_is_told_from_a_failed_test() {
+    fn a_missing_device_is_distinguished_from_a_failed_test() {
         let output = b"running 1 test\nno CUDA device was found: no CUDA driver\ntest x ... FAILED\n";
         assert_eq!(reason("1 failed", output), "no device was found: no CUDA driver");
         let other = reason("1 failed", b"test x ... FAILED\n");

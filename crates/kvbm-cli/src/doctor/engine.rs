@@ -70,14 +70,14 @@ struct Answer {
     /// What went wrong while it was asked.
     error: Option<String>,
     #[serde(default)]
-    findings: Vec<Said>,
+    findings: Vec<PackageFinding>,
     /// The settings that a manager would have, as TOML.
     settings: Option<String>,
 }
 
 /// A finding of the package.
 #[derive(Debug, Deserialize)]
-struct Said {
+struct PackageFinding {
     name: String,
     status: Status,
     found: String,
@@ -85,9 +85,9 @@ struct Said {
     fix: Option<String>,
 }
 
-impl From<Said> for Finding {
-    fn from(said: Said) -> Self {
-        let Said { name, status, found, effect, fix } = said;
+impl From<PackageFinding> for Finding {
+    fn from(finding: PackageFinding) -> Self {
+        let PackageFinding { name, status, found, effect, fix } = finding;
         Self { name, status, found, effect: effect.map(Into::into), fix }
     }
 }
@@ -149,7 +149,7 @@ fn ask(mut command: Command, deadline: Duration) -> Result<Answer, String> {
     let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = spawned.map_err(|error| format!("cannot be started: {error}"))?;
     let deadline = kvbm::plan::deadline_after(Instant::now(), deadline);
-    let (answer, said) = (read(child.stdout.take()), read(child.stderr.take()));
+    let (answer, errors) = (read(child.stdout.take()), read(child.stderr.take()));
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break status,
@@ -170,15 +170,15 @@ fn ask(mut command: Command, deadline: Duration) -> Result<Answer, String> {
         pipe.recv_timeout(deadline.saturating_duration_since(Instant::now())).unwrap_or_default()
     };
     if !status.success() {
-        return Err(failure(status, &text(said)));
+        return Err(failure(status, &text(errors)));
     }
     let answer = text(answer);
     serde_json::from_str(&answer).map_err(|error| format!("its answer is not understood: {error}"))
 }
 
-/// Why it failed: what it said last.
-fn failure(status: ExitStatus, said: &str) -> String {
-    let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+/// Why it failed: the last line on its standard error.
+fn failure(status: ExitStatus, errors: &str) -> String {
+    let last = errors.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
     format!("failed ({status}): {}", last.trim())
 }
 

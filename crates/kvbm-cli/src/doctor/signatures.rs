@@ -31,7 +31,7 @@ mod tests {
     use kvbm::config::Secret;
 
     #[test]
-    fn what_is_not_protected_is_said() {
+    fn what_is_not_protected_is_reported() {
         let with = |secret: Option<&str>| {
             let mut config = Config::default();
             config.namespace.deployment_secret = secret.map(Secret::new);

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_works_is_told_with_its_figures_and_left_as_it_was() {
+    fn a_directory_that_works_is_reported_with_its_figures_and_left_as_it_was() {
         let dir = tempfile::tempdir().unwrap();
         let finding =
             examine(&VolumeDescriptor { alignment: 4096, ..at(&format!("dir://{}", dir.path().display())) });

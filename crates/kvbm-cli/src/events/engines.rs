@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_life_and_what_cannot_be_read_are_said() {
+    fn a_new_life_and_what_cannot_be_read_are_reported() {
         let broken = spoken(Continuity::Restarted { expected: 9 }, &ENGINE[..20]);
         let (lines, values) = (lines(&broken, "a"), values(&broken, "a"));
         assert!(lines[0].contains("RESTARTED") && lines[1].contains("UNREADABLE: malformed"), "{lines:?}");

@@ -142,7 +142,7 @@ impl Owner {
     }
 
     /// Sends the owner a description of the reader's memory.
-    fn tell(&self, reader: &RemoteNode) -> Result<()> {
+    fn send_announcement(&self, reader: &RemoteNode) -> Result<()> {
         let announcement = reader.announcement()?;
         match self {
             Self::Here { node, .. } => {
@@ -187,7 +187,7 @@ fn measure(
     owner: &Owner,
 ) -> Result<Row> {
     let landing = Landing::new(node, case, args.blocks)?;
-    owner.tell(node)?;
+    owner.send_announcement(node)?;
     let plans = node.plan_reads(OWNER, case.namespace(), GROUP, &landing.ranks)?;
     let (mut verified, mut bare) = (Vec::new(), Vec::new());
     // The first round of each connects and touches memory.

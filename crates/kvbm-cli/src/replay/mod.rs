@@ -67,7 +67,7 @@ pub fn run(args: &ReplayArgs) -> Result<ReplayResult> {
         groups::add_figures(&mut result.summary, &manager, &requests, &served);
     }
     result.summary.tenants = tenants::figures(&manager, &trace, &requests, &served);
-    result.summary.events = args.events.is_some().then(|| tell_the_rest(&manager));
+    result.summary.events = args.events.is_some().then(|| publish_remaining_events(&manager));
     Ok(result)
 }
 
@@ -146,7 +146,7 @@ fn blocks_for_requests(args: &ReplayArgs, manager: &KvBlockManager<Owned>) -> us
 }
 
 /// Publishes the last events; what became of all of them.
-fn tell_the_rest(manager: &KvBlockManager<Owned>) -> EventFigures {
+fn publish_remaining_events(manager: &KvBlockManager<Owned>) -> EventFigures {
     let before = manager.events().status();
     // A server that took nothing during the whole replay is not waited for.
     let was_reached = before.published > 0 || before.unavailable == 0;

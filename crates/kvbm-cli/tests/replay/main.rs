@@ -225,7 +225,7 @@ fn tiers_of_any_size_serve_only_what_is_right() {
 }
 
 #[test]
-fn what_does_not_fit_is_said() {
+fn what_does_not_fit_is_reported() {
     let dir = temp();
     let output = run(dir.path(), "--synthetic 10 --block-bytes 512 --capacity 5");
     let table = text(&output.stdout);
@@ -273,7 +273,7 @@ fn runs_agree_with_and_without_bytes() {
 }
 
 #[test]
-fn hits_are_told_for_each_byte_that_the_disk_took() {
+fn hits_are_reported_for_each_byte_that_the_disk_took() {
     let dir = temp();
     let disk = "--synthetic 120 --seed 9 --block-bytes 64KiB --capacity 90,200,900 --policy lru-leaf";
     for mode in ["", "--metadata-only"] {
@@ -544,7 +544,7 @@ fn without_arguments_the_demo_runs_through_all_tiers_and_writes_its_report() {
 
 #[cfg(feature = "nats")]
 #[test]
-fn events_that_nobody_took_are_told_and_the_replay_is_done_all_the_same() {
+fn events_that_nobody_took_are_reported_and_the_replay_is_done_all_the_same() {
     let dir = temp();
     std::fs::write(dir.path().join("t.jsonl"), TRACE).unwrap();
     // Nobody listens on port 9.

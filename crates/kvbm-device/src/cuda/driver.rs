@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_told_as_people_write_them() {
+    fn versions_are_shown_as_people_write_them() {
         let text = CudaUnavailable::OldDriver { version: 11_080 }.to_string();
         assert!(text.contains("for CUDA 11.8,"), "{text}");
     }

@@ -169,7 +169,7 @@ impl FaultHandle {
         self.state.lock().rules.len()
     }
 
-    pub(super) fn meet(&self, stream: &str, kind: OpKind) -> Option<Strike> {
+    pub(super) fn strike_for(&self, stream: &str, kind: OpKind) -> Option<Strike> {
         let mut state = self.state.lock();
         let mut hit = None;
         for (index, armed) in state.rules.iter_mut().enumerate() {

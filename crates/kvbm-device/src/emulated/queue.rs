@@ -98,8 +98,11 @@ impl Runner {
         if let Some(disorder) = &mut self.disorder {
             disorder.pause();
         }
-        let fault =
-            self.device.faults.meet(self.health.name(), work.kind()).map(super::faults::Strike::announce);
+        let fault = self
+            .device
+            .faults
+            .strike_for(self.health.name(), work.kind())
+            .map(super::faults::Strike::announce);
         let failed = |reason: &str| DeviceError::OperationFailed {
             stream: Arc::clone(self.health.name()),
             operation: work.describe(),

@@ -232,7 +232,7 @@ fn the_ring_answers_after_it_was_idle_and_from_many_threads() {
 }
 
 #[test]
-fn faults_on_the_ring_are_told_one_by_one() {
+fn faults_on_the_ring_are_reported_one_by_one() {
     let medium = ring_medium();
     let engine = open_ring(config(4), &medium);
     assert!(all_good(&write(&engine, &[(0, 0), (1, 1), (2, 2)])));

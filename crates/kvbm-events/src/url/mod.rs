@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_url_is_said() {
+    fn what_is_no_url_is_reported() {
         assert!(error("127.0.0.1:4222").contains("it has no scheme"), "{}", error("127.0.0.1:4222"));
         assert!(error("kafka://host:1").contains("known are nats"));
         #[cfg(not(feature = "nats"))]

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn core_and_streams_are_told_apart() {
+    fn core_and_streams_are_distinguished() {
         let core = read("nats://127.0.0.1:4222").unwrap();
         assert_eq!((core.url.as_str(), core.subject.as_str()), ("nats://127.0.0.1:4222", "kvbm.events"));
         assert!(core.stream.is_none() && !core.require_tls && core.login == Login::None);

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_bit_by_bit_adds_up_and_the_oldest_goes() {
+    fn what_is_published_bit_by_bit_adds_up_and_the_oldest_goes() {
         let blocks = EngineBlocks::new(2);
         let [a, b, c] = [1, 2, 3].map(|byte| SequenceHash::from_bytes([byte; 16]));
         let named = EngineBlock { hash: Some(EngineHash::Uint(7)), ..EngineBlock::default() };

@@ -45,7 +45,7 @@ pub struct Publishing {
     kind: String,
     numbers: bool,
     snapshots: Option<Box<dyn SnapshotSource + Send>>,
-    said: HashMap<Key, Said>,
+    published: HashMap<Key, PublishedBlock>,
     places: Places,
     next: HashMap<u16, u64>,
     stats: Arc<Mutex<PublishingStats>>,
@@ -56,7 +56,7 @@ type Key = (GroupId, SequenceHash);
 /// Followers know tiers alone. So a block stays published on a tier as long as any place of that
 /// tier has it: the pool, or one of several volumes.
 #[derive(Debug)]
-struct Said {
+struct PublishedBlock {
     name: EngineHash,
     holders: Holders,
 }
@@ -76,7 +76,7 @@ impl Publishing {
             kind: FULL_ATTENTION.into(),
             numbers: false,
             snapshots: None,
-            said: HashMap::new(),
+            published: HashMap::new(),
             places: Places::default(),
             next: HashMap::new(),
             stats: Arc::default(),
@@ -149,7 +149,10 @@ impl Publishing {
     /// Removes what `shard` has published, except for what is `there`.
     fn remove_of(&mut self, shard: u16, there: &HashSet<(Key, PlaceNumber)>, out: &mut EventGatherer) {
         let places = &self.places;
-        let held = self.said.iter().flat_map(|(key, said)| said.holders.iter().map(|place| (*key, place)));
+        let held = self
+            .published
+            .iter()
+            .flat_map(|(key, published)| published.holders.iter().map(|place| (*key, place)));
         let gone = held.filter(|held| places.shard(held.1) == shard && !there.contains(held));
         for (key, place) in gone.collect::<Vec<_>>() {
             self.remove(key, place, out);
@@ -171,14 +174,14 @@ impl Publishing {
             return;
         }
         // Nothing is published if followers know it on the tier already; the holder is noted.
-        if let Some(said) = self.said.get_mut(&key(block)) {
+        if let Some(published) = self.published.get_mut(&key(block)) {
             let place = self.places.find(shard, block.location);
-            if place.is_some_and(|place| said.holders.iter().any(|holder| holder == place)) {
+            if place.is_some_and(|place| published.holders.iter().any(|holder| holder == place)) {
                 return;
             }
-            let is_told = said.holders.iter().any(|holder| self.places.tier(holder) == tier);
-            if is_told {
-                said.holders.add(self.places.take(shard, block.location));
+            let is_published = published.holders.iter().any(|holder| self.places.tier(holder) == tier);
+            if is_published {
+                published.holders.add(self.places.take(shard, block.location));
                 return;
             }
         }
@@ -186,16 +189,19 @@ impl Publishing {
         let own = self.own_name(&identity.hash);
         let name = known.hash.take().unwrap_or_else(|| own.clone());
         let place = self.places.take(shard, block.location);
-        let said = self.said.entry(key(block)).or_insert_with(|| Said { name, holders: Holders::default() });
-        said.holders.add(place);
-        let name = said.name.clone();
+        let published = self
+            .published
+            .entry(key(block))
+            .or_insert_with(|| PublishedBlock { name, holders: Holders::default() });
+        published.holders.add(place);
+        let name = published.name.clone();
         {
             let mut stats = self.stats.lock();
             stats.without_tokens += u64::from(known.token_ids.is_empty());
             stats.without_hash += u64::from(name == own);
         }
-        let parent = identity.parent.map(|parent| match self.said.get(&(identity.group, parent)) {
-            Some(said) => said.name.clone(),
+        let parent = identity.parent.map(|parent| match self.published.get(&(identity.group, parent)) {
+            Some(published) => published.name.clone(),
             None => self.engine.name(&parent).unwrap_or_else(|| self.own_name(&parent)),
         });
         out.stored(self.of(tier, identity.group, name), parent, block.block_tokens, known);
@@ -208,15 +214,15 @@ impl Publishing {
 
     /// A place has a block no longer. If it was the last one of its tier, the removal is published.
     fn remove(&mut self, key: Key, place: PlaceNumber, out: &mut EventGatherer) {
-        let Some(said) = self.said.get_mut(&key) else { return };
-        if !said.holders.remove(place) {
+        let Some(published) = self.published.get_mut(&key) else { return };
+        if !published.holders.remove(place) {
             return;
         }
         let tier = self.places.tier(place);
-        let is_there = said.holders.iter().any(|holder| self.places.tier(holder) == tier);
-        let name = (!is_there).then(|| said.name.clone());
-        if said.holders.is_empty() {
-            self.said.remove(&key);
+        let is_there = published.holders.iter().any(|holder| self.places.tier(holder) == tier);
+        let name = (!is_there).then(|| published.name.clone());
+        if published.holders.is_empty() {
+            self.published.remove(&key);
         }
         self.places.release(place);
         if let Some(name) = name {
@@ -231,16 +237,19 @@ impl Publishing {
         let EngineEvent::Stored(stored) = event else { return };
         let (Some(tier), Some(name)) = (stored.medium_tier(), stored.block_hashes.first()) else { return };
         let group = GroupId(stored.group_idx.unwrap_or(0));
-        let mut all = self.said.iter_mut();
-        let Some((key, said)) = all.find(|(key, said)| key.0 == group && said.name == *name) else { return };
-        let (key, holders) = (*key, &mut said.holders);
+        let mut all = self.published.iter_mut();
+        let Some((key, published)) = all.find(|(key, published)| key.0 == group && published.name == *name)
+        else {
+            return;
+        };
+        let (key, holders) = (*key, &mut published.holders);
         let of_tier: Vec<_> = holders.iter().filter(|place| self.places.tier(*place) == tier).collect();
         for place in of_tier {
             holders.remove(place);
             self.places.release(place);
         }
         if holders.is_empty() {
-            self.said.remove(&key);
+            self.published.remove(&key);
         }
     }
 }

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_tell_of_losses_and_new_lives() {
+    fn numbers_reveal_losses_and_new_lives() {
         let mut numbers = SequenceTracker::default();
         assert_eq!(numbers.accept(2), Continuity::Gap { missing: 0..2 }, "who comes late");
         assert_eq!(numbers.accept(3), Continuity::Next);

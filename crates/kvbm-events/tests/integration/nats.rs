@@ -149,7 +149,7 @@ fn a_stream_that_is_gone_is_created_again_and_followed_from_its_start() {
 }
 
 #[test]
-fn invariant_4_what_core_loses_with_the_server_is_told() {
+fn invariant_4_what_core_loses_with_the_server_is_reported() {
     let Some(mut server) = NatsServer::start(&[]) else { return };
     let transport = NatsTransport::connect(config(&server, "kvbm.events.loss")).unwrap();
     let (came, missing) = publish_while(transport, 20_000, |step| {
@@ -165,7 +165,7 @@ fn invariant_4_what_core_loses_with_the_server_is_told() {
 }
 
 #[test]
-fn a_late_joiner_hears_what_the_stream_kept() {
+fn a_late_joiner_receives_what_the_stream_kept() {
     let Some(server) = NatsServer::start(&[]) else { return };
     let mut config = kept(config(&server, "kvbm.events.late"), "kvbm-late");
     if let Some(stream) = &mut config.stream {
@@ -375,7 +375,7 @@ fn assert_denied<T>(what: Result<T, TransportError>, subject: &str, permission: 
 /// Mutations that make it fail: `login::connect` without its callback; `publish` that believes the
 /// first.
 #[test]
-fn a_publisher_that_may_not_publish_is_told_so_and_counts_nothing() {
+fn a_publisher_that_may_not_publish_gets_an_error_and_counts_nothing() {
     let Some(server) = denying("publish: { deny: \"kvbm.events\" }") else { return };
     let transport = Arc::new(NatsTransport::connect(as_user(&server, "kvbm.events")).unwrap());
     let payload = Payload::from(vec![7; 10]);
@@ -396,7 +396,7 @@ fn a_publisher_that_may_not_publish_is_told_so_and_counts_nothing() {
 
 /// Mutation that makes it fail: `subscription` that does not look.
 #[test]
-fn who_may_not_subscribe_answer_or_ask_is_told_so() {
+fn who_may_not_subscribe_answer_or_ask_gets_an_error() {
     let Some(server) = denying(
         "subscribe: { deny: [\"kvbm.events\", \"kvbm.events.ask.>\"] }, publish: { deny: \"kvbm.events.ask.*\" }",
     ) else {

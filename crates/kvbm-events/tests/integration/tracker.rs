@@ -17,7 +17,7 @@ fn accept(tracker: &mut Tracker, batch: EventBatch) -> Vec<Delivery> {
 }
 
 #[test]
-fn a_restart_is_told_once_and_the_old_life_is_ignored() {
+fn a_restart_is_reported_once_and_the_old_life_is_ignored() {
     let mut tracker = Tracker::default();
     assert_eq!(accept(&mut tracker, batch(1, 4, 0, 0..3)).len(), 1);
     let told = accept(&mut tracker, batch(1, 6, 0, 0..2));
@@ -157,7 +157,7 @@ fn what_is_left_of_an_old_life_changes_nothing() {
 /// Two managers with one `worker_id` by mistake.
 /// Mutation that makes it fail: a word of the followed life that does not end the silence.
 #[test]
-fn two_lives_that_speak_in_turns_are_told_and_the_higher_one_is_followed() {
+fn two_lives_that_publish_in_turns_are_reported_and_the_higher_one_is_followed() {
     let mut clocked = Clocked::new();
     clocked.heartbeat(9, 0);
     for second in 1..20 {

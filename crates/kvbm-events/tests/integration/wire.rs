@@ -112,7 +112,7 @@ fn what_a_later_revision_appends_survives() {
 }
 
 #[test]
-fn the_time_of_publishing_is_told_and_may_be_missing() {
+fn the_time_of_publishing_is_reported_and_may_be_missing() {
     let made = UNIX_EPOCH + Duration::from_micros(1_795_149_476_080_123);
     let batch = golden_batch().published_at(made);
     let bytes = wire::encode(&batch).unwrap();

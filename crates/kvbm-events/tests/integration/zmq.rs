@@ -123,7 +123,7 @@ fn other_machines_are_let_in_only_by_a_word() {
 }
 
 #[test]
-fn what_cannot_work_is_said() {
+fn what_cannot_work_is_reported() {
     let config = ZmqConfig { connect_timeout: Duration::from_millis(300), ..ZmqConfig::default() };
     let nobody = ZmqTransport::connect(config.clone(), &[ZmqAddress::new("tcp://127.0.0.1:1")]).unwrap();
     let Err(error) = nobody.messages() else { panic!("nobody listens on port 1") };
@@ -134,7 +134,7 @@ fn what_cannot_work_is_said() {
 }
 
 #[test]
-fn a_subscriber_comes_back_and_is_told_what_it_missed() {
+fn a_subscriber_comes_back_and_receives_what_it_missed() {
     let publisher = ZmqTransport::bind(ZmqConfig::default(), &anywhere()).unwrap();
     let [address] = publisher.addresses().try_into().unwrap();
     // Between the two, something that cuts every connection when it is told to.
@@ -218,7 +218,7 @@ fn engine_stores(hashes: std::ops::Range<u64>) -> Payload {
 /// Mutations that make it fail: `SequenceTracker::hear` that takes a short step back for a
 /// repetition; messages that do not say their life.
 #[test]
-fn without_a_replay_an_engine_that_starts_anew_is_believed_from_wherever_it_is_heard() {
+fn without_a_replay_an_engine_that_starts_anew_is_believed_from_wherever_it_sends() {
     for heard_from in [0, 3, 300, 500, 600] {
         let config = ZmqConfig::default();
         let address = somewhere();
@@ -250,7 +250,7 @@ fn without_a_replay_an_engine_that_starts_anew_is_believed_from_wherever_it_is_h
 }
 
 #[test]
-fn a_late_joiner_hears_the_history_if_it_wants() {
+fn a_late_joiner_receives_the_history_if_it_wants() {
     let config = ZmqConfig {
         history: InProcessConfig { queue_batches: 30, queue_bytes: 1 << 20 },
         ..ZmqConfig::default()

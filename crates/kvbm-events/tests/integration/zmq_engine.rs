@@ -210,7 +210,7 @@ impl Following {
 /// Behind a forwarder nothing of a start is seen but the numbers, and they may have passed the old
 /// ones before one is heard. Mutation that makes it fail: `fetch_of_life` without `last`.
 #[test]
-fn an_engine_that_is_past_its_old_numbers_when_it_is_heard_again_has_started_anew() {
+fn an_engine_that_is_past_its_old_numbers_when_it_sends_again_has_started_anew() {
     let engine = Engine::start();
     let mut following = Following::start(&engine);
     engine.say(0..20);
@@ -247,7 +247,7 @@ fn an_engine_that_started_anew_while_nobody_listened_is_known_by_what_it_repeats
 /// All of the first life came by a replay, and the second one is within its numbers when it is
 /// heard. Mutation that makes it fail: `Covered::has` without the digests.
 #[test]
-fn an_engine_that_is_heard_again_within_the_numbers_of_a_replay_has_started_anew() {
+fn an_engine_that_sends_again_within_the_numbers_of_a_replay_has_started_anew() {
     let engine = Engine::start();
     engine.say_unheard(0..20);
     let mut following = Following::start(&engine);

@@ -124,9 +124,9 @@ fn layout(
         if order != AxisOrder::Strided {
             return Err(field("axis order", 6));
         }
-        let told = cells.clone();
+        let copied = cells.clone();
         let layout = StridedLayout::new(config, specs.to_vec(), cells)?;
-        if layout.cells() != told {
+        if layout.cells() != copied {
             return Err(field("strides of an opaque plane", 0));
         }
         return Ok(layout.into());
@@ -151,12 +151,12 @@ fn layout(
     if layout.regions().len() != specs.len() {
         return Err(field("number of regions", specs.len() as u64));
     }
-    for (made, told) in layout.regions().iter().zip(specs) {
-        if made.bytes != told.bytes {
-            return Err(field("bytes of a region", told.bytes));
+    for (made, copied) in layout.regions().iter().zip(specs) {
+        if made.bytes != copied.bytes {
+            return Err(field("bytes of a region", copied.bytes));
         }
-        if made.alignment != told.alignment {
-            return Err(field("alignment of a region", told.alignment));
+        if made.alignment != copied.alignment {
+            return Err(field("alignment of a region", copied.alignment));
         }
     }
     Ok(layout)

@@ -102,7 +102,7 @@ fn what_differs_is_named_as_at_a_socket() {
 }
 
 #[test]
-fn only_holders_of_a_certificate_of_the_authority_meet() {
+fn only_holders_of_a_certificate_of_the_authority_connect() {
     let folder = tempfile::tempdir().unwrap();
     let (ours, other) = (Authority::new(folder.path(), "ours"), Authority::new(folder.path(), "other"));
     let good = files(&ours, ours.issue("good", |_| {}));

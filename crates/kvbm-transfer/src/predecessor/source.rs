@@ -58,10 +58,10 @@ impl OldRank {
         let rank = (folder.rank, ranks);
         let group = |(geometry, ours)| OldGroup::new(geometry, ours, rank);
         let groups = geometries.into_iter().zip(ours).map(group).collect::<Result<Vec<_>, _>>()?;
-        let said = groups.iter().map(|group| group.slot.bytes_per_block()).max().unwrap_or(0);
+        let described = groups.iter().map(|group| group.slot.bytes_per_block()).max().unwrap_or(0);
         let held = archive.block_bytes();
-        if said != held && !archive.blocks().is_empty() {
-            return Err(format!("its blocks have {held} bytes, its geometry says {said}"));
+        if described != held && !archive.blocks().is_empty() {
+            return Err(format!("its blocks have {held} bytes, its geometry says {described}"));
         }
         Ok(Self { archive, rank, groups })
     }

@@ -52,11 +52,11 @@ impl<'a> Writer<'a> {
         let done = self.done.clone();
         let names: Vec<_> = blocks.iter().map(|(slot, identity, _)| (*slot, *identity)).collect();
         let mut batch = IoBatch::new(move |outcomes: Vec<OpOutcome>| {
-            let told = names.into_iter().zip(outcomes).map(|((slot, identity), outcome)| {
+            let reported = names.into_iter().zip(outcomes).map(|((slot, identity), outcome)| {
                 let op = outcome.ok()?;
                 Some(RecoveredSlot { slot, identity, checksum: op.checksum, bytes: op.bytes })
             });
-            drop(done.send(told.collect()));
+            drop(done.send(reported.collect()));
         });
         for (slot, identity, block) in &blocks {
             batch.write_buffer(*slot, *identity, block);

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_a_reused_number_are_told_apart() {
+    fn events_of_a_reused_number_are_distinguished() {
         let mut gates = Gates::default();
         gates.wait_for_event(7, PlanId(1));
         assert_eq!(gates.event(7), EventState::Unregistered);

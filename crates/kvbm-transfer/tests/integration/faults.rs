@@ -324,7 +324,7 @@ fn a_write_that_waits_for_its_slot_is_tried_now_and_then_and_ends_with_the_worke
 
 /// Mutation that makes it fail: `renew::some` tells nobody.
 #[test]
-fn a_block_that_the_disk_gives_up_is_told() {
+fn a_block_that_the_disk_gives_up_is_reported() {
     let rig = filled(true, |_| {});
     rig.medium.inject(DiskFault::FailSync);
     rig.medium.inject(DiskFault::FailRead(slot_offset(9)));

@@ -60,7 +60,7 @@ impl Faults {
 
 impl Faults {
     /// Waits while stalled; an error if it is to fail.
-    fn meet_sync(&self) -> io::Result<()> {
+    fn apply_sync_fault(&self) -> io::Result<()> {
         let mut active = self.active.lock();
         while active.0.contains(&DiskFault::StallSync) {
             active.1 += 1;
@@ -162,7 +162,7 @@ impl BlockFile for FaultFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.faults.meet_sync()?;
+        self.faults.apply_sync_fault()?;
         self.inner.sync_data()
     }
 }

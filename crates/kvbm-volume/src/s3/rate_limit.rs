@@ -167,7 +167,7 @@ mod tests {
 
     /// Mutation that makes it fail: `send` takes its permit before it waits.
     #[test]
-    fn a_pause_that_is_too_long_is_told_at_once_though_others_have_all_permits() {
+    fn a_pause_that_is_too_long_is_reported_at_once_though_others_have_all_permits() {
         let rate_limit =
             RateLimit { client: HttpClient::new(Busy), permits: Semaphore::new(1), pause: Mutex::default() };
         let ask = || rate_limit.send(HttpRequest::new(String::new().into()));

@@ -287,7 +287,7 @@ mod tests {
 
     /// Mutation that makes it fail: `abort` does not look at what came of it.
     #[test]
-    fn an_upload_that_could_not_be_aborted_is_told_of() {
+    fn an_upload_that_could_not_be_aborted_is_reported() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let lines = captured_lines(|| {
             runtime.block_on(async {

@@ -167,7 +167,7 @@ fn answer(status: u16, code: &str) -> Answer {
 
 /// A log keeps 512 bytes of a failure, and the object's name takes a hundred.
 #[test]
-fn what_a_store_answers_is_told_with_the_way_out() {
+fn what_a_store_answers_is_reported_with_the_way_out() {
     let fake = Fake::start(Answer::Reset);
     for (said, told, way_out) in [
         (
@@ -248,7 +248,7 @@ fn a_store_that_does_not_permit_to_write_is_read() {
 }
 
 #[test]
-fn why_nobody_can_be_reached_is_told() {
+fn why_nobody_can_be_reached_is_reported() {
     let nobody = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let talker = Fake::start(Answer::Body(200, Vec::new()));
     for (endpoint, reason) in [
@@ -266,7 +266,7 @@ fn why_nobody_can_be_reached_is_told() {
 
 /// Mutation that makes it fail: `find_bucket` is not asked.
 #[test]
-fn a_bucket_that_is_not_there_is_said_at_the_opening() {
+fn a_bucket_that_is_not_there_is_reported_at_the_opening() {
     let fake = Fake::start(answer(404, "NoSuchBucket"));
     for capacity_bytes in [None, Some(1 << 20)] {
         let uri = format!("s3://bucket/p?endpoint=http://{}&anonymous=true", fake.addr);

@@ -242,7 +242,7 @@ impl Core {
     ) -> Result<KvBlockManager<G>, BuildError> {
         let events = self.start()?;
         if self.config.remote.enabled {
-            self.meet_peers(&workers, agent)?;
+            self.start_remote_memory(&workers, agent)?;
         }
         let (admin, metrics_server) = (self.administer()?, self.serve_metrics()?);
         let Self { config, namespace, hasher, leader, .. } = self;
@@ -251,7 +251,11 @@ impl Core {
 
     /// Takes part in remote memory.
     #[cfg(feature = "worker")]
-    fn meet_peers(&self, workers: &Workers, agent: RemoteAgentGiven) -> Result<(), RemoteStartError> {
+    fn start_remote_memory(
+        &self,
+        workers: &Workers,
+        agent: RemoteAgentGiven,
+    ) -> Result<(), RemoteStartError> {
         let peers = remote::start(
             &Ours {
                 config: &self.config,

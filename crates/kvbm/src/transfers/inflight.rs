@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_that_may_have_left_bytes_is_told_rather_than_one_that_did_not() {
+    fn a_failure_that_may_have_left_bytes_is_reported_rather_than_one_that_did_not() {
         use FailureKind::{Cancelled, Corrupt, Deadline, Full, Io, PathBusy, Predecessor};
         for (kinds, expected) in [
             ([Full, Deadline], Deadline),

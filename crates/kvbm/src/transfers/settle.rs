@@ -2,7 +2,7 @@
 
 use super::transfer::{Parts, Transfer, Unsettled};
 use super::{Destination, Move, Outcome, Purpose, Transfers};
-use crate::error::{BlockFailure, condemns_source, lost, tells_of_both_ends};
+use crate::error::{BlockFailure, concerns_both_ends, condemns_source, lost};
 use crate::metrics::DropReason;
 use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, Path, SequenceHash, Tier};
 use kvbm_pool::{AnyArrivals, ArrivalOutcome, Losses, Lost, Pinned, TierMask};
@@ -22,14 +22,14 @@ impl Transfers {
         let joinable = Joinable { transfers: self, transfer };
         if let Some(check) = check {
             for (index, failure) in failures.iter_mut().enumerate().skip(kept) {
-                if tells_of_both_ends(failure.as_ref())
+                if concerns_both_ends(failure.as_ref())
                     && let Some(changed) = check(index)
                 {
                     *failure = Some(changed);
                 }
             }
         }
-        self.tell_history(transfer, &mut failures);
+        self.add_history(transfer, &mut failures);
         self.quarantine_sources(transfer, &failures, losses);
         self.slots.drop_missing(missing_on_disk(&transfer.moves, &failures));
         if let Some(volume) = &transfer.volume {
@@ -109,7 +109,7 @@ impl Transfers {
         let to = transfer.to;
         for (block, failure) in transfer.moves.iter().zip(failures).skip(kept) {
             let tier = [block.from, to].into_iter().find(|&tier| tiers.contains(tier));
-            if let (true, Some(tier)) = (tells_of_both_ends(failure.as_ref()), tier) {
+            if let (true, Some(tier)) = (concerns_both_ends(failure.as_ref()), tier) {
                 self.metrics.path(Path::new(block.from, to)).failures(FailureKind::Lost).add(1);
                 *failure = Some(lost(Lost { tier }, "while the block was on its way"));
             }
@@ -146,7 +146,7 @@ impl Transfers {
     }
 
     /// Remembers the copies. An audit that found wrong bytes gets the story of the block instead.
-    fn tell_history(&self, transfer: &Transfer, failures: &mut [Option<Failure>]) {
+    fn add_history(&self, transfer: &Transfer, failures: &mut [Option<Failure>]) {
         let now = kvbm_plan::clock::now();
         if transfer.compare.is_none() {
             return self.history.add(&transfer.moves, transfer.to, failures, now);

@@ -192,7 +192,7 @@ mod tests {
     /// Mutation that makes it fail: `reclaim` does not ask whether the volume is limited.
     #[cfg(feature = "worker")]
     #[test]
-    fn a_store_without_room_whose_capacity_nobody_said_keeps_what_it_holds() {
+    fn a_store_without_room_whose_capacity_nobody_gave_keeps_what_it_holds() {
         use super::super::test_manager::{self, VOLUME, block};
 
         let (manager, sent) = test_manager::manager();

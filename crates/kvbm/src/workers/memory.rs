@@ -217,7 +217,7 @@ fn shared_memory(
         None => {
             let node = config.node.numa_nodes.of(usize::from(rank.0));
             let memory = SharedStorage::create(all.total_bytes(), huge_pages, node).map_err(wrong)?;
-            tell_placement(rank, node, memory.placement());
+            log_placement(rank, node, memory.placement());
             Arc::new(memory)
         }
     };
@@ -238,7 +238,7 @@ fn shared_memory(
 }
 
 /// Whether the memory is on the wanted NUMA node.
-fn tell_placement(rank: Rank, wanted: Option<u32>, placement: &NumaPlacement) {
+fn log_placement(rank: Rank, wanted: Option<u32>, placement: &NumaPlacement) {
     let Some(wanted) = wanted else { return };
     match placement {
         NumaPlacement::Preferred(node) => {
@@ -462,7 +462,7 @@ fn host_memory(
     let device = device.filter(|_| config.host.pinned);
     let bound = if let Some(device) = device.map(Arc::clone) {
         let fallback = PinFallback::Unpinned;
-        let allocator = PinnedAllocator { device, huge_pages, fallback, progress: tell_pinned };
+        let allocator = PinnedAllocator { device, huge_pages, fallback, progress: log_pinned };
         in_one_memory(layouts, Tier::G2, &allocator)?
     } else {
         in_one_memory(layouts, Tier::G2, &SystemAllocator { huge_pages })?
@@ -524,7 +524,7 @@ fn populate(
 }
 
 /// Page-locking gigabytes takes seconds: the log shows each tenth that is done.
-fn tell_pinned(done: u64, total: u64) {
+fn log_pinned(done: u64, total: u64) {
     const STEP: u64 = 256 << 20;
     if done == total || done % (total / 10).max(STEP) < STEP {
         tracing::info!(target: "kvbm", done, total, "host memory is being page-locked");

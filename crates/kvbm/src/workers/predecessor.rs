@@ -395,7 +395,7 @@ mod tests {
     use super::ranks_of;
 
     #[test]
-    fn folders_of_ranks_are_told_from_others() {
+    fn folders_of_ranks_are_distinguished_from_others() {
         assert_eq!(ranks_of("rank-3-of-4"), Some(4));
         for other in [
             "rank-4-of-4",

@@ -405,7 +405,7 @@ fn slow_and_many_clients_hold_nobody_up_for_long() {
 }
 
 #[test]
-fn what_cannot_be_served_is_said_at_the_start() {
+fn what_cannot_be_served_is_reported_at_the_start() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("admin.sock");
     let build = |change: &dyn Fn(&mut kvbm::config::Config)| {

@@ -98,7 +98,7 @@ fn a_router_learns_chains_tokens_and_media() {
 
 /// `AllBlocksCleared` would take along what the engine has told of its own memory.
 #[test]
-fn after_a_loss_the_difference_is_told_block_by_block() {
+fn after_a_loss_the_difference_is_published_block_by_block() {
     let (manager, _router, mut messages) = pair(8);
     drop(fill(&manager, &tokens(&manager, 1000, 2), 0));
     assert!(manager.wait_offloads(crate::support::soon()));

@@ -105,7 +105,7 @@ const ON_HOST: &[u8] = include_bytes!("../../../kvbm-events/tests/golden/vllm/cp
 ///
 /// Mutation that makes it fail: `commit` that notes the tokens over what was described.
 #[test]
-fn stored_blocks_are_told_byte_for_byte_as_vllm_does() {
+fn stored_blocks_are_published_byte_for_byte_as_vllm_does() {
     for captured in [CHAIN_OF_4, CHAIN_OF_8] {
         for by_tokens in [false, true] {
             let (manager, _router, mut messages) = owned(16, "");
@@ -189,7 +189,7 @@ fn what_an_engine_offloads_is_told_on_its_medium_and_never_its_own_memory() {
 /// Mutation that makes it fail: `Publishing` that writes `AllBlocksCleared` for what a clearing
 /// leaves.
 #[test]
-fn clearing_a_tier_is_told_block_by_block_and_other_tiers_stay() {
+fn clearing_a_tier_is_published_block_by_block_and_other_tiers_stay() {
     let (manager, _router, mut messages) = heard("&rank=3&kind=mla_attention", |url| {
         let builder = KvBlockManager::<Owned>::builder().model(model()).namespace(namespace());
         let builder = builder.device(Blocks(8)).host(Blocks(16)).configure(|config| {
@@ -229,7 +229,7 @@ fn clearing_a_tier_is_told_block_by_block_and_other_tiers_stay() {
 }
 
 #[test]
-fn what_nobody_described_is_told_by_our_hash_and_counted() {
+fn what_nobody_described_is_named_by_our_hash_and_counted() {
     let (manager, _router, mut messages) = owned(16, "");
     let prompt: Vec<u32> = (0..64).collect();
     let sequence = manager.sequence(&prompt, b"").unwrap();

@@ -74,7 +74,7 @@ fn who_would_rather_wait_than_lose_events_loses_none() {
 }
 
 #[test]
-fn what_no_transport_of_this_build_can_do_is_said_when_the_manager_is_built() {
+fn what_no_transport_of_this_build_can_do_is_reported_when_the_manager_is_built() {
     let build = |url: &str| {
         let builder = KvBlockManager::<Owned>::builder()
             .model(crate::support::model())
@@ -141,7 +141,7 @@ fn a_follower_over_zmq_comes_to_what_the_tiers_hold() {
 
 #[cfg(feature = "zmq")]
 #[test]
-fn a_port_that_the_system_chose_is_told_and_followed() {
+fn a_port_that_the_system_chose_is_reported_and_followed() {
     use kvbm::events_plane::{EventUrl, Subscriber, url::EventRole};
     let manager = books([16, 32, 0], |config| {
         config.events.url = Some(Secret::new("zmq+tcp://127.0.0.1:*?replay=*"));

@@ -399,7 +399,7 @@ fn a_capacity_is_kept_and_only_what_is_known_is_found_without_asking() {
 }
 
 #[test]
-fn the_world_is_told_what_is_on_the_volume() {
+fn events_say_what_is_on_the_volume() {
     use kvbm::events_plane::{Delivery, EventKind};
     let store = Store::new();
     let first = manager(&store, [4, 8], |_| {});

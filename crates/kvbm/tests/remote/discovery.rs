@@ -18,7 +18,7 @@ fn at(server: &NatsServer) -> impl Fn(&mut Config) + use<> {
 }
 
 #[test]
-fn nodes_meet_on_a_server_and_part() {
+fn nodes_find_each_other_on_a_server_and_leave() {
     let Some(mut server) = NatsServer::start(&[]) else { return };
     let world = World::new();
     let there = at(&server);

@@ -176,7 +176,7 @@ fn nodes_that_come_and_go_are_noticed() {
 type Change = fn(&mut Config);
 
 #[test]
-fn what_cannot_be_is_said() {
+fn what_cannot_be_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let build = |configure: &dyn Fn(&mut Config)| {
         KvBlockManager::<Owned>::builder()

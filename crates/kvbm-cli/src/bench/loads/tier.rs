@@ -48,7 +48,7 @@ impl SlowDisk {
                         // It takes whatever it took when the command came.
                         let _taken = answers.send(Lane::Bulk, &command);
                     }
-                    Next::Late(plan) => tell_late(&plan, rank, &sink),
+                    Next::Late(plan) => report_late(&plan, rank, &sink),
                     Next::Over => return,
                 }
             }
@@ -108,7 +108,7 @@ impl SlowDisk {
     }
 }
 
-fn tell_late(plan: &TransferPlan, rank: Rank, sink: &MessageSink) {
+fn report_late(plan: &TransferPlan, rank: Rank, sink: &MessageSink) {
     let failure = Failure::new(FailureKind::Deadline, "the modelled disk did not answer in time");
     let report = TransferReport {
         plan_id: plan.plan_id,

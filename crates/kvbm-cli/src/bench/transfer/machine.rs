@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_said_with_the_way_out() {
+    fn what_does_not_fit_is_reported_with_the_way_out() {
         let error = expect_memory(u64::MAX).unwrap_err().to_string();
         assert!(error.contains("lower --set"), "{error}");
         let error = expect_space(Path::new("."), 1 << 60).unwrap_err().to_string();

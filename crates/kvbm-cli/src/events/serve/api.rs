@@ -244,7 +244,7 @@ mod tests {
 
     /// Follows a manager that was there before: its blocks come by a snapshot.
     #[test]
-    fn who_comes_late_is_told_what_is_there() {
+    fn a_late_subscriber_receives_what_is_there() {
         let model = ModelConfig { num_layers: 1, num_kv_heads: 1, head_dim: 16, ..ModelConfig::default() };
         let manager = KvBlockManager::<kvbm::Owned>::builder()
             .model(model)
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_wrongly_is_told_how() {
+    fn wrong_requests_get_an_error_with_the_way_out() {
         let transport = std::sync::Arc::new(kvbm::events_plane::InProcessTransport::default());
         let subscriber = Subscriber::new(transport.subscribe().unwrap());
         let index = Index::new(subscriber, transport, KvIndex::default(), Duration::ZERO);

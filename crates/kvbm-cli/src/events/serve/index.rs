@@ -212,7 +212,7 @@ mod tests {
     use kvbm::plan::Epoch;
 
     #[test]
-    fn batches_that_are_ignored_are_told_while_they_come() {
+    fn batches_that_are_ignored_are_reported_while_they_come() {
         let transport = Arc::new(InProcessTransport::default());
         let subscriber = Subscriber::with_tracker(transport.subscribe().unwrap(), Tracker::new(1));
         let index = Index::new(subscriber, transport.clone(), KvIndex::default(), Duration::ZERO);

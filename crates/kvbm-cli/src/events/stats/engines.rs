@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_losses_lag_and_lives_are_told_for_each_engine() {
+    fn rates_losses_lag_and_lives_are_reported_for_each_engine() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut counts = Counts::new(&["tcp://a:1".into(), "tcp://b:1".into()], start);

@@ -193,7 +193,7 @@ mod tests {
     use kvbm::plan::Epoch;
 
     #[test]
-    fn rates_losses_and_silence_are_told_for_each_source() {
+    fn rates_losses_and_silence_are_reported_for_each_source() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut stats = Stats::new(InProcessTransport::default().subscribe().unwrap(), start);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn the_age_of_the_oldest_batch_of_an_interval_is_told() {
+    fn the_age_of_the_oldest_batch_of_an_interval_is_reported() {
         let start = Instant::now();
         let mut stats = Stats::new(InProcessTransport::default().subscribe().unwrap(), start);
         let mut publish = |source, age: Option<Duration>| {
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn two_processes_of_one_name_are_told_and_a_lower_life_that_goes_on_alone_is_followed() {
+    fn two_processes_of_one_name_are_reported_and_a_lower_life_that_goes_on_alone_is_followed() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut stats = Stats::new(InProcessTransport::default().subscribe().unwrap(), start);

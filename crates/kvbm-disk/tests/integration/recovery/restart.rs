@@ -184,7 +184,7 @@ fn what_an_opening_changes_is_committed_and_so_is_what_comes_after_it() {
 /// Mutation that makes it fail: `Table::refute` never takes a slot for unproven, or always; or
 /// `open` keeps the mark.
 #[test]
-fn slots_cut_short_by_a_crash_are_told_from_bad_ones() {
+fn slots_cut_short_by_a_crash_are_distinguished_from_bad_ones() {
     let medium = SimMedium::new();
     let (engine, recovered) = open(lazy_config(3), &medium);
     assert!(recovered.clean);

@@ -50,7 +50,7 @@ type Break = fn(&mut TransferPlan);
 
 /// Mutation that makes it fail: layer ranges are let through to disk paths.
 #[test]
-fn invariant_7_what_a_worker_cannot_do_is_said_at_once() {
+fn invariant_7_what_a_worker_cannot_do_is_reported_at_once() {
     let mut bench = Bench::new();
     let broken: [(&str, Break); 8] = [
         ("g1_g4", |plan| plan.dst = Endpoint::Volume(VolumeId(4))),

@@ -153,7 +153,7 @@ fn nothing_comes_to_a_volume_that_was_unregistered() {
 }
 
 #[test]
-fn assumptions_are_told_when_they_proved_true() {
+fn assumptions_are_reported_when_they_proved_true() {
     let (mut index, log) = index(10, 2);
     let published = || {
         let mut published = Vec::new();

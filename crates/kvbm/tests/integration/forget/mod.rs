@@ -113,7 +113,7 @@ fn what_left_the_disk_is_gone_too(model: &ModelConfig) -> usize {
 /// A rank that is away hears of it when its worker starts again, before anything else is sent to
 /// its disk.
 #[test]
-fn a_rank_that_was_away_is_told_what_was_forgotten() {
+fn a_rank_that_was_away_receives_what_was_forgotten() {
     let ranks = Ranks::new(2);
     let manager = ranks.manager([16, 16, 16], |config| config.offload.g2_g3.write_through = true);
     let tag = kvbm::plan::NamespaceId::from(manager.namespace().tag());
@@ -241,7 +241,7 @@ fn what_has_come_back_while_its_first_copy_was_on_its_way_leaves_nothing_in_the_
 
 /// It may have written the block whole, and not have heard that it is nobody's.
 #[test]
-fn a_rank_that_cannot_be_told_that_what_was_on_its_way_is_forgotten_is_told_when_it_starts_again() {
+fn a_rank_that_missed_a_removal_gets_it_when_it_starts_again() {
     for mode in [Mode::Dead, Mode::Silent] {
         let ranks = Ranks::new(2);
         let manager = ranks.manager([16, 16, 16], |config| config.offload.g2_g3.write_through = true);

@@ -152,7 +152,7 @@ fn what_came_after_a_removal_that_a_rank_refused_stays() {
 /// The same where blocks are encrypted: the data key that is to be destroyed has encrypted the new
 /// blocks too. Mutation that makes it fail: unused slots are named then.
 #[test]
-fn an_encrypted_disk_that_refused_a_removal_is_told_again_to_destroy_the_key() {
+fn an_encrypted_disk_that_refused_a_removal_is_asked_again_to_destroy_the_key() {
     let ranks = Ranks::new(2);
     let manager = ranks.manager([16, 16, 16], |config| {
         config.offload.g2_g3.write_through = true;
