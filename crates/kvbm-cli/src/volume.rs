@@ -35,10 +35,23 @@ pub struct RotateArgs {
     pub namespace: Option<NamespaceId>,
 }
 
+/// What the file and the `KVBM_*` variables say. Beside a named deployment it need not be complete:
+/// a connector's file has no model and no namespace.
+fn configuration(args: &RotateArgs) -> Result<Config> {
+    if args.deployment.is_none() {
+        return Ok(Config::load(Some(&args.config))?);
+    }
+    let name = args.config.display().to_string();
+    let text = std::fs::read_to_string(&args.config).with_context(|| format!("{name} cannot be read"))?;
+    let mut config = Config::from_toml(&text, &name)?;
+    config.apply_variables(std::env::vars_os())?;
+    Ok(config)
+}
+
 /// Does it.
 pub fn run(command: &VolumeCommand) -> Result<()> {
     let VolumeCommand::Rotate(args) = command;
-    let config = Config::load(Some(&args.config))?;
+    let config = configuration(args)?;
     ensure!(
         config.volumes.encrypt && !config.volume.is_empty(),
         "{}: no volume is encrypted: set volumes.encrypt, and volume.uri",

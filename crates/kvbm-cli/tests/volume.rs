@@ -98,6 +98,12 @@ fn a_deployment_without_keys_is_an_error_and_nothing_is_written() {
     // An engine's connector makes a namespace that the configuration does not have.
     opened(dir.path(), OTHER_DEPLOYMENT).put_one(&object(OTHER_DEPLOYMENT, 1), &[1; 512], soon()).unwrap();
     assert!(!rotate(dir.path(), &[]).0);
+    // Nor has the configuration of a connector a model.
+    let file = dir.path().join("kvbm.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, &text[text.find("[host]").unwrap()..]).unwrap();
+    let (is_good, text) = rotate(dir.path(), &[]);
+    assert!(!is_good && text.contains("model.num_layers is not set"), "{text}");
     let other = OTHER_DEPLOYMENT.to_string();
     let (is_good, text) = rotate(dir.path(), &["--deployment", &other]);
     assert!(is_good && text.contains("1 data keys were made"), "{text}");

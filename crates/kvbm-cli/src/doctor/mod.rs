@@ -102,8 +102,7 @@ pub fn examine(args: &DoctorArgs) -> Report {
 const CONFIGURATION: &str = "configuration";
 
 /// The configuration that is looked at, and how it was found where a file names one, with what it
-/// protects. Its volumes
-/// are joined by those that are named.
+/// protects. Its volumes are joined by those that are named.
 fn configured(args: &DoctorArgs) -> (Vec<Finding>, Config) {
     let (findings, mut config) = match args.config.as_deref().map(|path| (path, Config::load(Some(path)))) {
         None => (Vec::new(), Config::default()),
