@@ -23,23 +23,11 @@ from typing import Any
 import numpy as np
 import pytest
 from kvbm_rs import ConfigInvalid, KvbmError
+from numpy_tensor import Tensor as Tensor
 
 BLOCKS, SIZE = 32, 4
 
 _MODULE = "tensorrt_llm._torch.pyexecutor.kv_cache_connector"
-
-
-class Tensor(np.ndarray[Any, Any]):
-    """A numpy array with what the connector reads of a torch tensor."""
-
-    def data_ptr(self) -> int:
-        return int(self.ctypes.data)
-
-    def element_size(self) -> int:
-        return self.itemsize
-
-    def stride(self) -> tuple[int, ...]:
-        return tuple(step // self.itemsize for step in self.strides)
 
 
 @dataclass

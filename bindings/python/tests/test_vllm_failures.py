@@ -63,14 +63,20 @@ def test_a_synchronous_load_whose_blocks_are_not_known_spoils_the_step(vllm: Any
     engine.close()
 
 
-def test_one_load_that_fails_hides_no_other(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def two_matches(engine: Engine) -> tuple[Request, Request]:
+    """Two requests, each of which is promised the blocks of an earlier one."""
     other = list(range(40, 57))
     engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
     engine.compute(Request("x", other), [6, 7, 8, 9, 10])
     first, second = Request("b", PROMPT), Request("y", other)
     assert engine.match(first) == (16, True) and engine.match(second) == (16, True)
+    return first, second
+
+
+def test_one_load_that_fails_hides_no_other(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = two_matches(engine)
     engine.scheduler.update_state_after_alloc(first, SimpleNamespace(get_block_ids=broken), 16)
     engine.allocated(second, [21, 22, 23, 24, 25], 16)
     monkeypatch.setattr(type(engine.manager), "abandon", broken)
@@ -89,11 +95,7 @@ def test_loads_of_a_step_wait_together_for_their_blocks(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each wait has a deadline of a second, and the engine's thread waits."""
-    other = list(range(40, 57))
-    engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
-    engine.compute(Request("x", other), [6, 7, 8, 9, 10])
-    first, second = Request("b", PROMPT), Request("y", other)
-    assert engine.match(first) == (16, True) and engine.match(second) == (16, True)
+    first, second = two_matches(engine)
     engine.allocated(first, [11, 12, 13, 14, 15], 16)
     engine.allocated(second, [21, 22, 23, 24, 25], 16)
     waits: list[list[int]] = []

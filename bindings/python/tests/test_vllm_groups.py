@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vllm_stand_in import BLOCKS, PROMPT, SIZE, Request, Tensor, stand_in, tensor
+from vllm_stand_in import BLOCKS, PROMPT, SIZE, Request, Tensor, tensor
+from vllm_stand_in import vllm as vllm  # a fixture
 
 WINDOW, FULL, STATE = range(3)
 #: Bytes of a state, less than a page.
@@ -43,14 +44,6 @@ def three_groups() -> list[Any]:
         group(spec("FullAttentionSpec"), ["f0", "f1"]),
         group(state(), ["s0"]),
     ]
-
-
-@pytest.fixture(scope="module")
-def vllm() -> Iterator[Any]:
-    vllm = stand_in()
-    missing, vllm.compat.missing = vllm.compat.missing, lambda used=None: []
-    yield vllm
-    vllm.compat.missing = missing
 
 
 class Rank:
