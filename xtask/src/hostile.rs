@@ -82,7 +82,7 @@ fn hostile(workspace: &Workspace, options: &Options) -> anyhow::Result<(Value, V
     println!("strangers for {} s, {} streams a second at each socket", options.seconds, options.rate);
     let Options { seconds, rate, seed, .. } = *options;
     let arguments = [("--seconds", seconds), ("--rate", rate), ("--seed", seed), ("--pause-ms", 20)];
-    let (ended_well, report) = programs.run("hostile", &arguments, &[])?;
+    let (ended_well, report) = programs.run("hostile", &arguments)?;
     let mut wrong = judge(&report, options);
     if !ended_well {
         wrong.push("the honest engine: see above".to_owned());

@@ -37,19 +37,13 @@ impl NodePrograms {
     }
 
     /// Runs `node ROLE` with these arguments: whether it ended well, and its report, which is the
-    /// last line that it prints. All its processes have the variables of `environment`.
-    pub(crate) fn run(
-        &self,
-        role: &str,
-        arguments: &[(&str, u64)],
-        environment: &[(&str, &str)],
-    ) -> anyhow::Result<(bool, Value)> {
+    /// last line that it prints.
+    pub(crate) fn run(&self, role: &str, arguments: &[(&str, u64)]) -> anyhow::Result<(bool, Value)> {
         let mut command = Command::new(&self.node);
         command.arg(role).arg("--dir").arg(self.dir.join("work")).arg("--program").arg(&self.kvbm);
         for (name, value) in arguments {
             command.arg(name).arg(value.to_string());
         }
-        command.envs(environment.iter().copied());
         let output = command.stderr(Stdio::inherit()).output();
         let output = output.with_context(|| format!("cannot run {}", self.node.display()))?;
         let stdout = String::from_utf8_lossy(&output.stdout);

@@ -72,7 +72,7 @@ fn node_test(workspace: &Workspace, options: &Options) -> anyhow::Result<(bool, 
     let programs = NodePrograms::build(workspace, "node-test")?;
     let Options { rounds, take_overs, seed, .. } = *options;
     println!("node test, {rounds} rounds, {take_overs} take-overs");
-    programs.run("test", &[("--rounds", rounds), ("--take-overs", take_overs), ("--seed", seed)], &[])
+    programs.run("test", &[("--rounds", rounds), ("--take-overs", take_overs), ("--seed", seed)])
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -18,6 +18,8 @@ use crate::{interrupt, log_lines, notify};
 
 /// How often the daemon looks whether it was asked to stop.
 const TICK: Duration = Duration::from_millis(50);
+/// How often the daemon returns the free memory of its heap to the system.
+const HEAP_INTERVAL: Duration = Duration::from_secs(60);
 /// Time to save what only memory has, once the daemon was asked to stop.
 const STOP_TIME: Duration = Duration::from_secs(30);
 
@@ -100,10 +102,15 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let (stop, ended) = (server.stopper(), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            let mut heap_returned = Instant::now();
             while !interrupt::asked() && !ended.load(Ordering::Acquire) {
                 std::thread::sleep(TICK);
                 // Brings the gauges up to date for whoever scrapes them.
                 server.manager().metrics();
+                if heap_returned.elapsed() > HEAP_INTERVAL {
+                    kvbm::storage::release_free_heap();
+                    heap_returned = Instant::now();
+                }
             }
             notify::notify_service_manager("STOPPING=1");
             stop();

@@ -17,10 +17,6 @@ use std::path::PathBuf;
 /// Largest change that is flat, as a share.
 const FLAT: f64 = 0.02;
 
-/// glibc has 8 heaps (arenas) a core, and each keeps free memory that it once held. With 50 threads
-/// their growth would hide a leak for hours; that of two heaps ends sooner.
-const ENVIRONMENT: &[(&str, &str)] = &[("MALLOC_ARENA_MAX", "2")];
-
 /// How long, with which accidents, and where the reports go.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Options {
@@ -62,11 +58,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
     let programs = NodePrograms::build(&Workspace::load()?, "soak")?;
     let seconds = (options.hours * 3600.0) as u64;
     println!("soak for {seconds} s, seed {}", options.seed);
-    let (ended_well, found) = programs.run(
-        "soak",
-        &[("--seconds", seconds), ("--seed", options.seed), ("--pause-ms", 20)],
-        ENVIRONMENT,
-    )?;
+    let (ended_well, found) =
+        programs.run("soak", &[("--seconds", seconds), ("--seed", options.seed), ("--pause-ms", 20)])?;
     let trends = report::trends(&found["series"]);
     let is_flat = !trends.is_empty() && trends.iter().all(|trend| trend.is_flat(FLAT));
     write(options, &found, &trends)?;

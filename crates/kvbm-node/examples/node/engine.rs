@@ -4,7 +4,7 @@ use crate::support::{blocks, sequence};
 use crate::{BLOCKS, Options, RANKS, Random, SEQUENCES, support};
 use kvbm::Rank;
 use kvbm::device::Event;
-use kvbm::storage::{BoundLayout, SystemAllocator};
+use kvbm::storage::{BoundLayout, SystemAllocator, release_free_heap};
 use kvbm_node::{EngineTerms, MoverMemory, NodeEngine};
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -14,6 +14,8 @@ const G1_BLOCKS: u32 = 64;
 /// No call, and no load, takes longer while daemon and engine run: a stopped daemon is given up
 /// after three seconds of silence.
 const DEADLINE: Duration = Duration::from_secs(20);
+/// Requests between two calls that return free memory to the system.
+const REQUESTS_BETWEEN_TRIMS: u64 = 256;
 
 pub(crate) fn run(options: &Options) {
     let config = crate::config();
@@ -24,6 +26,10 @@ pub(crate) fn run(options: &Options) {
     say(&format!("found {found}"));
     let mut random = Random(options.seed);
     for request in 0_u64.. {
+        // Samples of this process count memory in use, not what glibc keeps.
+        if request % REQUESTS_BETWEEN_TRIMS == 0 {
+            release_free_heap();
+        }
         let tokens = &sequences[random.below(u64::from(SEQUENCES)) as usize];
         let first = (random.below(u64::from(G1_BLOCKS) / BLOCKS as u64) * BLOCKS as u64) as u32;
         let ids: Vec<u32> = (first..first + BLOCKS as u32).collect();
