@@ -23,14 +23,13 @@ pub fn release_free_heap() -> bool {
 mod tests {
     use super::*;
 
-    fn anonymous_kib() -> u64 {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
-        line.split_whitespace().next().unwrap().parse().unwrap()
-    }
-
     #[test]
     fn freed_memory_below_a_living_chunk_goes_back_to_the_system() {
+        let anonymous_kib = || -> u64 {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+            line.split_whitespace().next().unwrap().parse().unwrap()
+        };
         let mut chunks: Vec<_> = (0..4096).map(|at| vec![at as u8; 16 << 10]).collect();
         let last = chunks.pop();
         let full = anonymous_kib();
