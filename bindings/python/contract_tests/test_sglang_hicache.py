@@ -337,7 +337,7 @@ def test_threads_share_a_store_and_memory_is_bounded(tmp_path: Path) -> None:
     storage.close()
 
 
-def test_ranks_and_models_do_not_meet(tmp_path: Path) -> None:
+def test_ranks_and_models_share_no_pages(tmp_path: Path) -> None:
     names = keys(2)
     pools = [host_pool("page_first") for _ in range(2)]
     ranks = [

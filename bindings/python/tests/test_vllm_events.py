@@ -78,7 +78,7 @@ def follow(manager: KvBlockManager) -> tuple[CacheEvents, Feed]:
     return events, feed
 
 
-def test_a_gap_takes_back_what_is_gone_and_tells_what_is_new(manager: KvBlockManager) -> None:
+def test_a_gap_removes_what_is_gone_and_stores_what_is_new(manager: KvBlockManager) -> None:
     events, feed = follow(manager)
     first, second = Prompt(manager, "a", 3), Prompt(manager, "b", 2)
     first.store(manager, events)
@@ -98,7 +98,7 @@ def test_a_gap_takes_back_what_is_gone_and_tells_what_is_new(manager: KvBlockMan
     assert sorted(events.take()) == [("removed", name, "CPU") for name in second.names]
 
 
-def test_events_that_were_on_their_way_are_not_told_twice(manager: KvBlockManager) -> None:
+def test_events_that_were_on_their_way_are_not_published_twice(manager: KvBlockManager) -> None:
     events, feed = follow(manager)
     prompt = Prompt(manager, "a", 3)
     prompt.store(manager, events)
@@ -113,7 +113,7 @@ def test_events_that_were_on_their_way_are_not_told_twice(manager: KvBlockManage
     assert events.take() == []
 
 
-def test_a_block_on_disk_stays_told_until_its_last_copy_goes(
+def test_a_block_on_disk_stays_stored_until_its_last_copy_goes(
     engine: FakeEngine, tmp_path: Path
 ) -> None:
     with engine.manager(tmp_path) as manager:

@@ -114,7 +114,7 @@ def test_a_file_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-def test_weights_are_told_apart(tmp_path: Path) -> None:
+def test_weights_are_distinguished(tmp_path: Path) -> None:
     assert weights_version("org/model", "abc") == "abc"
     first = tmp_path / "one"
     first.mkdir()

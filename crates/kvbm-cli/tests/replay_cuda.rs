@@ -61,7 +61,7 @@ fn what_is_missing_is_named_and_nothing_takes_its_place() {
 }
 
 #[test]
-fn the_doctor_tells_what_a_device_offers_and_what_is_missing() {
+fn the_doctor_shows_what_a_device_offers_and_what_is_missing() {
     let doctor = |driver: &Path| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvbm"));
         let output =

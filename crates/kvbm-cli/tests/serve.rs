@@ -185,7 +185,7 @@ fn an_engine_finds_its_blocks_again_whichever_side_was_gone() {
 }
 
 #[test]
-fn what_is_missing_or_taken_is_said_before_anything_is_served() {
+fn what_is_missing_or_taken_is_reported_before_anything_is_served() {
     let folder = tempfile::tempdir().unwrap();
     let file = configuration(folder.path());
     let run = |args: &[&str]| {

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_runs_where_it_is_told_to_and_others_stay() {
+    fn a_thread_runs_where_it_is_placed_and_others_stay() {
         let here = Processors::of_this_thread().expect("a mask");
         let there = std::thread::spawn({
             let first = here.first();

@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn old_and_new_devices_are_told_what_they_would_load() {
+    fn each_device_has_a_line_on_what_it_would_load() {
         for (capability, status, part) in [
             ((9, 0), Status::Ok, "sm_90"),
             ((13, 0), Status::Limited, "PTX for compute_80"),

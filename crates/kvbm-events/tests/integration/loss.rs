@@ -135,7 +135,7 @@ fn invariant_4_a_lost_tail_is_noticed_by_the_next_heartbeat() {
 }
 
 #[test]
-fn a_late_joiner_is_told_what_it_missed_and_a_resync_covers_it() {
+fn a_late_joiner_gets_what_it_missed_and_a_resync_covers_it() {
     let transport = Arc::new(Faulty::new(Vec::new()));
     let ring = Ring::new(100);
     let mut manager = EventManager::new(config(10), SOURCE, Epoch(1), Arc::clone(&transport) as _).unwrap();

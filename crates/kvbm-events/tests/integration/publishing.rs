@@ -68,7 +68,7 @@ fn blocks_of_a_chain_travel_together_with_their_tokens_and_the_engines_names() {
 ///
 /// Mutation that makes it fail: `remove_of` that takes back what other shards have told.
 #[test]
-fn a_loss_takes_back_what_its_own_stream_has_told() {
+fn a_loss_removes_what_its_own_stream_stored() {
     let mut publishing = Publishing::new(Arc::new(EngineBlocks::new(1)), &Tier::ALL).with_numbers();
     let on = |tier| {
         let mut block = block(0);
@@ -153,7 +153,7 @@ proptest! {
     /// Mutations that make it fail: `store` that notes no second holder of a tier; `remove` that
     /// tells of every one; `remove_of` and `lost` that look at tiers alone.
     #[test]
-    fn a_block_is_told_of_as_long_as_any_volume_has_it(changes in prop::collection::vec(change(), 1..60)) {
+    fn a_block_is_stored_as_long_as_any_volume_has_it(changes in prop::collection::vec(change(), 1..60)) {
         let held: Arc<Mutex<BTreeSet<(u32, usize)>>> = Arc::default();
         let next = Arc::new(Mutex::new([0u64; 2]));
         let (source, numbers) = (Arc::clone(&held), Arc::clone(&next));
@@ -213,7 +213,7 @@ proptest! {
 }
 
 #[test]
-fn what_the_engine_owns_is_not_told_and_heartbeats_say_nothing() {
+fn blocks_of_the_engine_cause_no_events_and_heartbeats_change_nothing() {
     let mut publishing = Publishing::new(Arc::new(EngineBlocks::new(1)), &[Tier::G3]);
     assert_eq!(
         events(&mut publishing, 2, (0..2).map(|n| (n, EventKind::Store(block(n as u32)))).collect()),

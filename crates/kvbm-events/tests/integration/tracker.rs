@@ -165,8 +165,8 @@ fn two_lives_that_publish_in_turns_are_reported_and_the_higher_one_is_followed()
         assert_eq!(clocked.heartbeat(3, 10 * second + 1), [], "of several the highest is told");
         assert_eq!(clocked.heartbeat(9, 10 * second + 5), []);
         let two = TwoLives { source: SourceId(1), followed: Epoch(9), ignored: Epoch(4) };
-        let is_told = clocked.two_lives(10 * second + 6) == [two];
-        assert_eq!(is_told, second > 5, "second {second}");
+        let is_published = clocked.two_lives(10 * second + 6) == [two];
+        assert_eq!(is_published, second > 5, "second {second}");
     }
     // One of them ends.
     assert_eq!(clocked.heartbeat(9, 300), []);

@@ -76,7 +76,7 @@ impl Engine {
     }
 
     /// Stores the blocks of each of `hashes`, a message each, which nobody hears; what it said.
-    fn say_unheard(&self, hashes: std::ops::Range<u64>) -> Vec<(u64, Vec<u8>)> {
+    fn send_to_nobody(&self, hashes: std::ops::Range<u64>) -> Vec<(u64, Vec<u8>)> {
         let mut said = self.said.lock().unwrap();
         let first = said.history.len() as u64;
         let messages: Vec<_> = (first..).zip(hashes.map(stores)).collect();
@@ -94,7 +94,7 @@ impl Engine {
     }
 
     fn say(&self, hashes: std::ops::Range<u64>) {
-        self.forward(&self.say_unheard(hashes));
+        self.forward(&self.send_to_nobody(hashes));
     }
 }
 
@@ -216,12 +216,12 @@ fn an_engine_that_is_past_its_old_numbers_when_it_sends_again_has_started_anew()
     engine.say(0..20);
     following.holds("the first life", 0..20);
     engine.restart();
-    engine.say_unheard(100..130);
+    engine.send_to_nobody(100..130);
     engine.say(130..140);
     following.holds("the second life", 100..140);
     assert_eq!(following.counted(), (1, 0, 0));
     // A loss within a life is none of that.
-    engine.say_unheard(140..150);
+    engine.send_to_nobody(140..150);
     engine.say(150..151);
     following.holds("what was lost", 100..151);
     assert_eq!(following.counted(), (1, 0, 0));
@@ -236,7 +236,7 @@ fn an_engine_that_started_anew_while_nobody_listened_is_known_by_what_it_repeats
         engine.say(0..20);
         following.holds("the first life", 0..20);
         engine.restart();
-        engine.say_unheard(100..100 + said);
+        engine.send_to_nobody(100..100 + said);
         engine.cut();
         // It need say nothing more.
         following.holds(what, 100..100 + said);
@@ -249,11 +249,11 @@ fn an_engine_that_started_anew_while_nobody_listened_is_known_by_what_it_repeats
 #[test]
 fn an_engine_that_sends_again_within_the_numbers_of_a_replay_has_started_anew() {
     let engine = Engine::start();
-    engine.say_unheard(0..20);
+    engine.send_to_nobody(0..20);
     let mut following = Following::start(&engine);
     following.holds("the first life", 0..20);
     engine.restart();
-    engine.say_unheard(100..105);
+    engine.send_to_nobody(100..105);
     engine.say(105..108);
     following.holds("the second life", 100..108);
     assert_eq!(following.counted(), (1, 0, 0));
@@ -268,10 +268,10 @@ fn the_last_message_of_a_life_that_comes_late_is_not_believed_of_the_next() {
     let mut following = Following::start(&engine);
     engine.say(0..20);
     following.holds("the first life", 0..20);
-    engine.say_unheard(20..25);
-    let late = engine.say_unheard(25..26);
+    engine.send_to_nobody(20..25);
+    let late = engine.send_to_nobody(25..26);
     engine.restart();
-    engine.say_unheard(100..126);
+    engine.send_to_nobody(100..126);
     engine.forward(&late);
     engine.say(126..127);
     following.holds("the second life", 100..127);
@@ -288,10 +288,10 @@ fn a_replay_with_holes_is_asked_for_again() {
     engine.say(0..1);
     following.holds("the beginning", 0..1);
     engine.said.lock().unwrap().room = Some(200);
-    engine.say_unheard(1..2_000);
+    engine.send_to_nobody(1..2_000);
     engine.say(2_000..2_001);
     following.holds("all of it", 0..2_001);
-    engine.say_unheard(2_001..4_000);
+    engine.send_to_nobody(2_001..4_000);
     engine.cut();
     following.holds("all of it after a cut", 0..4_000);
     assert_eq!(following.counted(), (0, 0, 0));

@@ -41,7 +41,8 @@ const BLOCKS: usize = 8;
 const ASKS: u32 = 8;
 /// Time for a process to listen.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// An index that has heard nothing for so long has lost its publisher: heartbeats come each second.
+/// An index that has received nothing for so long has lost its publisher: there is a heartbeat each
+/// second.
 const SILENT: f64 = 10.0;
 const TOKEN: &str = "token-of-the-honest-client";
 
@@ -163,7 +164,7 @@ impl World {
     fn asks(&self) -> [Ask<'_>; 9] {
         let mut last = 0;
         let engine = move || {
-            let now = self.engine.heard.lock().unwrap().verified;
+            let now = self.engine.progress.lock().unwrap().verified;
             let goes_on = now > std::mem::replace(&mut last, now);
             goes_on.then_some(()).ok_or_else(|| "the engine loads nothing".to_owned())
         };
@@ -178,8 +179,8 @@ impl World {
             Box::new(|| self.served.ctl(&["status"]).map(drop)),
             Box::new(over_tls),
             Box::new(|| self.served.scrape()),
-            Box::new(|| hears_publisher(self.index_address)),
-            Box::new(|| hears_publisher(self.index_address)),
+            Box::new(|| receives_from_publisher(self.index_address)),
+            Box::new(|| receives_from_publisher(self.index_address)),
             Box::new(self.leaders[0].asks()),
             Box::new(self.leaders[1].asks()),
             Box::new(|| get(self.index_address, "/health", "").map(drop)),
@@ -197,7 +198,7 @@ impl World {
     }
 
     fn report(&self, options: &Options, usages: &[Usages]) -> ExitCode {
-        let heard = self.engine.heard.lock().unwrap();
+        let progress = self.engine.progress.lock().unwrap();
         let process = |usages: &Usages| {
             let Usages { name, before, most, after, .. } = usages;
             json!({
@@ -215,14 +216,14 @@ impl World {
         };
         let report = json!({
             "seconds": options.seconds,
-            "verified": heard.verified,
-            "wrong_bytes": heard.wrong,
-            "hangs": heard.hangs,
+            "verified": progress.verified,
+            "wrong_bytes": progress.wrong,
+            "hangs": progress.hangs,
             "sockets": self.sockets.iter().map(Socket::to_json).collect::<Vec<_>>(),
             "processes": usages.iter().map(process).collect::<Vec<_>>(),
         });
         println!("{report}");
-        let is_well = heard.wrong == 0 && heard.hangs.is_empty() && heard.verified > 0;
+        let is_well = progress.wrong == 0 && progress.hangs.is_empty() && progress.verified > 0;
         if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 }
@@ -263,8 +264,8 @@ fn be_served(
     }
 }
 
-/// Whether the index has heard its publisher lately.
-fn hears_publisher(index: SocketAddr) -> Result<(), String> {
+/// Whether the index has received from its publisher lately.
+fn receives_from_publisher(index: SocketAddr) -> Result<(), String> {
     let text = get(index, "/sources", "")?;
     let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
     let answer: Value = serde_json::from_str(body).map_err(|error| format!("{error}: {text}"))?;

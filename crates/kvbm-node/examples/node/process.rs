@@ -7,22 +7,22 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// What a process has said.
+/// What a process has printed so far.
 #[derive(Debug)]
-pub(crate) struct Heard {
+pub(crate) struct Progress {
     pub(crate) verified: u64,
     pub(crate) wrong: u64,
     pub(crate) hangs: Vec<String>,
     /// Blocks that an engine found as it began.
     pub(crate) found: Option<u64>,
-    /// What a daemon said last: blocks kept, blocks that are busy, slots that are lost.
+    /// The last line of a daemon: blocks kept, blocks that are busy, slots that are lost.
     pub(crate) slots: Option<[u64; 3]>,
     pub(crate) last: Instant,
 }
 
 pub(crate) struct TestProcess {
     child: Child,
-    pub(crate) heard: Arc<Mutex<Heard>>,
+    pub(crate) progress: Arc<Mutex<Progress>>,
 }
 
 impl TestProcess {
@@ -32,7 +32,7 @@ impl TestProcess {
         command.args(["--seed", &seed.to_string()]);
         command.args(["--pause-ms", &options.pause.as_millis().to_string()]).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        let heard = Heard {
+        let progress = Progress {
             verified: 0,
             wrong: 0,
             hangs: Vec::new(),
@@ -40,14 +40,14 @@ impl TestProcess {
             slots: None,
             last: Instant::now(),
         };
-        let heard = Arc::new(Mutex::new(heard));
-        let (lines, own) = (BufReader::new(child.stdout.take().unwrap()).lines(), Arc::clone(&heard));
+        let progress = Arc::new(Mutex::new(progress));
+        let (lines, own) = (BufReader::new(child.stdout.take().unwrap()).lines(), Arc::clone(&progress));
         std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 own.lock().unwrap().take(&line);
             }
         });
-        Self { child, heard }
+        Self { child, progress }
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -79,7 +79,7 @@ impl Drop for TestProcess {
     }
 }
 
-impl Heard {
+impl Progress {
     fn take(&mut self, line: &str) {
         let words: Vec<&str> = line.split(' ').collect();
         let number = |at: usize| words.get(at).and_then(|word| word.parse::<u64>().ok()).unwrap_or(u64::MAX);

@@ -157,7 +157,7 @@ impl Soak<'_> {
                 self.hangs.push(format!("engine {at} ended by itself: {status}"));
                 self.restart(at);
             }
-            let silent = self.engines[at].heard.lock().unwrap().last.elapsed();
+            let silent = self.engines[at].progress.lock().unwrap().last.elapsed();
             if silent > HANG {
                 self.hangs.push(format!("engine {at}: nothing for {silent:?}"));
             }
@@ -165,10 +165,10 @@ impl Soak<'_> {
     }
 
     fn add(&mut self, at: usize) {
-        let heard = self.engines[at].heard.lock().unwrap();
-        self.verified += heard.verified;
-        self.wrong += heard.wrong;
-        self.hangs.extend(heard.hangs.iter().cloned());
+        let progress = self.engines[at].progress.lock().unwrap();
+        self.verified += progress.verified;
+        self.wrong += progress.wrong;
+        self.hangs.extend(progress.hangs.iter().cloned());
     }
 
     /// Slots that are neither free nor hold a block, 5 s after the last engine is gone.

@@ -96,7 +96,7 @@ impl Test<'_> {
             7 | 8 => {
                 self.daemon.kill();
                 std::thread::sleep(pause);
-                self.hear_daemon();
+                self.add_daemon();
                 self.daemon = TestProcess::start("daemon", self.options, "daemon", 0);
             }
             _ => self.next_life(),
@@ -104,7 +104,7 @@ impl Test<'_> {
     }
 
     fn start_engine(&mut self, at: usize) {
-        self.hear(at);
+        self.add_engine(at);
         self.engines[at] = TestProcess::start("engine", self.options, NAMES[at], self.random.below(u64::MAX));
     }
 
@@ -115,7 +115,7 @@ impl Test<'_> {
         let until = Instant::now() + LEAK;
         let kept = loop {
             std::thread::sleep(Duration::from_millis(250));
-            let slots = self.daemon.heard.lock().unwrap().slots;
+            let slots = self.daemon.progress.lock().unwrap().slots;
             match slots {
                 Some([kept, 0, 0]) => break kept,
                 Some([kept, busy, lost]) if Instant::now() > until => {
@@ -127,7 +127,7 @@ impl Test<'_> {
             }
         };
         self.start_engine(0);
-        let found = self.wait(0, "found", |heard| heard.found);
+        let found = self.wait(0, "found", |progress| progress.found);
         self.found_again.extend((found.unwrap_or(0) * 1000).checked_div(kept));
         self.start_engine(1);
     }
@@ -135,7 +135,7 @@ impl Test<'_> {
     /// A daemon takes over from the one that is there, while both engines are at work.
     fn take_over(&mut self, turn: u64) {
         self.progress(&format!("before take-over {turn}"));
-        let slots = |daemon: &TestProcess| daemon.heard.lock().unwrap().slots;
+        let slots = |daemon: &TestProcess| daemon.progress.lock().unwrap().slots;
         let until = Instant::now() + QUIET;
         // The engines compute no more than fits: nothing is evicted.
         let before = loop {
@@ -169,15 +169,17 @@ impl Test<'_> {
             eprintln!("take-over {turn}: {after} blocks of {before}");
             self.lost += before - after;
         }
-        self.hear_daemon();
+        self.add_daemon();
         self.daemon = next;
     }
 
     /// Both engines do something.
     fn progress(&mut self, when: &str) {
         for at in 0..2 {
-            let before = self.engines[at].heard.lock().unwrap().verified;
-            self.wait(at, when, |heard| (heard.verified > before || !heard.hangs.is_empty()).then_some(0));
+            let before = self.engines[at].progress.lock().unwrap().verified;
+            self.wait(at, when, |progress| {
+                (progress.verified > before || !progress.hangs.is_empty()).then_some(0)
+            });
         }
     }
 
@@ -185,11 +187,11 @@ impl Test<'_> {
         &mut self,
         at: usize,
         what: &str,
-        is_there: impl Fn(&crate::process::Heard) -> Option<u64>,
+        is_there: impl Fn(&crate::process::Progress) -> Option<u64>,
     ) -> Option<u64> {
         let until = Instant::now() + QUIET;
         loop {
-            if let Some(number) = is_there(&self.engines[at].heard.lock().unwrap()) {
+            if let Some(number) = is_there(&self.engines[at].progress.lock().unwrap()) {
                 return Some(number);
             }
             if let Some(status) = self.engines[at].ended() {
@@ -205,22 +207,22 @@ impl Test<'_> {
         }
     }
 
-    fn hear(&mut self, at: usize) {
-        let heard = self.engines[at].heard.lock().unwrap();
-        self.sums.verified += heard.verified;
-        self.sums.wrong += heard.wrong;
-        self.sums.hangs.extend(heard.hangs.iter().cloned());
+    fn add_engine(&mut self, at: usize) {
+        let progress = self.engines[at].progress.lock().unwrap();
+        self.sums.verified += progress.verified;
+        self.sums.wrong += progress.wrong;
+        self.sums.hangs.extend(progress.hangs.iter().cloned());
     }
 
-    fn hear_daemon(&mut self) {
-        let heard = self.daemon.heard.lock().unwrap();
-        self.sums.hangs.extend(heard.hangs.iter().cloned());
+    fn add_daemon(&mut self) {
+        let progress = self.daemon.progress.lock().unwrap();
+        self.sums.hangs.extend(progress.hangs.iter().cloned());
     }
 
     fn end(mut self) -> ExitCode {
         self.engines.iter_mut().for_each(TestProcess::kill);
-        (0..2).for_each(|at| self.hear(at));
-        self.hear_daemon();
+        (0..2).for_each(|at| self.add_engine(at));
+        self.add_daemon();
         let Sums { verified, wrong, hangs } = &self.sums;
         let found = self.found_again.iter().copied().min().unwrap_or(0);
         for hang in hangs {

@@ -191,7 +191,7 @@ fn blocks_leave_after_a_time_without_use_and_others_stay() {
 }
 
 #[test]
-fn a_time_that_blocks_cannot_tell_is_refused() {
+fn a_time_that_blocks_cannot_measure_is_refused() {
     let world = World::new(PolicyKind::LruLeaf);
     for iterations in [0, RegistryConfig::MAX_TTL + 1] {
         let refused = world.registry.set_ttl(NamespaceId(1), Some(iterations)).unwrap_err();

@@ -301,28 +301,28 @@ enum PolicyCall {
     Comes { from_tail: u32 },
 }
 
-/// A policy that listens; any block that may go goes.
+/// A policy that records its calls; any block that may go goes.
 struct Listener(Arc<Mutex<Vec<PolicyCall>>>, BTreeSet<u32>);
 
 impl Listener {
-    fn tell(&self, told: PolicyCall) {
-        self.0.lock().unwrap().push(told);
+    fn record(&self, call: PolicyCall) {
+        self.0.lock().unwrap().push(call);
     }
 }
 
 impl EvictionPolicy for Listener {
     fn begin(&mut self, _: Option<BlockMemory>, part: RequestPart, blocks: usize) {
         assert_eq!(part, RequestPart::Registered);
-        self.tell(PolicyCall::Begins { blocks });
+        self.record(PolicyCall::Begins { blocks });
     }
 
     fn registered(&mut self, block: &BlockUse) -> BlockMemory {
-        self.tell(PolicyCall::Comes { from_tail: block.from_tail });
+        self.record(PolicyCall::Comes { from_tail: block.from_tail });
         BlockMemory::default()
     }
 
     fn observe(&mut self, memory: BlockMemory, every: u64) -> BlockMemory {
-        self.tell(PolicyCall::Looks { every });
+        self.record(PolicyCall::Looks { every });
         memory
     }
 

@@ -85,7 +85,7 @@ fn the_policy_knows_that_a_parent_awaits_a_copy() {
 /// The same block is registered, let go of and evicted at the same moment by different threads,
 /// again and again.
 #[test]
-fn registering_races_the_last_drop_and_the_last_event_tells_the_truth() {
+fn registering_races_the_last_drop_and_the_last_event_is_true() {
     let rounds = rounds();
     for policy in POLICIES {
         let world = World::new([3, 0, 0], policy);

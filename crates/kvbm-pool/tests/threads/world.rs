@@ -37,8 +37,8 @@ impl Followed {
         }
         self.early.retain(|_, parent| *parent != event.identity.hash);
         let Some(parent) = event.identity.parent else { return };
-        let is_told = |tier| self.last.get(&(tier, parent)).copied().unwrap_or(false);
-        if !Tier::SLOTTED.into_iter().any(is_told) {
+        let is_published = |tier| self.last.get(&(tier, parent)).copied().unwrap_or(false);
+        if !Tier::SLOTTED.into_iter().any(is_published) {
             assert!(self.copied.contains(&block), "{event:?} comes before its parent");
             self.early.insert(block, parent);
         }

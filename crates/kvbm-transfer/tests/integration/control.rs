@@ -143,7 +143,7 @@ fn a_block_is_read_only_after_the_event_of_the_engine() {
 }
 
 #[test]
-fn the_disk_tells_what_it_holds_and_flushes_on_request() {
+fn the_disk_reports_what_it_holds_and_flushes_on_request() {
     let rig = Rig::new();
     let none = Message::Recovered {
         rank: Rank(1),

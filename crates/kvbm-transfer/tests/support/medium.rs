@@ -30,7 +30,7 @@ struct Faults {
 
 impl Faults {
     /// Waits while stalled; an error if the operation is to fail.
-    fn meet(&self, write: bool, offset: u64, len: u64) -> io::Result<()> {
+    fn apply(&self, write: bool, offset: u64, len: u64) -> io::Result<()> {
         let hits = |at: u64| (offset..offset + len).contains(&at);
         let mut active = self.active.lock();
         loop {
@@ -144,12 +144,12 @@ impl BlockFile for FaultFile {
     }
 
     fn read_at(&self, offset: u64, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        self.faults.meet(false, offset, buffers.iter().map(|buffer| buffer.len() as u64).sum())?;
+        self.faults.apply(false, offset, buffers.iter().map(|buffer| buffer.len() as u64).sum())?;
         self.inner.read_at(offset, buffers)
     }
 
     fn write_at(&self, offset: u64, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.faults.meet(true, offset, buffers.iter().map(|buffer| buffer.len() as u64).sum())?;
+        self.faults.apply(true, offset, buffers.iter().map(|buffer| buffer.len() as u64).sum())?;
         self.inner.write_at(offset, buffers)
     }
 

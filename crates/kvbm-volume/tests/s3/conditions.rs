@@ -256,7 +256,7 @@ fn a_server_that_starts_does_not_end_conditions() {
 
 /// Mutation that makes it fail: a probe deletes only where the put succeeded.
 #[test]
-fn a_probe_leaves_nothing_where_its_put_is_said_to_have_failed() {
+fn a_probe_leaves_nothing_where_its_put_is_reported_as_failed() {
     let (addr, shelf) = start(Manner::Denies);
     let uri = format!("s3://bucket/p?endpoint=http://{addr}&anonymous=true");
     let volume = open(uri, Duration::from_secs(20));

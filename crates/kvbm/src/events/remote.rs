@@ -271,7 +271,7 @@ mod tests {
 
     /// Mutation that makes it fail: `open` without its first part.
     #[test]
-    fn a_server_that_was_too_slow_to_hear_who_answers_is_told_again() {
+    fn a_server_that_missed_an_announcement_gets_it_again() {
         let (source, question) = (SourceId(3), Payload::from(*b"?"));
         let url = "nats://127.0.0.1:9".parse().unwrap();
         let server = Arc::new(SnapshotServer::new(|_| None));

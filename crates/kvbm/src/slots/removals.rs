@@ -349,7 +349,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_removal_is_noted_until_a_flush_after_it_was_told_is_durable() {
+    fn a_removal_is_noted_until_a_flush_after_its_report_is_durable() {
         let [one, other] = [1, 2].map(|name| Removal::Namespace(NamespaceId(name)));
         let mut pending = PendingRemovals::default();
         pending.note(one);
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_started_again_and_said_what_it_found_is_awaited_no_more() {
+    fn a_worker_that_started_again_and_reported_its_blocks_is_awaited_no_more() {
         let mut pending = PendingRemovals::default();
         pending.unsend_all();
         assert!(!pending.awaits_report, "nothing was removed");

@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_before_a_start_was_told_is_known() {
+    fn what_was_sent_before_a_start_was_reported_is_known() {
         let inflight = Inflight::new(Epoch(2), 2);
         let [early, late, leaving] = std::array::from_fn(|_| inflight.enter((), PATH, 1));
         inflight.sent(early, 4);

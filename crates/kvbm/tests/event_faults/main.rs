@@ -87,7 +87,7 @@ fn the_index_equals_the_pools_after_any_faults() {
             report.merge(lane.join().unwrap());
         }
     });
-    report.tell("faults", rounds());
+    report.print("faults", rounds());
     assert_eq!(report.failed, Vec::<String>::new());
     let runs = report.runs(Mode::JetStream) + report.runs(Mode::ZmqReplay);
     assert_eq!(runs, rounds());
@@ -116,7 +116,7 @@ fn the_index_equals_the_pools_after_publishers_are_killed() {
             }
         }
     }
-    report.tell("killed", rounds);
+    report.print("killed", rounds);
     assert_eq!(report.failed, Vec::<String>::new());
     assert_eq!(report.runs(Mode::ZmqReplay), rounds);
 }
@@ -178,7 +178,7 @@ fn inside_a_network_of_our_own() {
         let place = process::Place { server: None, host: Namespace::THERE, network: Some(&mut namespace) };
         report.add(process::run(Mode::ZmqReplay, seed, place));
     }
-    report.tell("namespace", rounds);
+    report.print("namespace", rounds);
     assert_eq!(report.failed, Vec::<String>::new());
     let runs = [Mode::JetStream, Mode::Core, Mode::ZmqReplay].map(|mode| report.runs(mode));
     assert_eq!(runs, [rounds; 3]);

@@ -88,17 +88,17 @@ impl Process {
         Self { id, url, behind, child, output, ports }
     }
 
-    fn say(&mut self, line: &str) {
+    fn send(&mut self, line: &str) {
         writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
     /// Lines until `last`; those of the test program around them are skipped.
-    fn hear(&mut self, last: &str) -> Vec<String> {
+    fn read_until(&mut self, last: &str) -> Vec<String> {
         let mut lines = Vec::new();
         loop {
-            let heard = self.output.recv_timeout(PATIENCE);
-            let line =
-                heard.unwrap_or_else(|error| panic!("publisher {} never said {last}: {error}", self.id));
+            let received = self.output.recv_timeout(PATIENCE);
+            let line = received
+                .unwrap_or_else(|error| panic!("publisher {} never printed {last}: {error}", self.id));
             if line == last {
                 return lines;
             }
@@ -117,8 +117,8 @@ impl Process {
     }
 
     fn held(&mut self) -> Holdings {
-        self.say("tell");
-        let lines = self.hear("told").into_iter();
+        self.send("tell");
+        let lines = self.read_until("told").into_iter();
         let blocks = lines.filter_map(|line| {
             let (hash, tier) = line.strip_prefix("held ")?.split_once(' ')?;
             Some((self.id, hash.to_owned(), Tier::ALL[tier.parse::<usize>().unwrap()]))
@@ -204,7 +204,7 @@ pub(crate) fn run(mode: Mode, seed: u64, mut place: Place<'_>) -> Outcome {
         }
         let victim = (random.below(3) == 0).then(|| random.below(PUBLISHERS) as usize);
         for process in &mut processes {
-            process.say(&format!("work {}", 1 + random.below(60)));
+            process.send(&format!("work {}", 1 + random.below(60)));
         }
         if let Some(victim) = victim {
             std::thread::sleep(Duration::from_micros(random.below(20_000)));
@@ -218,7 +218,7 @@ pub(crate) fn run(mode: Mode, seed: u64, mut place: Place<'_>) -> Outcome {
         }
         for (at, process) in processes.iter_mut().enumerate() {
             if victim != Some(at) {
-                process.hear("worked");
+                process.read_until("worked");
             }
         }
         follower.poll(Duration::ZERO).unwrap();

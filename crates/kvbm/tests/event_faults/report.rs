@@ -83,8 +83,8 @@ impl Report {
         self.rows.get(mode.name()).map_or(0, |row| row.resyncs)
     }
 
-    /// Says it, and writes it where that is wanted.
-    pub(crate) fn tell(&self, part: &str, rounds: u64) {
+    /// Prints the rows, and writes them to a file where one is named.
+    pub(crate) fn print(&self, part: &str, rounds: u64) {
         for (name, row) in &self.rows {
             println!(
                 "{part}: {name}: equal after {} of {} runs, right within {:?}; {} events, {} gaps, {} snapshots",

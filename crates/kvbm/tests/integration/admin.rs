@@ -260,7 +260,7 @@ fn an_operator_steers_tiers_tenants_and_the_end() {
 }
 
 #[test]
-fn calls_that_make_no_sense_are_told_what_would() {
+fn calls_that_make_no_sense_get_an_error_with_the_way_out() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("admin.sock");
     let _manager = books([16, 0, 0], |config| config.admin.socket = Some(path.clone()));

@@ -140,7 +140,7 @@ fn keys_without_parents_come_and_go_in_any_order() {
 }
 
 #[test]
-fn keys_never_meet_blocks_with_parents() {
+fn keys_never_match_blocks_with_parents() {
     let (disk, volume) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let flat = manager(namespace().flat(), 32, disk.path(), volume.path());
     assert_eq!(put(&flat, external(&flat, 0..4).chain()), []);

@@ -1,4 +1,4 @@
-//! Wrong bytes on every way that a block can take: a miss, out of use, counted and told; never
+//! Wrong bytes on every way that a block can take: a miss, out of use, counted and published; never
 //! served.
 #![cfg(feature = "worker")]
 
@@ -46,10 +46,10 @@ fn rig(scrub: Bytes) -> (Rig, Subscriber) {
         })
         .build()
         .expect("a manager");
-    let told = manager.events().subscribe().expect("room");
+    let events_of = manager.events().subscribe().expect("room");
     let sequence = tokens(&manager, 1, BLOCKS);
     put(&manager, &sequence);
-    (Rig { manager, store, dir, sequence }, told)
+    (Rig { manager, store, dir, sequence }, events_of)
 }
 
 impl Rig {
@@ -103,11 +103,11 @@ impl Rig {
     }
 }
 
-/// Whether the bad block's departure from `tier` was told, once.
-fn is_told(told: &mut Subscriber, rig: &Rig, tier: Tier) -> bool {
+/// Whether the bad block's removal from `tier` was published, once.
+fn is_published(events_of: &mut Subscriber, rig: &Rig, tier: Tier) -> bool {
     assert!(rig.manager.events().pump());
     let mut removed = 0;
-    while let Some(delivery) = told.next(std::time::Duration::ZERO).expect("the transport") {
+    while let Some(delivery) = events_of.next(std::time::Duration::ZERO).expect("the transport") {
         let Delivery::Events { events, .. } = delivery else { panic!("{delivery:?}") };
         let is_it = |kind: &EventKind| match kind {
             EventKind::Remove(block) => {
@@ -187,9 +187,9 @@ const CASES: &[Case] = &[
 ];
 
 #[test]
-fn invariant_5_wrong_bytes_are_a_miss_out_of_use_counted_and_told_on_every_way() {
+fn invariant_5_wrong_bytes_are_a_miss_out_of_use_counted_and_published_on_every_path() {
     for Case { name, tier, path, before, damage, read } in CASES {
-        let (rig, mut told) = rig(if path.is_none() { Bytes::gib(1) } else { Bytes(0) });
+        let (rig, mut events_of) = rig(if path.is_none() { Bytes::gib(1) } else { Bytes(0) });
         before(&rig);
         damage(&rig);
         read(&rig);
@@ -199,7 +199,7 @@ fn invariant_5_wrong_bytes_are_a_miss_out_of_use_counted_and_told_on_every_way()
             assert!(Instant::now() < until, "{name}: not counted");
             std::thread::yield_now();
         }
-        assert!(is_told(&mut told, &rig, *tier), "{name}: its departure is told");
+        assert!(is_published(&mut events_of, &rig, *tier), "{name}: its removal is published");
         if let Some(path) = path {
             let failures = rig.manager.metrics().path(*path).failures(FailureKind::Corrupt).get();
             assert_eq!(failures, 1, "{name}: on the path");

@@ -47,7 +47,7 @@ fn encrypting(key: PathBuf) -> impl FnOnce(&mut Config) {
 }
 
 #[test]
-fn ranks_find_their_blocks_again_and_the_disk_does_not_tell_them() {
+fn ranks_find_their_blocks_again_and_the_disk_does_not_show_them() {
     for (model, ranks) in [(heads::model(), 1), (heads::model(), 2), (latent(), 2)] {
         let dir = tempfile::tempdir().expect("a directory");
         let key = key_file(dir.path(), '7');

@@ -78,7 +78,7 @@ fn serve_and_keep(manager: &KvBlockManager<Owned>, sequence: &TokenSequence) -> 
 }
 
 #[test]
-fn another_manager_finds_the_blocks_and_the_folder_does_not_tell_them() {
+fn another_manager_finds_the_blocks_and_the_folder_does_not_show_them() {
     for (ranks, secret) in [(1, None), (2, None), (1, Some(SECRET))] {
         let deployment = Deployment::new(ranks, secret);
         let manager = deployment.encrypting('7');

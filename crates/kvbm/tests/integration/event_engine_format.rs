@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A manager that speaks as an engine does, and a router's end.
 fn pair(ring: u32) -> (KvBlockManager<Owned>, ZmqTransport, MessageReceiver) {
-    heard_by_a_router(|url| {
+    received_by_a_router(|url| {
         books([16, 32, 0], |config| {
             config.events.url = Some(Secret::new(url));
             config.events.ring_capacity = ring;
@@ -24,8 +24,8 @@ fn pair(ring: u32) -> (KvBlockManager<Owned>, ZmqTransport, MessageReceiver) {
     })
 }
 
-/// A manager that publishes where it is told to, and a router's end.
-fn heard_by_a_router<G>(
+/// A manager that publishes at an address, and a router's end.
+fn received_by_a_router<G>(
     build: impl FnOnce(String) -> KvBlockManager<G>,
 ) -> (KvBlockManager<G>, ZmqTransport, MessageReceiver) {
     let (port, replay) = (free_port(), free_port());
@@ -47,23 +47,23 @@ fn held<G>(manager: &KvBlockManager<G>) -> BTreeSet<(Tier, SequenceHash)> {
     blocks.iter().map(|block| (block.location.tier, key(&block.identity.hash))).collect()
 }
 
-fn told(index: &KvIndex) -> BTreeSet<(Tier, SequenceHash)> {
+fn published(index: &KvIndex) -> BTreeSet<(Tier, SequenceHash)> {
     index.holdings().map(|(place, _, hash)| (place.location.tier, hash)).collect()
 }
 
-/// Hears until the index is what the manager holds; what was heard.
-fn hear<G>(manager: &KvBlockManager<G>, messages: &mut MessageReceiver) -> Vec<ZmqMessage> {
+/// Receives until the index is what the manager holds.
+fn receive_all<G>(manager: &KvBlockManager<G>, messages: &mut MessageReceiver) -> Vec<ZmqMessage> {
     assert!(manager.events().flush(PATIENCE));
-    let (mut index, mut heard) = (KvIndex::default(), Vec::new());
+    let (mut index, mut received) = (KvIndex::default(), Vec::new());
     let mut follower = Follower::new(EngineSource { source: SourceId(1), node: NodeId(0) });
-    while heard.is_empty() || told(&index) != held(manager) {
+    while received.is_empty() || published(&index) != held(manager) {
         let message = messages.next(PATIENCE).unwrap();
-        let message = message.unwrap_or_else(|| panic!("{:?} of {:?}", told(&index), held(manager)));
+        let message = message.unwrap_or_else(|| panic!("{:?} of {:?}", published(&index), held(manager)));
         follower.receive(&mut index, message.sequence, &message.payload).unwrap();
-        heard.push(message);
+        received.push(message);
     }
     assert_eq!((follower.stats().missing, follower.stats().unknown_medium), (0, 0));
-    heard
+    received
 }
 
 #[test]
@@ -75,10 +75,10 @@ fn a_router_learns_chains_tokens_and_media() {
         drop(fill(&manager, &tokens(&manager, start, 4), 0));
     }
     assert!(manager.wait_offloads(crate::support::soon()));
-    let heard = hear(&manager, &mut messages);
-    assert_eq!(heard[0].sequence, 0);
+    let received = receive_all(&manager, &mut messages);
+    assert_eq!(received[0].sequence, 0);
     let events: Vec<EngineEvent> =
-        heard.iter().flat_map(|message| vllm::decode(&message.payload).unwrap().events).collect();
+        received.iter().flat_map(|message| vllm::decode(&message.payload).unwrap().events).collect();
     let EngineEvent::Stored(stored) = &events[0] else { panic!("{:?}", events[0]) };
     assert_eq!((stored.block_hashes.len(), stored.block_size), (3, 16), "blocks of a chain together");
     assert_eq!((&stored.parent_block_hash, stored.medium.as_deref()), (&None, Some("GPU")));
@@ -113,8 +113,8 @@ fn after_a_loss_the_difference_is_published_block_by_block() {
     }
     assert!(manager.wait_offloads(crate::support::soon()));
     assert!(manager.events().status().lost > 0);
-    let heard = hear(&manager, &mut messages);
-    let events = heard.iter().flat_map(|message| vllm::decode(&message.payload).unwrap().events);
+    let received = receive_all(&manager, &mut messages);
+    let events = received.iter().flat_map(|message| vllm::decode(&message.payload).unwrap().events);
     let events: Vec<EngineEvent> = events.collect();
     assert!(!events.contains(&EngineEvent::AllBlocksCleared));
     assert!(
@@ -131,14 +131,14 @@ fn blocks_that_were_hashed_elsewhere_have_no_tokens_and_that_is_counted() {
     let (done, _) = manager.commit(fresh, kvbm::BlockChain::of_hashes(&hashes), 0).unwrap();
     drop(manager.register(done).unwrap());
     assert!(manager.wait_offloads(crate::support::soon()));
-    hear(&manager, &mut messages);
+    receive_all(&manager, &mut messages);
     assert_eq!(manager.events().status().without_tokens, 6, "three blocks on two tiers");
 }
 
 /// The engine tells of its own memory itself; of its blocks on our tiers we tell with their tokens.
 #[test]
-fn memory_of_the_engine_is_not_told_of_and_its_blocks_come_with_their_tokens() {
-    let (manager, _router, mut messages) = heard_by_a_router(|url| {
+fn memory_of_the_engine_causes_no_events_and_its_blocks_come_with_their_tokens() {
+    let (manager, _router, mut messages) = received_by_a_router(|url| {
         let builder = KvBlockManager::<Owned>::builder().model(model()).namespace(namespace());
         let builder = builder.engine_blocks(8).host(Blocks(16)).configure(|config| {
             unlimited(config);
@@ -151,9 +151,9 @@ fn memory_of_the_engine_is_not_told_of_and_its_blocks_come_with_their_tokens() {
     manager.offload(&[2, 7].map(BlockId), &sequence, 0, None).unwrap();
     manager.offload(&[0, 1, 5].map(BlockId), &sequence, 2, None).unwrap();
     assert!(manager.wait_offloads(crate::support::soon()));
-    let heard = hear(&manager, &mut messages);
+    let received = receive_all(&manager, &mut messages);
     let (mut on_host, mut told) = (0, Vec::new());
-    for event in heard.iter().flat_map(|message| vllm::decode(&message.payload).unwrap().events) {
+    for event in received.iter().flat_map(|message| vllm::decode(&message.payload).unwrap().events) {
         let EngineEvent::Stored(stored) = event else { panic!("{event:?}") };
         assert_eq!(stored.medium.as_deref(), Some("CPU"));
         on_host += stored.block_hashes.len();

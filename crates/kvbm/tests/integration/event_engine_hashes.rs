@@ -165,7 +165,7 @@ fn a_block_behind_known_ones_names_its_parent_and_salts_travel_along() {
 /// The engine owns G1 and tells of it itself; what is copied to host memory is told under the
 /// engine's names.
 #[test]
-fn what_an_engine_offloads_is_told_on_its_medium_and_never_its_own_memory() {
+fn what_an_engine_offloads_is_published_on_its_medium_and_never_its_own_memory() {
     let (manager, _router, mut messages) = heard("&topic=", |url| {
         let builder = KvBlockManager::<Owned>::builder().model(model()).namespace(namespace());
         let builder = builder.engine_blocks(8).host(Blocks(16)).configure(|config| {

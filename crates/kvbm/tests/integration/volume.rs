@@ -262,7 +262,7 @@ fn what_was_read_and_then_removed_is_not_known_to_be_there() {
 /// Mutations that make it fail: a purge is over when it succeeded, whatever may land; or it is not
 /// asked for again where it failed.
 #[test]
-fn what_lands_after_it_was_forgotten_goes_whatever_was_said_of_it() {
+fn an_object_that_lands_after_it_was_forgotten_is_deleted() {
     for (lost, all) in [(false, false), (true, false), (true, true)] {
         let store = Store::new();
         let manager = manager(&store, [8, 16], |_| {});

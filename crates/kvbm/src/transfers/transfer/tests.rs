@@ -104,7 +104,7 @@ impl Wake for Woken {
 
 /// Mutation that makes it fail: `Settlement` without its `drop`.
 #[test]
-fn a_defect_while_it_is_settled_is_told_to_whoever_waits() {
+fn a_defect_while_a_transfer_is_settled_is_reported_to_its_waiters() {
     let transfer = transfer(Duration::from_secs(60));
     let woken = Arc::new(Woken::default());
     let waker = Arc::clone(&woken).into();

@@ -171,7 +171,7 @@ fn what_was_sent_to_the_new_worker_is_not_answered_for() {
 }
 
 #[test]
-fn a_loss_that_is_told_after_the_restart_holds_until_the_next_start() {
+fn a_loss_that_is_reported_after_the_restart_holds_until_the_next_start() {
     let (ranks, manager, sequence) = lower_prefix(|_| ());
     ranks.start(1);
     let onboarding = manager.onboard(manager.match_prefix(&sequence));

@@ -86,7 +86,7 @@ fn invariant_1_a_rank_that_stalls_past_the_deadline_makes_nothing_visible() {
 }
 
 #[test]
-fn a_read_from_disk_past_its_deadline_tells_the_caller_to_recompute() {
+fn a_read_from_disk_past_its_deadline_makes_the_caller_recompute() {
     let ranks = Ranks::new(1);
     let manager = ranks.manager([16, 16, 16], |config| {
         config.offload.g1_g2.write_through = true;

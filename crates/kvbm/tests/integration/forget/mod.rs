@@ -137,7 +137,7 @@ fn a_rank_that_was_away_receives_what_was_forgotten() {
 /// What a worker was sent is worth nothing before its disk has made it durable: it may end before
 /// that, with the command unread.
 #[test]
-fn a_rank_that_ended_before_a_removal_was_durable_is_told_again() {
+fn a_rank_that_ended_before_a_removal_was_durable_gets_it_again() {
     let all = || (0..16).map(kvbm::plan::BlockId).collect();
     for clear in [false, true] {
         let ranks = Ranks::new(2);

@@ -52,7 +52,7 @@ fn written_again(ranks: &Ranks, at_release: Mode) -> (KvBlockManager<Owned>, [Tr
 /// that make it fail: what it says is not heard; all that it has counts as released; what it has
 /// not is released too.
 #[test]
-fn a_worker_that_starts_again_is_told_to_release_only_what_is_on_its_disk() {
+fn a_worker_that_starts_again_releases_only_what_is_on_its_disk() {
     let found = |plan: &TransferPlan, blocks: usize| {
         let found = |block: &BlockTransfer| RecoveredBlock { block: block.dst, identity: block.identity };
         plan.blocks[..blocks].iter().map(found).collect::<Vec<_>>()

@@ -47,7 +47,7 @@ fn what_was_offered_is_found_and_comes_back() {
 }
 
 #[test]
-fn what_is_audited_prefetched_and_told_of_speed_is_replayed() {
+fn audits_prefetches_and_prefill_speeds_are_replayed() {
     let audit = r#"{"call":"audit","request":0,"ids":[7,8]}"#;
     let calls = [
         OFFER,
