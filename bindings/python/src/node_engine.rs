@@ -57,7 +57,7 @@ pub(crate) fn mover_of(rank: u16, memory: &EngineMemory) -> Result<MoverMemory> 
 /// How a process is attached.
 pub(crate) fn status_dict<'py>(py: Python<'py>, status: &NodeStatus) -> PyResult<Bound<'py, PyDict>> {
     let (attached, ready, pid, reason) = match status {
-        NodeStatus::Attached { pid, ready } => (true, *ready, Some(*pid), None),
+        NodeStatus::Attached { pid, ready, .. } => (true, *ready, Some(*pid), None),
         NodeStatus::Detached { reason } => (false, false, None, Some(reason)),
     };
     let out = PyDict::new(py);

@@ -360,7 +360,9 @@ impl Shared {
     pub(crate) fn status(&self) -> NodeStatus {
         let state = self.state.lock();
         match &state.phase {
-            Phase::Attached { pid, .. } => NodeStatus::Attached { pid: *pid, ready: state.ready },
+            Phase::Attached { pid, .. } => {
+                NodeStatus::Attached { pid: *pid, ready: state.ready, number: state.number }
+            }
             Phase::Detached | Phase::Closing => NodeStatus::Detached { reason: state.reason.clone() },
         }
     }

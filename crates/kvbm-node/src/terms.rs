@@ -55,6 +55,9 @@ pub enum NodeStatus {
         pid: i32,
         /// Whether movers of all ranks can copy; false in a process without the scheduler.
         ready: bool,
+        /// How often this process has tried to attach, with this time: it grows when the process
+        /// was detached meanwhile.
+        number: u64,
     },
 }
 

@@ -10,7 +10,7 @@ use authority::{Authority, private};
 use kvbm::config::{Blocks, ModelConfig};
 use kvbm::http::{
     Connection, DeadlineStream, HttpError, HttpLimits, HttpRequest, HttpResponse, HttpSecurity, HttpServer,
-    TlsClient,
+    TlsClient, TlsError,
 };
 use kvbm::{KvBlockManager, Namespace, Owned};
 use rcgen::date_time_ymd;
@@ -226,7 +226,7 @@ fn files_that_cannot_be_used_are_named() {
     ] {
         let error = security.check(any_port()).unwrap_err();
         let text = error.to_string();
-        assert!(matches!(error, HttpError::File { .. }), "{text}");
+        assert!(matches!(error, HttpError::Tls(TlsError::File { .. })), "{text}");
         assert!(text.starts_with(setting) && text.contains(why), "{text}");
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use kvbm::http::{Connection, DeadlineStream, HttpError, TlsClient};
+use kvbm::http::{Connection, DeadlineStream, HttpError, TlsClient, TlsError};
 use kvbm::plan::deadline_after;
 use serde_json::Value;
 
@@ -203,7 +203,7 @@ fn tls_of(args: &ConnectArgs, is_encrypted: bool) -> Result<Option<TlsClient>> {
             let identity = args.cert.as_deref().zip(args.key.as_deref());
             match TlsClient::new(ca, identity) {
                 Ok(tls) => Ok(Some(tls)),
-                Err(error @ HttpError::NoTls) => bail!("{error}: {}", command_with("tls")),
+                Err(error @ HttpError::Tls(TlsError::NoTls)) => bail!("{error}: {}", command_with("tls")),
                 Err(error) => bail!("--{error}"),
             }
         }

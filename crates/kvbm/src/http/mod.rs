@@ -49,3 +49,6 @@ pub use security::{HttpError, HttpSecurity};
 pub use server::{HttpLimits, HttpServer, HttpService};
 pub use stream::DeadlineStream;
 pub use tls::TlsClient;
+
+// Part of this module's errors.
+pub use kvbm_link::TlsError;

@@ -46,7 +46,7 @@ pub enum HttpError {
         /// What is missing, and the way out.
         lacks: &'static str,
     },
-    /// A file cannot be used, or does not go with the other settings.
+    /// The file of the token cannot be used, or a file does not go with the other settings.
     #[error("{setting} = {}: {why}", path.display())]
     File {
         /// Which setting names it.
@@ -56,25 +56,16 @@ pub enum HttpError {
         /// What is wrong.
         why: String,
     },
-    /// Certificates are named, and this build cannot use them.
-    #[error("this build has no TLS: build it with the feature tls")]
-    NoTls,
-}
-
-impl From<TlsError> for HttpError {
-    fn from(error: TlsError) -> Self {
-        match error {
-            TlsError::File { setting, path, why } => Self::File { setting, path, why },
-            _ => Self::NoTls,
-        }
-    }
+    /// Certificates cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
 }
 
 impl HttpSecurity {
     /// Whether it goes with `addr`, and its files can be used: before anything is started.
     ///
     /// # Errors
-    /// [`HttpError::Exposed`], [`HttpError::File`].
+    /// [`HttpError::Exposed`], [`HttpError::File`], [`HttpError::Tls`].
     pub fn check(&self, addr: SocketAddr) -> Result<(), HttpError> {
         self.prepare(addr).map(drop)
     }

@@ -20,7 +20,7 @@ impl TlsAcceptor {
     /// Reads the files.
     ///
     /// # Errors
-    /// [`HttpError::File`] names the one that cannot be used.
+    /// [`HttpError::Tls`] names the one that cannot be used.
     pub(super) fn load(cert: &Path, key: &Path, client_ca: Option<&Path>) -> Result<Self, HttpError> {
         let client_ca = client_ca.map(|path| pem("client_ca", path));
         Ok(Self(TlsServer::load(pem("tls_cert", cert), pem("tls_key", key), client_ca)?))
@@ -50,7 +50,7 @@ impl TlsClient {
     /// `identity`, a certificate and its key in PEM files, to servers that ask for one.
     ///
     /// # Errors
-    /// [`HttpError::File`]: a file cannot be used. [`HttpError::NoTls`]: the build lacks TLS.
+    /// [`HttpError::Tls`]: a file cannot be used.
     pub fn new(ca: &Path, identity: Option<(&Path, &Path)>) -> Result<Self, HttpError> {
         let identity = identity.map(|(cert, key)| [pem("cert", cert), pem("key", key)]);
         let config = tls_client_config(&pem("ca", ca), identity.as_ref().map(|[cert, key]| [cert, key]))?;

@@ -3,6 +3,7 @@
 use super::connection::Connection;
 use super::security::HttpError;
 use super::stream::DeadlineStream;
+use kvbm_link::TlsError;
 use std::io;
 use std::path::Path;
 
@@ -11,7 +12,7 @@ pub(super) enum TlsAcceptor {}
 
 impl TlsAcceptor {
     pub(super) fn load(_: &Path, _: &Path, _: Option<&Path>) -> Result<Self, HttpError> {
-        Err(HttpError::NoTls)
+        Err(TlsError::NoTls.into())
     }
 
     pub(super) fn accept(
@@ -30,9 +31,9 @@ impl TlsClient {
     /// Fails: the build lacks TLS.
     ///
     /// # Errors
-    /// [`HttpError::NoTls`].
+    /// [`TlsError::NoTls`].
     pub fn new(_: &Path, _: Option<(&Path, &Path)>) -> Result<Self, HttpError> {
-        Err(HttpError::NoTls)
+        Err(TlsError::NoTls.into())
     }
 
     /// Nobody has a value to call it with.

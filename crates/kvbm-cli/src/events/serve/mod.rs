@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 use kvbm::events_plane::{KvIndex, Subscriber};
-use kvbm::http::{HttpError, HttpLimits, HttpRequest, HttpResponse, HttpSecurity, HttpServer};
+use kvbm::http::{HttpError, HttpLimits, HttpRequest, HttpResponse, HttpSecurity, HttpServer, TlsError};
 
 use super::follow::{self, FollowArgs, Source};
 use crate::args::{WrongUsage, metrics_addr};
@@ -86,7 +86,7 @@ fn explain(error: &HttpError) -> String {
         HttpError::Exposed { addr, .. } => format!(
             "--listen {addr}: other machines could reach it: use --tls-cert and --tls-key with --token-file or --client-ca, or 127.0.0.1, or allow it with --public"
         ),
-        HttpError::NoTls => format!("{error}: {}", command_with("tls")),
+        HttpError::Tls(TlsError::NoTls) => format!("{error}: {}", command_with("tls")),
         other => format!("--{other}").replacen('_', "-", 1),
     }
 }
