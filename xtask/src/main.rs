@@ -70,6 +70,9 @@ usage: cargo xtask COMMAND
   event-faults [--rounds N] [--seed N] [--json FILE]
                                    random kills, partitions, stalls and restarts under block managers that publish: a
                                    follower's index equals their pools after each; N defaults to 200 rounds
+  nixl [--rounds N] [--seed N] [--json FILE]
+                                   managers that read from each other over the real NIXL: reader, owner and the NATS server
+                                   on which they meet are killed, stopped and restarted at random; N defaults to 200 rounds
   sim [--seeds N] [--first-seed S] [--steps N] [--jobs N] [--seconds N] [--mutants] [--plant BUG] [--json FILE]
                                    the leader under seeds: simulated clock, ranks, links, disks and store; 1,000 seeds of 1,000
                                    steps; --mutants also plants every known bug and fails where one is not found
@@ -172,6 +175,10 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
             Ok(options) => event_faults::run(&options),
             Err(text) => usage(text),
         },
+        "nixl" => match nixl::Options::parse(rest) {
+            Ok(options) => nixl::run(&options),
+            Err(text) => usage(text),
+        },
         "regen-kernels" => {
             let mode = match rest {
                 [] => kernels::Mode::Write,
@@ -225,6 +232,7 @@ mod tests {
             "test --only nothing",
             "test-gpu x",
             "event-faults --rounds 0",
+            "nixl --rounds 0",
             "fuzz nothing",
             "gpu-bundle x",
             "verify-kernels x",

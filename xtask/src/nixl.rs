@@ -1,11 +1,15 @@
-//! The step `nixl`: remote memory over the real library, which a package index has.
+//! Remote memory over the real library, which a package index has: the step `nixl`, and
+//! `cargo xtask nixl`, whose rounds kill and stop the processes of a small deployment.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context;
+use serde_json::Value;
 
+use crate::json_report;
 use crate::python;
+use crate::servers::nats_server;
 use crate::steps::Outcome;
 use crate::test::counted;
 use crate::workspace::{FEATURES, Workspace, cargo, output_of, succeed};
@@ -17,9 +21,43 @@ const LIBRARY: &str = ".nixl_cu12.mesonpy.libs/libnixl_capi.so";
 /// What generates the bindings when `nixl-sys` is built.
 const LIBCLANG: &str = "libclang==18.1.1";
 
+const DEFAULT_ROUNDS: u64 = 200;
+
+/// How many rounds, with which numbers, and where the report goes.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Options {
+    rounds: u64,
+    seed: u64,
+    json: Option<PathBuf>,
+}
+
+impl Options {
+    /// Reads `[--rounds N] [--seed N] [--json FILE]`.
+    pub(crate) fn parse(args: &[String]) -> Result<Self, String> {
+        let mut options = Self { rounds: DEFAULT_ROUNDS, seed: 1, json: None };
+        let mut args = args.iter();
+        while let Some(name) = args.next() {
+            let value = args.next().ok_or_else(|| format!("`{name}` of `nixl` needs a value"))?;
+            let number = || {
+                let number = value.parse::<u64>().ok().filter(|number| (1..=100_000).contains(number));
+                number.ok_or_else(|| format!("{name} {value}: expected 1 to 100000"))
+            };
+            match name.as_str() {
+                "--rounds" => options.rounds = number()?,
+                "--seed" => options.seed = number()?,
+                "--json" => options.json = Some(value.into()),
+                other => return Err(format!("unknown argument `{other}` of `nixl`")),
+            }
+        }
+        Ok(options)
+    }
+}
+
 /// What the build and the tests need.
 struct Tools {
     library: PathBuf,
+    /// On which managers find each other.
+    nats_server: PathBuf,
     libclang: PathBuf,
     /// Where the compiler keeps headers like `stddef.h`, which the package of libclang lacks.
     headers: String,
@@ -33,11 +71,12 @@ impl Tools {
         anyhow::ensure!(library.is_file(), "the package {NIXL} has no {LIBRARY}");
         let headers = output_of(Command::new("gcc").arg("-print-file-name=include"))
             .context("a C compiler is needed to build NIXL's bindings: `apt-get install g++`")?;
-        Ok(Self { library, libclang, headers: headers.trim().to_owned() })
+        let nats_server = nats_server(workspace).context("there is no nats-server")?;
+        Ok(Self { library, nats_server, libclang, headers: headers.trim().to_owned() })
     }
 
     fn name_to(&self, command: &mut Command) {
-        command.env("NIXL_CAPI_LIBRARY", &self.library);
+        command.env("NIXL_CAPI_LIBRARY", &self.library).env("KVBM_NATS_SERVER", &self.nats_server);
         command.env("LIBCLANG_PATH", &self.libclang);
         command.env("BINDGEN_EXTRA_CLANG_ARGS", format!("-I{}", self.headers));
     }
@@ -59,6 +98,23 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
     tests.and(example(workspace, &tools).into())
 }
 
+/// Kills and stops managers that read from each other; whether all rounds passed.
+pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
+    let workspace = Workspace::load()?;
+    let tools = Tools::fetch(&workspace)?;
+    let figures = workspace.target.join("nixl-rounds.json");
+    // Of an earlier call, which this one must not be taken for.
+    let _ = std::fs::remove_file(&figures);
+    let mut command = with_nixl(&workspace, &tools, "test");
+    command.args(["--test", "remote_nixl", "--", "--nocapture", "--test-threads", "1", "kills::"]);
+    command.env("NIXL_ROUNDS", options.rounds.to_string()).env("NIXL_SEED", options.seed.to_string());
+    succeed(command.env("NIXL_JSON", &figures))?;
+    let text = std::fs::read_to_string(&figures).context("no round ran: NIXL was not compiled in")?;
+    let report: Value = serde_json::from_str(&text).context("the report of the rounds is no JSON")?;
+    json_report::deliver(options.json.as_deref(), &report)?;
+    Ok(true)
+}
+
 /// A command of cargo with the features of every test build, so that only what uses NIXL is
 /// compiled again.
 fn with_nixl(workspace: &Workspace, tools: &Tools, action: &str) -> Command {
@@ -75,4 +131,21 @@ fn example(workspace: &Workspace, tools: &Tools) -> anyhow::Result<()> {
     let mut example = Command::new(workspace.target.join("debug").join("disaggregated"));
     tools.name_to(&mut example);
     succeed(&mut example)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_and_seed_are_read() {
+        let parse =
+            |line: &str| Options::parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(parse(""), Ok(Options { rounds: 200, seed: 1, json: None }));
+        let json = Some("n.json".into());
+        assert_eq!(parse("--seed 7 --json n.json --rounds 5"), Ok(Options { rounds: 5, seed: 7, json }));
+        for wrong in ["--rounds", "--rounds 0", "--rounds many", "now", "now 1", "--json"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
 }

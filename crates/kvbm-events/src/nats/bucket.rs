@@ -8,6 +8,7 @@ use crate::deadline;
 use crate::{Payload, TransportError};
 use async_nats::Client;
 use async_nats::connection::State;
+use async_nats::datetime::DateTime;
 use async_nats::jetstream::kv::{self, Entry, Operation, Store, Watch};
 use async_nats::jetstream::stream::StorageType;
 use async_nats::jetstream::{self, Context};
@@ -17,7 +18,7 @@ use futures_util::StreamExt;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc};
 
@@ -76,6 +77,8 @@ struct Values {
     ours: BTreeMap<String, Kept>,
     /// Why the last renewal failed, until one succeeds.
     trouble: Option<String>,
+    /// When the bucket was made, by the server's clock.
+    made: Option<DateTime>,
     /// Since when the server has told of every change. Only then age says something.
     followed: Option<Instant>,
 }
@@ -216,6 +219,8 @@ struct Bucket {
     values: Arc<Mutex<Values>>,
     /// Whether the changes of the bucket are read.
     is_watched: AtomicBool,
+    /// Connections that were made until the changes were asked for last.
+    connects: AtomicU64,
     /// Has the bucket watched anew.
     broken: Notify,
 }
@@ -227,8 +232,8 @@ impl Bucket {
         let denied = Arc::new(Denied::default());
         let client = login::connect(&server, deadline, &denied).await?;
         let context = jetstream::new(client.clone());
-        let (is_watched, broken) = (AtomicBool::new(true), Notify::new());
-        let bucket = Self { client, context, denied, name, lease, values, is_watched, broken };
+        let (is_watched, connects, broken) = (AtomicBool::new(true), AtomicU64::new(0), Notify::new());
+        let bucket = Self { client, context, denied, name, lease, values, is_watched, connects, broken };
         let watch = bucket.watch(deadline).await?;
         Ok((bucket, watch))
     }
@@ -257,6 +262,7 @@ impl Bucket {
 
     /// Reads what is there, and what changes from then on.
     async fn watch(&self, deadline: Instant) -> Result<Watch, TransportError> {
+        self.connects.store(self.connects_now(), Ordering::Relaxed);
         let store = self.store(deadline).await?;
         let what = format!("reading bucket {}", self.name);
         let status = within(NAME, deadline, &what, store.status()).await?;
@@ -280,8 +286,15 @@ impl Bucket {
                 Err(_) => is_current = within(NAME, deadline, &what, store.status()).await?.values() == 0,
             }
         }
-        // What was not there again is gone.
-        self.values.lock().retain(|value| value.seen >= begun);
+        let mut values = self.values.lock();
+        if values.made.replace(status.info.created) == Some(status.info.created) {
+            // What was not there again is gone.
+            values.retain(|value| value.seen >= begun);
+        } else {
+            // A server that has lost the bucket: who lives puts its values again in a while.
+            values.followed = None;
+        }
+        drop(values);
         Ok(watch)
     }
 
@@ -303,9 +316,13 @@ impl Bucket {
     async fn follow(self: Arc<Self>, first: Watch) {
         let mut next = Some(first);
         loop {
-            let watch = match next.take() {
-                Some(watch) => Ok(watch),
-                None => self.watch(deadline::after(REQUEST)).await,
+            let watch = if let Some(watch) = next.take() {
+                Ok(watch)
+            } else {
+                let watch = self.watch(deadline::after(REQUEST)).await;
+                // The server may have lost them.
+                self.put_ours().await;
+                watch
             };
             if let Ok(mut watch) = watch {
                 self.is_watched.store(true, Ordering::Relaxed);
@@ -314,9 +331,23 @@ impl Bucket {
                         self.take(entry);
                     }
                 });
-                futures_util::future::select(changes, Box::pin(self.broken.notified())).await;
+                let broken = Box::pin(self.broken.notified());
+                let ended = futures_util::future::select(broken, Box::pin(self.connected_again()));
+                futures_util::future::select(changes, ended).await;
             }
             self.is_watched.store(false, Ordering::Relaxed);
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    fn connects_now(&self) -> u64 {
+        self.client.statistics().connects.load(Ordering::Relaxed)
+    }
+
+    /// Waits until there is another connection than that over which the changes were asked for. A
+    /// server that has started again does not tell of them, and the client takes long to find out.
+    async fn connected_again(&self) {
+        while self.connects_now() <= self.connects.load(Ordering::Relaxed).max(1) {
             tokio::time::sleep(RETRY).await;
         }
     }
@@ -325,19 +356,23 @@ impl Bucket {
     async fn renew(self: Arc<Self>) {
         loop {
             tokio::time::sleep(self.lease / RENEWALS).await;
-            let ours: Vec<_> = {
-                let values = self.values.lock();
-                values.ours.iter().map(|(key, kept)| (key.clone(), kept.value.clone())).collect()
-            };
-            let mut trouble = None;
-            for (key, value) in ours {
-                // One that fails is put the next time.
-                let put = self.put(&key, value, deadline::after(REQUEST)).await;
-                trouble = trouble.or(put.err().map(|error| error.to_string()));
-            }
-            self.values.lock().trouble = trouble;
+            self.put_ours().await;
             self.expire();
         }
+    }
+
+    async fn put_ours(&self) {
+        let ours: Vec<_> = {
+            let values = self.values.lock();
+            values.ours.iter().map(|(key, kept)| (key.clone(), kept.value.clone())).collect()
+        };
+        let mut trouble = None;
+        for (key, value) in ours {
+            // One that fails is put the next time.
+            let put = self.put(&key, value, deadline::after(REQUEST)).await;
+            trouble = trouble.or(put.err().map(|error| error.to_string()));
+        }
+        self.values.lock().trouble = trouble;
     }
 
     fn expire(&self) {

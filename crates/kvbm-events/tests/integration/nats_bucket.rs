@@ -114,6 +114,38 @@ fn values_outlive_a_restart_of_the_server() {
     comes_to(&open(&server, "", LEASE), &[("node-1", b"c")]);
 }
 
+/// Mutation that makes it fail: the bucket is not watched anew when the server is back, or what is
+/// not yet in a new bucket counts as gone.
+#[test]
+fn a_restart_of_the_server_hides_no_change_and_no_value() {
+    let Some(mut server) = NatsServer::start(&[]) else { return };
+    // Nothing is renewed or dropped by its age in the time of this test.
+    let lease = PATIENCE * 10;
+    let (one, two) = (open(&server, "", lease), open(&server, "", lease));
+    one.keep("node-1", b"a").unwrap();
+    two.keep("node-2", b"b").unwrap();
+    let both: &[(&str, &[u8])] = &[("node-1", b"a"), ("node-2", b"b")];
+    comes_to(&one, both);
+    comes_to(&two, both);
+    server.kill();
+    server.restart();
+    // The first calls may come before the connection.
+    let until = Instant::now() + PATIENCE;
+    while two.keep("node-2", b"c").is_err() {
+        assert!(Instant::now() < until, "the server is back");
+    }
+    while values(&one)["node-2"] != b"c" {
+        assert!(Instant::now() < until, "the change is heard of");
+        assert_eq!(values(&one).len(), 2, "nobody has gone");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    comes_to(&two, &[("node-1", b"a"), ("node-2", b"c")]);
+    // Nor is it missing to those who come later.
+    while values(&open(&server, "", lease)).len() < 2 {
+        assert!(Instant::now() < until, "the values are put again");
+    }
+}
+
 #[test]
 fn what_cannot_be_done_says_why() {
     for (url, why) in [

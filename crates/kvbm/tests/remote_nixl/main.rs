@@ -1,6 +1,15 @@
 //! Managers of several processes share host memory over real NIXL.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
+#[cfg(feature = "nats")]
+mod kills;
+#[cfg(feature = "nats")]
+#[path = "../../../kvbm-events/tests/support/nats_server.rs"]
+mod nats_server;
+#[cfg(feature = "nats")]
+#[path = "../../../kvbm-events/tests/support/ports.rs"]
+mod ports;
+#[path = "../support/mod.rs"]
 mod support;
 
 use crate::support::store::{onboard, put};
