@@ -24,13 +24,12 @@ const SGLANG: &[&str] = &[
 /// The contract tests, and tests of the package that compare with torch where it is installed.
 const TESTS: &[&str] = &["contract_tests", "tests/test_kernels.py", "tests/test_tensors.py"];
 
-/// Runs the tests with the torch of the installation of vLLM.
+/// Runs the tests over the installed wheel, with the torch of the installation of vLLM.
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
     let prepared = || {
-        let package = wheel::assemble(workspace, wheel::Profile::Dev)?;
-        let interpreter = engine_test::install(workspace)?;
+        let interpreter = engine_test::environment(workspace, wheel::Profile::Dev)?;
         let engine = python::folder(workspace, &interpreter, "sglang-0.5.23", SGLANG)?;
-        anyhow::Ok((interpreter, [package, engine]))
+        anyhow::Ok((interpreter, [engine]))
     };
     match prepared() {
         Ok((interpreter, path)) => wheel::tests(workspace, &interpreter, &path, TESTS),

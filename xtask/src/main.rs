@@ -16,6 +16,7 @@ mod fetch;
 mod fuzz;
 mod gpu;
 mod hostile;
+mod installed;
 mod json_report;
 mod kernels;
 mod miri;

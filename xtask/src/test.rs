@@ -166,7 +166,7 @@ fn needs_vllm(options: &Options) -> bool {
 
 /// Folders below the target folder, each with the last step that needs it.
 const OUTPUTS: &[(&str, &str)] = &[
-    ("engine", "engine-test"),
+    ("contracts", "engine-test"),
     ("contracts", "tools/vllm"),
     ("contracts", "tools/sglang-0.5.23"),
     ("doc", "doc"),

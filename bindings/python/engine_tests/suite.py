@@ -27,6 +27,7 @@ import groups
 import model
 import processes
 import restarts
+import serving
 import speculation
 import tiering
 import times
@@ -215,6 +216,7 @@ def main() -> int:
         "equality": (lambda: equality.judge(suite), {"twice"}),
         "speculation": (lambda: speculation.judge(suite), set()),
         "processes": (lambda: processes.judge(suite), set()),
+        "serve": (lambda: serving.judge(suite), set()),
         "restart": (lambda: restarts.judge(suite), {"restart"}),
         "failures": (lambda: failures.judge(suite), set()),
         "audit": (lambda: audits.judge(suite), set()),
