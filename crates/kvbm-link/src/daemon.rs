@@ -184,7 +184,9 @@ impl AttachListener {
                 Ok((stream, _)) => open.accept(stream),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {
-                    tracing::warn!(path = %self.path().display(), "cannot accept a process: {error}");
+                    if let Some(suppressed) = open.log_limit.allow("accept", clock::now()) {
+                        tracing::warn!(path = %self.path().display(), suppressed, "cannot accept a process: {error}");
+                    }
                     // Out of descriptors, for example: it may pass.
                     std::thread::sleep(TICK);
                 }
@@ -228,7 +230,7 @@ impl Open {
         let thread = std::thread::Builder::new().name("kvbm-attached".into());
         let serve = move || {
             let Err(error) = place.0.shake_hands(stream) else { return };
-            if let Some(suppressed) = place.0.log_limit.allow("meet", clock::now()) {
+            if let Some(suppressed) = place.0.log_limit.allow("handshake", clock::now()) {
                 tracing::warn!(suppressed, "a process was not attached: {error}");
             }
         };

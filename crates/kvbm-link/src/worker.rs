@@ -95,7 +95,7 @@ struct Serving {
 }
 
 /// What all handshakes of a listener share.
-struct Meeting<'a> {
+struct Handshakes<'a> {
     service: &'a Arc<dyn Service>,
     serving: Mutex<Serving>,
     /// Those that are under way.
@@ -136,7 +136,7 @@ impl WorkerListener {
     /// Serves leaders, one at a time, until it is stopped. The session of the last one has ended
     /// when it returns.
     pub fn serve(&self, service: &Arc<dyn Service>) {
-        let meeting = Meeting {
+        let handshakes = Handshakes {
             service,
             serving: Mutex::default(),
             waiting: Waiting::default(),
@@ -146,20 +146,31 @@ impl WorkerListener {
             while !self.stop.load(Ordering::Acquire) {
                 self.wait();
                 match self.listener.accept() {
-                    Ok(stranger) => self.begin_handshake(scope, stranger, &meeting),
+                    Ok(stranger) => self.begin_handshake(scope, stranger, &handshakes),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) => {
-                        tracing::warn!(address = %self.address, "cannot accept a leader: {error}");
+                        self.warn(
+                            &handshakes.log_limit,
+                            "accept",
+                            &format!("cannot accept a leader: {error}"),
+                        );
                         // Out of descriptors, for example: it may pass.
                         std::thread::sleep(TICK);
                     }
                 }
             }
         });
-        if let Some((line, thread)) = meeting.serving.lock().now.take() {
+        if let Some((line, thread)) = handshakes.serving.lock().now.take() {
             line.close();
             // A session that panicked has said so.
             let _ = thread.join();
+        }
+    }
+
+    /// A warning, unless its topic had one lately.
+    fn warn(&self, limit: &LogLimit<&'static str>, topic: &'static str, text: &str) {
+        if let Some(suppressed) = limit.allow(topic, clock::now()) {
+            tracing::warn!(address = %self.address, suppressed, "{text}");
         }
     }
 
@@ -168,29 +179,25 @@ impl WorkerListener {
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
         stranger: Stranger,
-        meeting: &'scope Meeting<'_>,
+        handshakes: &'scope Handshakes<'_>,
     ) {
-        let say = |topic, text: &str| {
-            if let Some(suppressed) = meeting.log_limit.allow(topic, clock::now()) {
-                tracing::warn!(address = %self.address, suppressed, "{text}");
-            }
-        };
-        let place = match meeting.waiting.enter(&stranger) {
+        let warn = |topic, text: &str| self.warn(&handshakes.log_limit, topic, text);
+        let place = match handshakes.waiting.enter(&stranger) {
             Ok(Some(place)) => place,
             Ok(None) => {
                 let why = format!("nobody else is served: {MAX_HANDSHAKES} handshakes are under way");
-                return say("full", &why);
+                return warn("full", &why);
             }
-            Err(error) => return say("full", &format!("a leader has no place: {error}")),
+            Err(error) => return warn("full", &format!("a leader has no place: {error}")),
         };
-        let thread = std::thread::Builder::new().name("kvbm-link-meet".into());
+        let thread = std::thread::Builder::new().name("kvbm-link-hand".into());
         let spawned = thread.spawn_scoped(scope, move || {
-            if let Err(error) = self.shake_hands(stranger, &place, meeting) {
-                say("meet", &error.to_string());
+            if let Err(error) = self.shake_hands(stranger, &place, handshakes) {
+                warn("handshake", &error.to_string());
             }
         });
         if let Err(error) = spawned {
-            say("thread", &format!("no thread for a leader: {error}"));
+            warn("thread", &format!("no thread for a leader: {error}"));
         }
     }
 
@@ -206,7 +213,7 @@ impl WorkerListener {
         &self,
         stranger: Stranger,
         place: &Place<'_>,
-        meeting: &Meeting<'_>,
+        handshakes: &Handshakes<'_>,
     ) -> Result<(), HandshakeError> {
         let until = kvbm_plan::deadline_after(Instant::now(), self.times.handshake);
         let (stream, peer) = self.listener.admit(stranger, until)?;
@@ -215,18 +222,14 @@ impl WorkerListener {
         if !place.keep() {
             return Err(io::Error::other("others came, and its place was needed").into());
         }
-        let mut serving = meeting.serving.lock();
+        let mut serving = handshakes.serving.lock();
         let fits = versions
             .and_then(|()| self.terms.check(&terms, serving.last))
             .and_then(|()| Self::is_free(&mut serving, &peer));
         if let Err(refusal) = fits {
-            tracing::warn!(
-                peer = %peer.id,
-                "refused a leader: {} is {} there and {} here",
-                refusal.field,
-                refusal.leader,
-                refusal.worker
-            );
+            let Refusal { field, leader, worker } = &refusal;
+            let why = format!("refused leader {}: its {field} is {leader}, the worker's {worker}", peer.id);
+            self.warn(&handshakes.log_limit, "refuse", &why);
             return handshake::refuse(&mut line, &refusal);
         }
         handshake::accept(&mut line)?;
@@ -234,7 +237,7 @@ impl WorkerListener {
         serving.last = Some(terms.epoch);
         let leader = LeaderInfo { peer: peer.id, terms };
         let line = Arc::new(Connection::new(stream, peer, self.times, QUEUE_BYTES)?);
-        let (own, service) = (Arc::clone(&line), Arc::clone(meeting.service));
+        let (own, service) = (Arc::clone(&line), Arc::clone(handshakes.service));
         let thread = std::thread::Builder::new()
             .name("kvbm-link-serve".into())
             .spawn(move || serve_leader(&own, &leader, service.as_ref()))?;
