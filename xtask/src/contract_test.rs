@@ -32,7 +32,7 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
         anyhow::Ok((interpreter, [engine]))
     };
     match prepared() {
-        Ok((interpreter, path)) => wheel::tests(workspace, &interpreter, &path, TESTS),
+        Ok((interpreter, path)) => wheel::tests(workspace, &interpreter, &path, TESTS, &[]),
         Err(error) => Err(error).into(),
     }
 }

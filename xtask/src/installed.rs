@@ -1,14 +1,33 @@
 //! The wheel, built and installed as a user does it.
 
 use crate::python;
-use crate::wheel::Profile;
-use crate::workspace::{Workspace, succeed};
+use crate::steps::Outcome;
+use crate::wheel::{self, Profile};
+use crate::workspace::{Workspace, succeed, without_package};
 use anyhow::{Context, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What builds a wheel for this machine's libraries.
 const MATURIN: &[&str] = &["maturin==1.16.0"];
+
+/// The step `wheel`: what the wheel has, and that it works where pip has installed it alone.
+pub(crate) fn check(workspace: &Workspace) -> Outcome {
+    let prepared = || {
+        let wheel = build(workspace, Profile::Dev)?;
+        let python = python::environment(workspace, "binding", wheel::TEST_PACKAGES)?;
+        let environment = workspace.target.join("wheel-test");
+        let installed = install(&python, &environment, std::slice::from_ref(&wheel))?;
+        anyhow::Ok((python, wheel, installed))
+    };
+    match prepared() {
+        Ok((python, wheel, installed)) => {
+            let environment = [("WHEEL", wheel.as_path()), ("WHEEL_PYTHON", &installed)];
+            wheel::tests(workspace, &python, &[], &["wheel_tests"], &environment)
+        }
+        Err(error) => Err(error).into(),
+    }
+}
 
 /// Builds the wheel below the target folder. It shares the build of the workspace but for the
 /// extension itself.
@@ -21,7 +40,8 @@ pub(crate) fn build(workspace: &Workspace, profile: Profile) -> anyhow::Result<P
     let folder = workspace.target.join(built).join("wheels");
     remove(&folder)?;
     let mut maturin = Command::new(python);
-    maturin.args(["-m", "maturin", "build", "--quiet", "--locked", "--profile", name, "--out"]).arg(&folder);
+    maturin.args(["-m", "maturin", "build", "--locked", "--profile", name, "--out"]).arg(&folder);
+    without_package(&mut maturin);
     succeed(maturin.current_dir(workspace.root.join("bindings/python")))?;
     only_file(&folder)
 }

@@ -5,8 +5,8 @@ use crate::space::Space;
 use crate::steps::{Outcome, Report};
 use crate::workspace::{FEATURES, Workspace, cargo, line_of, succeed};
 use crate::{
-    contract_test, crash_test, dependencies, engine_test, fuzz, gpu, hostile, kernels, miri, models, nixl,
-    node_test, outside, sim, smoke, tidy, wheel,
+    contract_test, crash_test, dependencies, engine_test, fuzz, gpu, hostile, installed, kernels, miri,
+    models, nixl, node_test, outside, sim, smoke, tidy, wheel,
 };
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
@@ -45,6 +45,7 @@ const STEPS: &[Step] = &[
     step("test", When::Always, "all crates' tests, with a real nats-server, libzmq and S3 server", tests),
     step("doctest", When::Always, "the examples of the documentation", doctests),
     step("python", When::Always, "types and tests of the Python package", wheel::check),
+    step("wheel", When::All, "the wheel, installed by pip without an index", installed::check),
     step("engine", When::All, "the connector under a real vLLM", engine_test::check),
     step(
         "contracts",
@@ -166,6 +167,7 @@ fn needs_vllm(options: &Options) -> bool {
 
 /// Folders below the target folder, each with the last step that needs it.
 const OUTPUTS: &[(&str, &str)] = &[
+    ("wheel", "wheel-test"),
     ("contracts", "engine-test"),
     ("contracts", "tools/vllm"),
     ("contracts", "tools/sglang-0.5.23"),

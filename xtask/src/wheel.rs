@@ -3,13 +3,13 @@
 use crate::gpu::driver;
 use crate::python;
 use crate::steps::Outcome;
-use crate::workspace::{FEATURES, Workspace, cargo, line_of, succeed};
+use crate::workspace::{FEATURES, Workspace, cargo, line_of, succeed, without_package};
 use anyhow::Context;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What the tests need beside the package.
-const TEST_PACKAGES: &[&str] = &["pytest==9.2.0", "mypy==2.4.1", "numpy==2.2.6", "ruff==0.17.6"];
+pub(crate) const TEST_PACKAGES: &[&str] = &["pytest==9.2.0", "mypy==2.4.1", "numpy==2.2.6", "ruff==0.17.6"];
 
 /// What builds wheels. `ziglang` links against an old glibc, so that one wheel runs on all of
 /// manylinux.
@@ -21,7 +21,7 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
     match prepared(workspace) {
         Ok((python, package)) => {
             let stubs = stubs(workspace, &python, &package);
-            types(workspace, &python).and(stubs).and(tests(workspace, &python, &[package], &["tests"]))
+            types(workspace, &python).and(stubs).and(tests(workspace, &python, &[package], &["tests"], &[]))
         }
         Err(error) => Err(error).into(),
     }
@@ -97,8 +97,14 @@ fn stubs(workspace: &Workspace, python: &Path, package: &Path) -> Outcome {
     Outcome::from(succeed(command.env("PYTHONPATH", package).env("PYTHONDONTWRITEBYTECODE", "1")))
 }
 
-/// Runs the Python tests of folders and files, with the packages in `path`.
-pub(crate) fn tests(workspace: &Workspace, python: &Path, path: &[PathBuf], tests: &[&str]) -> Outcome {
+/// Runs the Python tests of folders and files, with the packages in `path` and more variables.
+pub(crate) fn tests(
+    workspace: &Workspace,
+    python: &Path,
+    path: &[PathBuf],
+    tests: &[&str],
+    environment: &[(&str, &Path)],
+) -> Outcome {
     let path = match std::env::join_paths(path) {
         Ok(path) => path,
         Err(error) => return Err(anyhow::Error::from(error)).into(),
@@ -106,7 +112,7 @@ pub(crate) fn tests(workspace: &Workspace, python: &Path, path: &[PathBuf], test
     let mut pytest = Command::new(python);
     pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider"]).args(tests);
     pytest.current_dir(workspace.root.join("bindings/python")).env("PYTHONPATH", path);
-    pytest.env("PYTHONDONTWRITEBYTECODE", "1");
+    pytest.env("PYTHONDONTWRITEBYTECODE", "1").envs(environment.iter().copied());
     match driver(workspace) {
         Ok(driver) => drop(pytest.env("KVBM_CUDA_DRIVER", driver)),
         // Tests of device memory say that they were skipped.
@@ -165,6 +171,7 @@ pub(crate) fn build(workspace: &Workspace) -> anyhow::Result<()> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path = std::env::join_paths(tools.into_iter().chain(std::env::split_paths(&path)));
     maturin.env("PATH", path.context("PATH cannot be extended")?);
+    without_package(&mut maturin);
     succeed(maturin.current_dir(workspace.root.join("bindings/python")))
 }
 

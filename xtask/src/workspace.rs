@@ -108,9 +108,14 @@ pub(crate) const FEATURES: &str = "kvbm-cli/nats,kvbm-cli/zmq,kvbm-cli/s3,kvbm-c
 pub(crate) fn cargo(root: &Path) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root);
-    // `cargo run` hands down the folder of xtask's own package; nothing below wants it.
-    command.env_remove("CARGO_MANIFEST_DIR");
+    without_package(&mut command);
     command
+}
+
+/// `cargo run` hands down the folder of xtask's own package; nothing below wants it. Build scripts
+/// that look at it run again, and what depends on them is compiled again.
+pub(crate) fn without_package(command: &mut Command) {
+    command.env_remove("CARGO_MANIFEST_DIR");
 }
 
 /// Runs `command`, its output shown as it comes.
