@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use kvbm::device::{CopyBatch, Device, Direction, EmulatedConfig, EmulatedDevice, HostBuffer};
 use kvbm::layout::{
-    AxisOrder, BlockLayout, DType, FullyContiguous, LayerSeparate, LayoutConfig, OuterPlacement,
+    AxisOrder, BlockLayout, BlockView, Cell, ContiguousBlock, DType, FullyContiguous, LayerSeparate,
+    LayoutConfig, OuterPlacement,
 };
 use kvbm::plan::{BlockId, BlockIdentity, Epoch, GroupId, NamespaceId, Rank, SequenceHash};
 use kvbm::storage::{BoundLayout, DeviceAllocator, HugePages, PinFallback, PinnedAllocator, RegionBytes};
@@ -21,6 +22,8 @@ use crate::rng::Rng;
 
 const NAMESPACE: [u8; 16] = [0xB; 16];
 const PAGE_SIZE: u32 = 16;
+/// Elements of a head, where the elements of a token are a multiple.
+const HEAD_DIM: u32 = 128;
 /// Keys and values.
 const OUTER: u32 = 2;
 const PAGE: u64 = 4096;
@@ -38,6 +41,9 @@ pub(super) struct Shape {
     pub(super) device_fragments: u32,
     /// Fragments of a block in host memory: 1, or as many as on the device.
     pub(super) host_fragments: u32,
+    /// Order of the axes of a block in host memory, where it is one fragment. On the device it is
+    /// NHD.
+    pub(super) host_order: AxisOrder,
     pub(super) slots: u32,
 }
 
@@ -51,12 +57,15 @@ impl Shape {
     fn config(self, alignment: u64) -> Result<LayoutConfig> {
         let per_fragment = self.block_bytes / u64::from(self.device_fragments);
         let inner = per_fragment / u64::from(PAGE_SIZE * self.dtype.width());
+        let inner = u32::try_from(inner).context("a block is too large")?;
+        let heads = if inner.is_multiple_of(HEAD_DIM) { inner / HEAD_DIM } else { 1 };
         let config = LayoutConfig::builder()
             .num_blocks(self.slots)
             .num_layers(self.device_fragments / OUTER)
             .outer_dim(OUTER)
             .page_size(PAGE_SIZE)
-            .inner_dim(u32::try_from(inner).context("a block is too large")?)
+            .inner_dim(inner)
+            .num_heads(heads)
             .dtype(self.dtype)
             .alignment(alignment)
             .build()?;
@@ -81,7 +90,7 @@ impl Shape {
         if self.host_fragments > 1 {
             return self.layer_separate();
         }
-        Ok(Arc::new(FullyContiguous::new(self.config(PAGE)?, AxisOrder::Nhd)?))
+        Ok(Arc::new(FullyContiguous::new(self.config(PAGE)?, self.host_order)?))
     }
 }
 
@@ -198,24 +207,63 @@ impl Bed {
         self.plans.fetch_add(1, Relaxed)
     }
 
-    /// Brings every block from the disk to the device and from there to host memory, and compares
-    /// what arrives.
+    /// Brings every block from the disk to the device, from there to host memory, and once more to
+    /// and from the device. Compares what arrives.
     pub(super) fn check_bytes(&self) -> Result<()> {
-        pump::once(self, kvbm::plan::Path::G3_G1)?;
-        pump::once(self, kvbm::plan::Path::G1_G2)?;
+        use kvbm::plan::Path;
+        [Path::G3_G1, Path::G1_G2, Path::G2_G1, Path::G1_G2]
+            .iter()
+            .try_for_each(|path| pump::once(self, *path))?;
         let mut bytes = vec![0; usize::try_from(self.shape.block_bytes)?];
         let mut expected = bytes.clone();
         for block in 0..self.shape.slots {
             // SAFETY: the copies are over, and nobody else asks for others.
             unsafe { self.g2.read_block(block, &mut bytes) }?;
-            let [device, ..] = self.slots_of(block);
-            let mut parts = expected.as_mut_slice();
-            for fragment in self.g1.block_fragments(device.0)? {
-                let (part, rest) = parts.split_at_mut(usize::try_from(fragment.len)?);
-                pattern(fragment.region).fill(fragment.offset, part);
-                parts = rest;
+            match self.g2.layout().contiguous_block() {
+                Some(host) => self.expect_rows(block, host, &mut expected)?,
+                None => self.expect_fragments(block, &mut expected)?,
             }
             ensure!(bytes == expected, "block {block} came back with other bytes than were written");
+        }
+        Ok(())
+    }
+}
+
+impl Bed {
+    /// The bytes of a block whose fragments in host memory are those on the device.
+    fn expect_fragments(&self, block: u32, expected: &mut [u8]) -> Result<()> {
+        let [device, ..] = self.slots_of(block);
+        let mut parts = expected;
+        for fragment in self.g1.block_fragments(device.0)? {
+            let (part, rest) = parts.split_at_mut(usize::try_from(fragment.len)?);
+            pattern(fragment.region).fill(fragment.offset, part);
+            parts = rest;
+        }
+        Ok(())
+    }
+
+    /// The bytes of a block that is one piece in host memory, head by head, as both layouts say.
+    fn expect_rows(&self, block: u32, host: ContiguousBlock, expected: &mut [u8]) -> Result<()> {
+        let [device, ..] = self.slots_of(block);
+        let start = host.offset + u64::from(block) * host.stride;
+        let (layouts, config) = ([self.g1.layout(), self.g2.layout()], self.g1.layout().config());
+        for (layer, outer) in
+            (0..config.num_layers).flat_map(|layer| (0..OUTER).map(move |outer| (layer, outer)))
+        {
+            let from = layouts[0].block_view(device.0, layer, Cell::Kv(outer))?;
+            let to = layouts[1].block_view(block, layer, Cell::Kv(outer))?;
+            for (token, head) in
+                (0..PAGE_SIZE).flat_map(|token| (0..config.num_heads).map(move |head| (token, head)))
+            {
+                let at = |view: BlockView| {
+                    let in_cell =
+                        u64::from(token) * view.cell.token_stride + u64::from(head) * view.cell.head_stride;
+                    view.offset + in_cell
+                };
+                let first = usize::try_from(at(to) - start)?;
+                let len = usize::try_from(to.cell.elems * u64::from(to.cell.elem_bytes))?;
+                pattern(from.region).fill(at(from), &mut expected[first..first + len]);
+            }
         }
         Ok(())
     }

@@ -14,6 +14,10 @@
 //!   `_encrypted` they are encrypted (`disk.encrypt`). Their limit is the same path without a key,
 //!   on another engine, in the same round.
 //!
+//! - In the rows `_universal` the device has a region for each layer, tokens before heads, and host
+//!   memory has blocks in universal order: every copy converts. Their limit is the same path without
+//!   a conversion, from the same device layout, in the same round.
+//!
 //! Processor time stands beside that of a bare loop that also computes the checksums.
 //!
 //! What is measured is the transfer engine as it is shipped: plans in, reports out, every byte with
@@ -32,7 +36,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use clap::Args;
 use kvbm::config::Bytes;
-use kvbm::layout::DType;
+use kvbm::layout::{AxisOrder, DType};
 use kvbm::plan::Path as Route;
 use kvbm_disk::{DiskEncryption, DiskKeys};
 use kvbm_keys::{DeploymentKey, OperatorKey};
@@ -71,6 +75,8 @@ const ROWS: [&[&str]; 6] = [
 /// Rows whose limit is the same path without a key.
 const ROWS_OF_KEYS: [&[&str]; 4] =
     [&["g2_g3_keyed"], &["g3_g2_keyed"], &["g2_g3_encrypted"], &["g3_g2_encrypted"]];
+/// Rows whose limit is the same path without a conversion.
+const ROWS_OF_ORDERS: [&[&str]; 2] = [&["g1_g2_universal"], &["g2_g1_universal"]];
 /// Of the benchmark; nothing that it encrypts stays.
 const OPERATOR_KEY: &[u8] = b"operator's key of this benchmark";
 const ROWS_OF_MANY: [&[&str]; 2] = [&["g2_g3_1100_fragments"], &["g3_g2_1100_fragments"]];
@@ -129,6 +135,7 @@ fn row_names() -> clap::builder::PossibleValuesParser {
     ROWS.concat()
         .into_iter()
         .chain(ROWS_OF_KEYS.concat())
+        .chain(ROWS_OF_ORDERS.concat())
         .chain(ROWS_OF_MANY.concat())
         .collect::<Vec<_>>()
         .into()
@@ -172,7 +179,7 @@ pub fn run(args: &TransferArgs) -> Result<Rows> {
     }
     // From here on there is something to clean up.
     interrupt::catch();
-    let of_each_size = args.steps(&ROWS) + args.steps(&ROWS_OF_KEYS);
+    let of_each_size = args.steps(&ROWS) + args.steps(&ROWS_OF_KEYS) + args.steps(&ROWS_OF_ORDERS);
     let steps = args.sizes.len() * of_each_size + args.steps(&ROWS_OF_MANY);
     let course = Course {
         args,
@@ -190,6 +197,9 @@ pub fn run(args: &TransferArgs) -> Result<Rows> {
         let encryption = DiskEncryption { key: OperatorKey::parse(OPERATOR_KEY)?, previous: None };
         let encrypted = DiskKeys { signing: None, encryption: Some(encryption) };
         course.keyed(size.get(), encrypted, ["g2_g3_encrypted", "g3_g2_encrypted"], &mut samples)?;
+    }
+    for size in args.sizes.iter().filter(|_| args.steps(&ROWS_OF_ORDERS) > 0) {
+        course.converted(size.get(), &mut samples)?;
     }
     if args.steps(&ROWS_OF_MANY) > 0 {
         course.many_fragments(&mut samples)?;
@@ -233,8 +243,14 @@ impl Course<'_> {
     fn size(&self, block_bytes: u64, samples: &mut Samples) -> Result<()> {
         let slots = machine::slots(block_bytes, self.args.set.map(Bytes::get))?;
         let dtype = self.args.dtype;
-        let shape =
-            Shape { block_bytes, dtype, device_fragments: DEVICE_FRAGMENTS, host_fragments: 1, slots };
+        let shape = Shape {
+            block_bytes,
+            dtype,
+            device_fragments: DEVICE_FRAGMENTS,
+            host_fragments: 1,
+            host_order: AxisOrder::Nhd,
+            slots,
+        };
         let scattered = Shape { device_fragments: HOST_FRAGMENTS, host_fragments: HOST_FRAGMENTS, ..shape };
         // G1 and G2 of both, and what stands for G1 in the limit.
         machine::expect_memory(5 * shape.set_bytes())?;
@@ -305,8 +321,14 @@ impl Course<'_> {
         }
         let slots = machine::slots(block_bytes, self.args.set.map(Bytes::get))?;
         let dtype = self.args.dtype;
-        let shape =
-            Shape { block_bytes, dtype, device_fragments: DEVICE_FRAGMENTS, host_fragments: 1, slots };
+        let shape = Shape {
+            block_bytes,
+            dtype,
+            device_fragments: DEVICE_FRAGMENTS,
+            host_fragments: 1,
+            host_order: AxisOrder::Nhd,
+            slots,
+        };
         machine::expect_memory(4 * shape.set_bytes())?;
         let places = [Place::new(self.args, shape)?, Place::with_keys(self.args, shape, Some(keys))?];
         let [plain, signed] = [places[0].bed(shape, 0)?, places[1].bed(shape, 0)?];
@@ -331,13 +353,54 @@ impl Course<'_> {
         [&plain, &signed].into_iter().try_for_each(Bed::check_bytes)
     }
 
+    /// Paths between NHD on the device and universal order in host memory, beside the same paths
+    /// between NHD and NHD.
+    fn converted(&self, block_bytes: u64, samples: &mut Samples) -> Result<()> {
+        let slots = machine::slots(block_bytes, self.args.set.map(Bytes::get))?;
+        let dtype = self.args.dtype;
+        let host_order = AxisOrder::Nhd;
+        let shape = Shape {
+            block_bytes,
+            dtype,
+            device_fragments: DEVICE_FRAGMENTS,
+            host_fragments: 1,
+            host_order,
+            slots,
+        };
+        let converting = Shape { host_order: AxisOrder::Universal, ..shape };
+        machine::expect_memory(5 * shape.set_bytes())?;
+        let place = Place::new(self.args, shape)?;
+        let [plain, converted] = [place.bed(shape, 0)?, place.bed(converting, 1)?];
+        let copies = &Copies::new(&plain)?;
+        let group = |name, path| Group {
+            limit: Box::new({
+                let plain = &plain;
+                move |time| pump::run(plain, path, time)
+            }),
+            bare: Box::new(move |time| Ok(copies.run_with_checksums(path, time))),
+            paths: vec![(name, {
+                let converted = &converted;
+                Box::new(move |time| pump::run(converted, path, time))
+            })],
+        };
+        let groups = [group("g1_g2_universal", Route::G1_G2), group("g2_g1_universal", Route::G2_G1)];
+        self.measure(groups, block_bytes, samples)?;
+        [&plain, &converted].into_iter().try_for_each(Bed::check_bytes)
+    }
+
     /// Blocks of more fragments than one system call takes, straight between host memory and disk.
     fn many_fragments(&self, samples: &mut Samples) -> Result<()> {
         let block_bytes = u64::from(MANY_FRAGMENTS) * MANY_FRAGMENT_BYTES;
         let slots = machine::slots(block_bytes, self.args.set.map(Bytes::get))?;
         let (dtype, fragments) = (self.args.dtype, MANY_FRAGMENTS);
-        let shape =
-            Shape { block_bytes, dtype, device_fragments: fragments, host_fragments: fragments, slots };
+        let shape = Shape {
+            block_bytes,
+            dtype,
+            device_fragments: fragments,
+            host_fragments: fragments,
+            host_order: AxisOrder::Nhd,
+            slots,
+        };
         machine::expect_memory(2 * shape.set_bytes())?;
         let place = Place::new(self.args, shape)?;
         let bed = &place.bed(shape, 0)?;
@@ -449,6 +512,8 @@ mod tests {
             "g3_g2_keyed",
             "g2_g3_encrypted",
             "g3_g2_encrypted",
+            "g1_g2_universal",
+            "g2_g1_universal",
             "g2_g3_1100_fragments",
             "g3_g2_1100_fragments",
         ];
