@@ -2,6 +2,7 @@
 //! See README.md.
 
 mod model;
+mod push;
 
 use std::any::Any;
 use std::io::Read;
@@ -23,20 +24,23 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
-        [] => both(),
+        [] => both(&[]),
+        ["push"] => both(&["push"]),
         ["prefill", folder] => prefill(Path::new(folder)),
         ["decode", folder] => decode(Path::new(folder)),
-        _ => bail!("usage: disaggregated [prefill DIR | decode DIR]"),
+        ["push", "prefill", folder] => push::prefill(Path::new(folder)),
+        ["push", "decode", folder] => push::decode(Path::new(folder)),
+        _ => bail!("usage: disaggregated [push] [prefill DIR | decode DIR]"),
     }
 }
 
-/// Starts both roles in processes of their own.
-fn both() -> Result<()> {
+/// Starts both roles in processes of their own; `form` stands before the name of the role.
+fn both(form: &[&str]) -> Result<()> {
     let folder = std::env::temp_dir().join(format!("kvbm-disaggregated-{}", std::process::id()));
     let program = std::env::current_exe().context("cannot find this program")?;
     let role = |name: &str| {
         let mut command = Command::new(&program);
-        command.arg(name).arg(&folder).stdin(Stdio::piped());
+        command.args(form).arg(name).arg(&folder).stdin(Stdio::piped());
         command
     };
     let mut prefill = role("prefill").spawn().context("cannot start prefill")?;

@@ -128,9 +128,13 @@ fn with_nixl(workspace: &Workspace, tools: &Tools, action: &str) -> Command {
 /// Prefill and decode in two processes: fails where a byte is wrong or missing.
 fn example(workspace: &Workspace, tools: &Tools) -> anyhow::Result<()> {
     succeed(with_nixl(workspace, tools, "build").args(["--bin", "disaggregated"]))?;
-    let mut example = Command::new(workspace.target.join("debug").join("disaggregated"));
-    tools.name_to(&mut example);
-    succeed(&mut example)
+    // Decode reads, and then prefill writes.
+    for form in [&[][..], &["push"]] {
+        let mut example = Command::new(workspace.target.join("debug").join("disaggregated"));
+        tools.name_to(&mut example);
+        succeed(example.args(form))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -104,8 +104,9 @@ pub use lease::{Lease, UnixMillis};
 #[cfg(feature = "nixl")]
 pub use nixl::NixlAgent;
 pub use node::{
-    Arrived, BlockSource, Export, HeldBlock, LocalRank, NodeCounts, NodeOptions, PeerPlans, Publication,
-    RefusedRead, RemoteBlocks, RemoteError, RemoteNode,
+    Arrived, BlockSink, BlockSource, Export, HeldBlock, Landing, LocalRank, NodeCounts, NodeOptions,
+    OfferedChain, PeerPlans, Publication, RefusedRead, RemoteBlocks, RemoteError, RemoteNode, RemoteSlots,
+    WritePlans, Written,
 };
 pub use registry::{BlockSetRegistry, Imported, MAX_PEERS, RegistryError};
 pub use shapes::{ModelPart, ReadPlan, ShapeError, TransferLists};

@@ -27,6 +27,7 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | `start` | builds a worker: tiers, executors, threads | `manager`, `volume_requests`, `scrub`, `flush`, `execute`, `threads`, `hub`, `schedule`, `host`, `slot_layout`, `damaged_objects`, `config`, `movers`, `error`, `completion_queue` |
+//! | `remote_writes` | blocks written to G2 of peers, and by them | `remote`, `host` |
 //! | `remote` | G2 offered to peers, and filled from theirs | `manager`, `host` |
 //! | `predecessor` | blocks that a deployment with another number of ranks left on disk | `geometry`, `config` |
 //! | `manager` | the worker: commands in, reports out | `volume_requests`, `scrub`, `handle`, `flush`, `hub`, `host`, `schedule`, `stats`, `finished`, `report_slot`, `config`, `error` |
@@ -72,6 +73,7 @@ mod manager;
 mod movers;
 mod predecessor;
 mod remote;
+mod remote_writes;
 mod report_slot;
 mod schedule;
 mod scrub;
@@ -96,5 +98,6 @@ pub use manager::TransferManager;
 pub use movers::{MoveDone, MoverRing, MoverTier, Movers};
 pub use predecessor::{LeftOut, NewRanks, OldFolder, OldFolders, Predecessor, PredecessorError, TakenOver};
 pub use remote::{HostRead, PinnedBlocks, Pins, RemoteHost};
+pub use remote_writes::{HostWrite, Reservation, ReservedBlocks};
 pub use slot_layout::disk_layout;
 pub use stats::{PathStats, WorkerStats};

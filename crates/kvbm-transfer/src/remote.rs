@@ -6,7 +6,9 @@
 
 use crate::host::{HostTier, ReadClaim, WriteClaim};
 use crate::manager::TransferManager;
-use kvbm_nixl::{BlockSource, Export, HeldBlock, LocalRank, PeerPlans, RemoteError, RemoteNode};
+use kvbm_nixl::{
+    BlockSource, Export, HeldBlock, LocalRank, PeerPlans, RefusedRead, RemoteError, RemoteNode, WritePlans,
+};
 use kvbm_plan::{
     BlockId, BlockIdentity, Failure, FailureKind, GroupId, NamespaceTag, NodeId, RankSlice, SequenceHash,
 };
@@ -20,7 +22,7 @@ use std::time::Instant;
 /// The cache group of all blocks: models with several groups have no remote blocks.
 const GROUP: GroupId = GroupId(0);
 /// Bytes of all ranks that one lease covers: its owner computes their digests before it answers.
-const LEASE_BYTES: u64 = 64 << 20;
+pub(crate) const LEASE_BYTES: u64 = 64 << 20;
 
 /// What the leader knows of G2. Asked when a peer asks.
 pub trait PinnedBlocks: Send + Sync {
@@ -57,12 +59,14 @@ pub struct HostRead {
 /// G2 of all ranks of this process, offered to peers.
 pub struct RemoteHost {
     // Dropped first: nothing more is granted.
-    export: Export,
-    node: RemoteNode,
-    namespace: NamespaceTag,
-    ranks: Vec<LocalRank>,
-    hosts: Vec<Arc<HostTier>>,
+    pub(crate) export: Export,
+    pub(crate) node: RemoteNode,
+    pub(crate) namespace: NamespaceTag,
+    pub(crate) ranks: Vec<LocalRank>,
+    pub(crate) hosts: Vec<Arc<HostTier>>,
+    pub(crate) source: Arc<Source>,
     plans: Mutex<HashMap<NodeId, Arc<PeerPlans>>>,
+    pub(crate) write_plans: Mutex<HashMap<NodeId, Arc<WritePlans>>>,
 }
 
 impl RemoteHost {
@@ -88,10 +92,12 @@ impl RemoteHost {
         };
         let ranks: Vec<LocalRank> = hosts.iter().zip(workers).map(local).collect();
         let source = Arc::new(Source { hosts: hosts.clone(), pins });
+        let given = Arc::clone(&source) as Arc<dyn BlockSource>;
         // SAFETY: a held block has a read claim on its slot of every rank. Workers write no slot
         // that has one.
-        let export = unsafe { node.export_source(namespace, GROUP, ranks.clone(), source) }?;
-        Ok(Self { export, node, namespace, ranks, hosts, plans: Mutex::default() })
+        let export = unsafe { node.export_source(namespace, GROUP, ranks.clone(), given) }?;
+        let (plans, write_plans) = (Mutex::default(), Mutex::default());
+        Ok(Self { export, node, namespace, ranks, hosts, source, plans, write_plans })
     }
 
     /// The node.
@@ -234,7 +240,7 @@ impl Landing {
 }
 
 /// What peers are given of G2.
-struct Source {
+pub(crate) struct Source {
     hosts: Vec<Arc<HostTier>>,
     pins: Arc<dyn PinnedBlocks>,
 }
@@ -263,11 +269,20 @@ impl BlockSource for Source {
     }
 
     fn hold(&self, hashes: &[SequenceHash]) -> Vec<HeldBlock> {
+        let held = self.hold_blocks(hashes).into_iter();
+        held.map(|(block, guard)| HeldBlock { block, guard }).collect()
+    }
+}
+
+impl Source {
+    /// The first of these blocks that are on G2, verified: slots, and what keeps them in place.
+    pub(crate) fn hold_blocks(&self, hashes: &[SequenceHash]) -> Vec<(u32, Arc<dyn Any + Send + Sync>)> {
         let Pins { blocks, guard } = self.pins.pin(hashes);
         let held = |(slot, identity): (BlockId, BlockIdentity)| match self.claims(slot, &identity) {
             Ok(claims) => {
-                let guard = Arc::new(Reading { _claims: claims, _pins: Arc::clone(&guard) });
-                Some(HeldBlock { block: slot.0, guard })
+                let guard: Arc<dyn Any + Send + Sync> =
+                    Arc::new(Reading { _claims: claims, _pins: Arc::clone(&guard) });
+                Some((slot.0, guard))
             }
             Err(failure) => {
                 tracing::debug!(%failure, hash = %identity.hash, "a block is not given to a peer");
@@ -279,18 +294,22 @@ impl BlockSource for Source {
 }
 
 /// A failure as reports have them.
-fn failure_of(error: &RemoteError) -> Failure {
+pub(crate) fn failure_of(error: &RemoteError) -> Failure {
     use kvbm_nixl::AgentError;
     let kind = match error {
         RemoteError::NoAnswer { .. } | RemoteError::Agent(AgentError::Deadline { .. }) => {
             FailureKind::Deadline
         }
-        RemoteError::Corrupt { .. } => FailureKind::Corrupt,
-        RemoteError::Refused { .. } | RemoteError::UnknownNode { .. } | RemoteError::LeaseEnded { .. } => {
-            FailureKind::Missing
-        }
+        RemoteError::Corrupt { .. } | RemoteError::NotTaken { is_wrong: true, .. } => FailureKind::Corrupt,
+        RemoteError::Refused { why: RefusedRead::NoRoom, .. } => FailureKind::Full,
+        RemoteError::Refused { why: RefusedRead::NotTaken, .. }
+        | RemoteError::Shape(_)
+        | RemoteError::Option { .. } => FailureKind::Unsupported,
+        RemoteError::Refused { .. }
+        | RemoteError::NotTaken { .. }
+        | RemoteError::UnknownNode { .. }
+        | RemoteError::LeaseEnded { .. } => FailureKind::Missing,
         RemoteError::TooManyRequests { .. } => FailureKind::QueueFull,
-        RemoteError::Shape(_) | RemoteError::Option { .. } => FailureKind::Unsupported,
         _ => FailureKind::Io,
     };
     Failure::new(kind, error.to_string())

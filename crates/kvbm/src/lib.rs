@@ -166,9 +166,9 @@ pub use park::{ParkError, ParkRejected, Parked};
 pub use places::Places;
 pub use prefetch::Prefetched;
 pub use ranks::RankStatus;
-pub use remote::PeerStatus;
 #[cfg(feature = "worker")]
 pub use remote::{DiscoveryError, RemoteStartError};
+pub use remote::{PeerStatus, Pushed};
 pub use slots::DirectoryStatus;
 pub use status::{PathStatus, Status};
 pub use tenants::{TenantError, TenantOnTier, TenantStatus};

@@ -94,6 +94,17 @@ pub enum RemoteError {
         /// Our rank.
         rank: Rank,
     },
+    /// A peer did not register a block that was written to it.
+    #[error(
+        "node {node} did not take a block that was written to it: {}",
+        if *.is_wrong { "wrong bytes arrived" } else { "it has no place for it any more" }
+    )]
+    NotTaken {
+        /// The peer.
+        node: NodeId,
+        /// Whether wrong bytes arrived.
+        is_wrong: bool,
+    },
     /// Too few slots for the blocks.
     #[error("{slots} slots for {blocks} remote blocks; give a slot for each")]
     Destination {

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use kvbm_plan::simulation::{Planted, planted};
@@ -10,6 +10,7 @@ use kvbm_plan::{BlockSetId, GroupId, LeaseId, NamespaceTag, RankSlice, SequenceH
 use kvbm_storage::{BoundLayout, StorageError};
 use parking_lot::Mutex;
 
+use super::grants::BlockSink;
 use crate::agent::Registration;
 use crate::digest::digest;
 use crate::shapes::{ModelPart, cover};
@@ -59,6 +60,8 @@ pub(super) struct Offered {
     pub(super) published: Mutex<HashMap<SequenceHash, Arc<PublishedBlock>>>,
     /// Has blocks beside those that are published.
     pub(super) source: Option<Arc<dyn BlockSource>>,
+    /// Takes blocks that peers write.
+    pub(super) sink: OnceLock<Arc<dyn BlockSink>>,
     // Dropped last of all, when no lease holds a block: deregisters the memory.
     pub(super) _registrations: Vec<Registration>,
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ModelPart;
 
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 
 /// Most blocks that one request asks for.
 pub(crate) const MAX_BLOCKS: usize = 1024;
@@ -51,9 +51,33 @@ pub(crate) enum Message {
     Ended { lease: LeaseId },
     /// Reader to owner: I have what I need.
     Release { lease: LeaseId },
+    /// Writer to receiver: I have this chain, from its first block on. Set slots aside for those of
+    /// its blocks that you lack, for `most` of them. `chain` is the namespace that its hashes are
+    /// chained in.
+    Offer {
+        request: u64,
+        epoch: Epoch,
+        namespace: NamespaceTag,
+        group: GroupId,
+        chain: NamespaceTag,
+        hashes: Vec<SequenceHash>,
+        most: u32,
+    },
+    /// Receiver to writer: write these blocks (by index in the chain) into these slots.
+    Room { request: u64, lease: LeaseId, ttl_ms: u64, places: Vec<u32>, slots: Vec<u32> },
+    /// Writer to receiver: the next `blocks` blocks are in their slots. `digests` are by block,
+    /// then by rank of the receiver.
+    Written { request: u64, lease: LeaseId, blocks: u32, digests: Vec<u64> },
+    /// Receiver to writer: so many of them, from the first on, are registered. The next one has
+    /// wrong bytes, or finds no place any more.
+    Taken { request: u64, blocks: u32, is_wrong: bool },
+    /// Writer to receiver: none of my transfers under this grant runs any more.
+    Finished { lease: LeaseId },
+    /// Receiver to writer: the grant is over. Have its transfers ended?
+    AskFinished { lease: LeaseId },
 }
 
-/// Why an owner holds nothing for a reader.
+/// Why an owner holds nothing for a reader, or a receiver nothing for a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RefusedRead {
     /// The owner has been started again since the reader imported its announcement.
@@ -66,6 +90,12 @@ pub enum RefusedRead {
     Unreadable,
     /// The request is out of its bounds.
     Malformed,
+    /// The receiver takes no blocks that are written by peers.
+    NotTaken,
+    /// The receiver has no slots to set aside.
+    NoRoom,
+    /// The grant is over.
+    Ended,
 }
 
 impl std::fmt::Display for RefusedRead {
@@ -75,6 +105,9 @@ impl std::fmt::Display for RefusedRead {
             Self::NotOffered => "it does not offer this namespace and group; import its announcement again",
             Self::TooManyLeases => "too many leases are held; release some, or try another holder",
             Self::Unreadable => "it cannot read its own memory to compute digests",
+            Self::NotTaken => "it takes no blocks from peers; let it read them",
+            Self::NoRoom => "it has no room for blocks of peers; let it read them later",
+            Self::Ended => "what it had set aside is given up; offer the blocks again",
             Self::Malformed => "it finds the request malformed; run the same kvbm version on both sides",
         })
     }
@@ -104,8 +137,10 @@ fn is_bounded(message: &Message) -> bool {
                 && hashes.len() * parts.len() <= MAX_DIGESTS
                 && parts.iter().all(is_part)
         }
-        Message::Find { hashes, .. } => hashes.len() <= MAX_FIND,
+        Message::Find { hashes, .. } | Message::Offer { hashes, .. } => hashes.len() <= MAX_FIND,
         Message::Grant { blocks, digests, .. } => blocks.len() <= MAX_BLOCKS && digests.len() <= MAX_DIGESTS,
+        Message::Room { places, slots, .. } => places.len() <= MAX_BLOCKS && places.len() == slots.len(),
+        Message::Written { digests, .. } => digests.len() <= MAX_DIGESTS,
         _ => true,
     }
 }
@@ -139,12 +174,30 @@ mod tests {
         }
     }
 
+    fn offer(blocks: usize) -> Message {
+        Message::Offer {
+            request: 9,
+            epoch: Epoch(3),
+            namespace: NamespaceTag::from_bytes([1; 16]),
+            group: GroupId(0),
+            chain: NamespaceTag::from_bytes([2; 16]),
+            hashes: vec![SequenceHash::from_bytes([4; 16]); blocks],
+            most: u32::MAX,
+        }
+    }
+
     #[test]
     fn messages_round_trip_and_fit_a_notification() {
         let digests = vec![u64::MAX; MAX_DIGESTS];
         let blocks = vec![u32::MAX; MAX_BLOCKS];
         let grant = Message::Grant { request: u64::MAX, lease: LeaseId(1), ttl_ms: 9, blocks, digests };
-        for message in [ask(MAX_BLOCKS, 16), find(MAX_FIND), grant, Message::Ended { lease: LeaseId(4) }] {
+        let (places, slots) = (vec![u32::MAX; MAX_BLOCKS], vec![u32::MAX; MAX_BLOCKS]);
+        let room = Message::Room { request: u64::MAX, lease: LeaseId(1 << 63), ttl_ms: 9, places, slots };
+        let digests = vec![u64::MAX; MAX_DIGESTS];
+        let written = Message::Written { request: 3, lease: LeaseId(u64::MAX), blocks: 7, digests };
+        let offer = offer(MAX_FIND);
+        let ended = Message::Ended { lease: LeaseId(4) };
+        for message in [ask(MAX_BLOCKS, 16), find(MAX_FIND), grant, ended, room, written, offer] {
             let bytes = encode(&message);
             assert!(bytes.len() <= crate::MAX_NOTIFICATION_BYTES, "{}", bytes.len());
             assert_eq!(decode(&bytes), Some(message));
@@ -157,6 +210,9 @@ mod tests {
             assert_eq!(decode(&encode(&message)), None);
         }
         assert_eq!(decode(&encode(&find(MAX_FIND + 1))), None);
+        assert_eq!(decode(&encode(&offer(MAX_FIND + 1))), None);
+        let room = Message::Room { request: 1, lease: LeaseId(1), ttl_ms: 9, places: vec![0], slots: vec![] };
+        assert_eq!(decode(&encode(&room)), None);
         let bytes = rmp_serde::to_vec(&(VERSION + 1, Message::Release { lease: LeaseId(1) })).unwrap();
         assert_eq!(decode(&bytes), None, "another version");
     }

@@ -7,21 +7,27 @@
 //! A block that is published is dropped in this order: no new lease is granted; the leases on it
 //! end, because their readers release them or time is over; what keeps the bytes in place is
 //! dropped; the memory is deregistered after the last block.
+//!
+//! Slots that peers write to are free when the writer says so, or is gone. The end of a node waits
+//! for that a while; slots that may still be written to are never freed.
 
 mod error;
 mod export;
 mod find;
+mod grants;
 mod messages;
 mod pump;
+mod receive_writes;
 mod remote_blocks;
+mod remote_slots;
 mod wake;
 
 use std::any::Any;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -40,9 +46,12 @@ use crate::{
 pub use error::RemoteError;
 pub use export::{BlockSource, HeldBlock, LocalRank};
 use export::{Leases, Offered, PublishedBlock};
+use grants::Grants;
+pub use grants::{BlockSink, Landing, OfferedChain};
 pub use messages::RefusedRead;
 use messages::{MAX_BLOCKS, MAX_DIGESTS, MAX_PARTS, Message};
 pub use remote_blocks::{Arrived, PeerPlans, RemoteBlocks};
+pub use remote_slots::{RemoteSlots, WritePlans, Written};
 use wake::Wake;
 
 /// Most answers that are waited for at a time.
@@ -59,18 +68,20 @@ pub struct NodeOptions {
     pub lease: Duration,
     /// How long a lease holds with renewals: at least as long.
     pub longest_lease: Duration,
-    /// Most leases that one peer may hold.
+    /// Most leases that one peer may hold, and as many grants.
     pub leases_per_peer: usize,
+    /// Most slots that are set aside for writers at a time, those of dead writers among them.
+    pub granted_blocks: usize,
     /// The deployment's key, if it has one: announcements are signed with it, and those of peers
     /// must be.
     pub key: Option<DeploymentKey>,
 }
 
 impl NodeOptions {
-    /// Leases of 5 s, of up to 5 minutes with renewals, 256 a peer.
+    /// Leases of 5 s, of up to 5 minutes with renewals, 256 a peer; 1024 slots for writers.
     pub fn new(node: NodeId, epoch: Epoch) -> Self {
         let (lease, longest_lease) = (Duration::from_secs(5), Duration::from_secs(300));
-        Self { node, epoch, lease, longest_lease, leases_per_peer: 256, key: None }
+        Self { node, epoch, lease, longest_lease, leases_per_peer: 256, granted_blocks: 1024, key: None }
     }
 
     fn validate(&self) -> Result<(), RemoteError> {
@@ -108,6 +119,14 @@ pub struct NodeCounts {
     pub malformed: u64,
     /// Announcements that are damaged, forged, or signed with another key.
     pub refused_announcements: u64,
+    /// Blocks that peers wrote here and that were registered.
+    pub received: u64,
+    /// Slots that are set aside for writers now.
+    pub slots_granted: u64,
+    /// Of those, slots of grants that are over, to which a write may still come.
+    pub slots_quarantined: u64,
+    /// Grants that were over before their writer had finished, and whose slots are free again.
+    pub grants_expired: u64,
 }
 
 #[derive(Default)]
@@ -119,6 +138,8 @@ struct Counters {
     strangers: AtomicU64,
     malformed: AtomicU64,
     refused_announcements: AtomicU64,
+    received: AtomicU64,
+    grants_expired: AtomicU64,
 }
 
 /// A node: cheap to clone, ends with its last clone.
@@ -135,6 +156,9 @@ pub(crate) struct Shared {
     registry: BlockSetRegistry,
     offered: RwLock<BTreeMap<BlockSetId, Arc<Offered>>>,
     leases: Leases,
+    grants: Grants,
+    /// Grants under which transfers of this node may run.
+    writing: Mutex<HashSet<(NodeId, LeaseId)>>,
     /// Leases that this node holds: until when, by our clock.
     held: Mutex<HashMap<(NodeId, LeaseId), Held>>,
     waiting: Mutex<HashMap<u64, Waiting>>,
@@ -175,6 +199,7 @@ impl Drop for Pump {
             // The thread waits for nothing longer than its tick. Its panic is reported already.
             let _ = thread.join();
         }
+        self.shared.end_grants();
     }
 }
 
@@ -200,13 +225,17 @@ impl RemoteNode {
     /// [`RemoteError::Option`], [`RemoteError::Thread`].
     pub fn start(agent: Arc<dyn RemoteAgent>, options: NodeOptions) -> Result<Self, RemoteError> {
         options.validate()?;
-        let leases = Leases::new(options.lease, options.longest_lease, options.leases_per_peer);
+        let NodeOptions { lease, longest_lease, leases_per_peer, granted_blocks, .. } = options;
+        let leases = Leases::new(lease, longest_lease, leases_per_peer);
+        let grants = Grants::new(lease, longest_lease, leases_per_peer, granted_blocks);
         let shared = Arc::new(Shared {
             agent,
             options,
             registry: BlockSetRegistry::default(),
             offered: RwLock::default(),
             leases,
+            grants,
+            writing: Mutex::default(),
             held: Mutex::default(),
             waiting: Mutex::default(),
             next: AtomicU64::new(1),
@@ -291,9 +320,9 @@ impl RemoteNode {
             rank.bound.describe().map_err(|error| RemoteError::Storage(error.to_string()))?;
         }
         let id = BlockSetId(self.shared.next.fetch_add(1, Ordering::Relaxed));
-        let published = Mutex::default();
+        let (published, sink) = (Mutex::default(), OnceLock::new());
         let offered =
-            Offered { id, namespace, group, ranks, published, source, _registrations: registrations };
+            Offered { id, namespace, group, ranks, published, source, sink, _registrations: registrations };
         let offered = Arc::new(offered);
         self.shared.offered.write().insert(id, Arc::clone(&offered));
         self.shared.sequence.fetch_add(1, Ordering::AcqRel);
@@ -370,7 +399,7 @@ impl RemoteNode {
                 // Its memory is gone. Its earlier life may still read under leases of ours: they
                 // end by themselves, since nobody answers it.
                 self.end_leases_early(&known.agent);
-                shared.agent.forget_peer(&known.agent)?;
+                shared.forget_agent(&known.agent)?;
             }
             shared.agent.add_peer(&announcement.agent_metadata)?;
         }
@@ -386,7 +415,7 @@ impl RemoteNode {
         if let Some(known) = self.shared.registry.get(node) {
             self.shared.registry.remove(node, known.epoch);
             self.end_leases_early(&known.agent);
-            self.shared.agent.forget_peer(&known.agent)?;
+            self.shared.forget_agent(&known.agent)?;
         }
         Ok(())
     }
@@ -517,6 +546,7 @@ impl RemoteNode {
     pub fn counts(&self) -> NodeCounts {
         let counters = &self.shared.counters;
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (slots_granted, slots_quarantined) = self.shared.grants.slots();
         NodeCounts {
             leases_granted: of(&counters.granted),
             leases_expired: of(&counters.expired),
@@ -526,6 +556,10 @@ impl RemoteNode {
             strangers: of(&counters.strangers),
             malformed: of(&counters.malformed),
             refused_announcements: of(&counters.refused_announcements),
+            received: of(&counters.received),
+            slots_granted: slots_granted as u64,
+            slots_quarantined: slots_quarantined as u64,
+            grants_expired: of(&counters.grants_expired),
         }
     }
 }
@@ -594,6 +628,16 @@ impl Export {
             }
         }
         Ok(publication)
+    }
+
+    /// Has peers write blocks into the slots that `sink` sets aside. Once; false if it is not the
+    /// first one.
+    ///
+    /// # Safety
+    /// From the time when the sink gives a [`Landing`] to its drop, nobody else may read or write
+    /// its slots on any rank, but for those of blocks that have arrived: they are read alone.
+    pub unsafe fn accept_writes(&self, sink: Arc<dyn BlockSink>) -> bool {
+        self.offered.sink.set(sink).is_ok()
     }
 
     /// Blocks that are published now.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use kvbm_plan::{GroupId, LeaseId, NamespaceTag, NodeId, SequenceHash, clock, deadline_after};
 
+use super::grants::OfferedChain;
 use super::messages::{self, Message, RefusedRead};
 use super::wake::Pauses;
 use super::{Offered, PublishedBlock, Shared};
@@ -36,6 +37,9 @@ impl Shared {
         }
         let expired = self.leases.expire(now);
         self.counters.expired.fetch_add(expired, Ordering::Relaxed);
+        for (agent, lease) in self.grants.expire(now) {
+            self.ask_finished(&agent, lease, now);
+        }
         self.renew_held(now);
         heard
     }
@@ -43,12 +47,18 @@ impl Shared {
     /// When the next lease ends or has to be renewed.
     pub(super) fn due(&self) -> Option<Instant> {
         let renewal = self.held.lock().values().map(|held| held.renew_at).min();
-        renewal.into_iter().chain(self.leases.next_end()).min()
+        renewal.into_iter().chain(self.leases.next_end()).chain(self.grants.next_end()).min()
     }
 
     fn handle(&self, from: &str, bytes: &[u8]) {
         let Some(peer) = self.registry.node_of(from) else {
-            self.counters.strangers.fetch_add(1, Ordering::Relaxed);
+            // One that is not announced any more may have written until now.
+            match messages::decode(bytes) {
+                Some(Message::Finished { lease }) if self.grants.knows(from) => self.finished(from, lease),
+                _ => {
+                    self.counters.strangers.fetch_add(1, Ordering::Relaxed);
+                }
+            }
             return;
         };
         let Some(message) = messages::decode(bytes) else {
@@ -76,7 +86,8 @@ impl Shared {
                 self.answer(from, &Message::Found { request, blocks });
             }
             Message::Renew { lease } => {
-                let answer = match self.leases.renew(from, lease, now) {
+                let renewed = self.leases.renew(from, lease, now);
+                let answer = match renewed.or_else(|| self.grants.renew(from, lease, now)) {
                     Some(ttl_ms) => Message::Renewed { lease, ttl_ms },
                     None => Message::Ended { lease },
                 };
@@ -90,22 +101,47 @@ impl Shared {
                     *held.validity.lock() = now;
                 }
             }
+            Message::Offer { request, epoch, namespace, group, chain, hashes, most } => {
+                let offer = OfferedChain { writer: peer.node, chain, hashes: &hashes, most: most as usize };
+                let answer = if epoch == self.options.epoch {
+                    self.set_aside(from, request, (namespace, group), offer)
+                } else {
+                    Err(RefusedRead::Epoch)
+                };
+                let answer = answer.unwrap_or_else(|why| {
+                    self.counters.refused.fetch_add(1, Ordering::Relaxed);
+                    Message::Refuse { request, why }
+                });
+                self.answer(from, &answer);
+            }
+            Message::Written { request, lease, blocks, digests } => {
+                let answer = self.take_written(from, request, lease, blocks, &digests);
+                self.answer(from, &answer);
+            }
+            Message::Finished { lease } => self.finished(from, lease),
+            Message::AskFinished { lease } => {
+                if !self.is_writing(peer.node, lease) {
+                    self.answer(from, &Message::Finished { lease });
+                }
+            }
             Message::Grant { request, .. }
             | Message::Refuse { request, .. }
-            | Message::Found { request, .. } => {
+            | Message::Found { request, .. }
+            | Message::Room { request, .. }
+            | Message::Taken { request, .. } => {
                 self.deliver(from, request, message);
             }
         }
     }
 
     /// What this node offers of a namespace and group.
-    fn offered_of(&self, namespace: NamespaceTag, group: GroupId) -> Option<Arc<Offered>> {
+    pub(super) fn offered_of(&self, namespace: NamespaceTag, group: GroupId) -> Option<Arc<Offered>> {
         let is_wanted = |offered: &&Arc<Offered>| offered.namespace == namespace && offered.group == group;
         self.offered.read().values().find(is_wanted).cloned()
     }
 
     /// Sends an answer. A reader that does not get it meets its deadline.
-    fn answer(&self, to: &str, answer: &Message) {
+    pub(super) fn answer(&self, to: &str, answer: &Message) {
         let _ = self.send(to, answer);
     }
 
@@ -117,13 +153,14 @@ impl Shared {
             let is_asked = waiting.get(&request).is_some_and(|waiting| waiting.agent == from);
             is_asked.then(|| waiting.remove(&request)).flatten()
         };
-        let lease = match &message {
-            Message::Grant { lease, .. } => Some(*lease),
+        let undo = match &message {
+            Message::Grant { lease, .. } => Some(Message::Release { lease: *lease }),
+            Message::Room { lease, .. } => Some(Message::Finished { lease: *lease }),
             _ => None,
         };
         let delivered = waiting.is_some_and(|waiting| waiting.answer.try_send(message).is_ok());
-        if let Some(lease) = lease.filter(|_| !delivered) {
-            self.answer(from, &Message::Release { lease });
+        if let Some(undo) = undo.filter(|_| !delivered) {
+            self.answer(from, &undo);
         }
     }
 

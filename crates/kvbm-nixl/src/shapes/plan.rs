@@ -53,16 +53,42 @@ impl ReadPlan {
         }
         let slices: Vec<RankSlice> = sets.iter().map(|set| set.slice).collect();
         let part = ModelPart::of(slice);
-        let pieces = cover(&part, &slices, slice.rank.index())?.into_iter().map(|(index, overlap)| {
-            let set = sets[index];
-            let selection = selection(&overlap, &set.slice, slice, &**local.layout());
+        let given = cover(&part, &slices, slice.rank.index())?;
+        Self::of_pieces(slice, local, &sets, &given)
+    }
+
+    /// The plan to write parts of what a rank of ours holds into a peer's block sets: for each
+    /// part, the index of the set among `sets`.
+    pub(crate) fn towards(
+        slice: &RankSlice,
+        local: &BoundLayout,
+        group: GroupId,
+        sets: &[BlockSet],
+        given: &[(usize, ModelPart)],
+    ) -> Result<Self, ShapeError> {
+        let sets: Vec<&BlockSet> = sets.iter().filter(|set| set.group == group).collect();
+        if sets.is_empty() {
+            return Err(ShapeError::NoSets { group });
+        }
+        Self::of_pieces(slice, local, &sets, given)
+    }
+
+    fn of_pieces(
+        slice: &RankSlice,
+        local: &BoundLayout,
+        sets: &[&BlockSet],
+        given: &[(usize, ModelPart)],
+    ) -> Result<Self, ShapeError> {
+        let pieces = given.iter().map(|(index, overlap)| {
+            let set = sets[*index];
+            let selection = selection(overlap, &set.slice, slice, &**local.layout());
             let plan = CopyPlan::between(set.layout.layout(), &**local.layout(), &selection)?;
             let memory = set.layout.memory().iter();
             let memory = memory.map(|memory| NixlStorage::of(&set.agent, memory)).collect();
             Ok(Piece { agent: set.agent.clone(), memory, plan })
         });
         let pieces = pieces.collect::<Result<_, ShapeError>>()?;
-        Ok(Self { part, local: local.clone(), pieces })
+        Ok(Self { part: ModelPart::of(slice), local: local.clone(), pieces })
     }
 
     /// The part of each block that the plan moves.

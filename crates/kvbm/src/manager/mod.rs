@@ -28,18 +28,19 @@ use crate::groups::{self, GroupPrefix};
 use crate::leader::{Leader, leave_out_slow};
 use crate::metrics::{Metrics, MetricsServer};
 use crate::places::{self, Places};
-use crate::remote::PeerStatus;
+use crate::remote::{PeerStatus, Pushed};
 use crate::status::Status;
 use crate::volume::Probe;
 #[cfg(feature = "worker")]
 use crate::workers::Workers;
 pub use describe::DescribeError;
 pub use errors::{FenceError, OffloadError, RankLostError, SequenceError};
-use kvbm_plan::{Command, Epoch, GroupId, Tier};
+use kvbm_plan::{Command, Epoch, Failure, FailureKind, GroupId, NodeId, Tier};
 use kvbm_pool::{BlockBatch, Complete, G1, Partial, Pinned, Prefix};
 use kvbm_tokens::{BlockChain, BlockHasher, ExternalSequence, Namespace, Token, TokenSequence};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A block manager: the leader of a deployment, over workers that move the bytes.
 ///
@@ -270,6 +271,22 @@ impl<G> KvBlockManager<G> {
     /// The peers that this node has found (`remote.enabled`).
     pub fn peers(&self) -> Vec<PeerStatus> {
         self.leader.peers.get().map_or_else(Vec::new, |peers| peers.status())
+    }
+
+    /// Writes the blocks of a sequence that a peer lacks into its host memory (`remote.enabled`),
+    /// as many from the first on as are in host memory here. The peer sets slots aside, verifies
+    /// every byte, and registers the blocks: from then on it has them as any of its own. Waits for
+    /// that until `deadline`. What the peer did not take it can still read from here.
+    ///
+    /// A sequence whose blocks were registered just now is in host memory after
+    /// [`wait_offloads`](Self::wait_offloads).
+    pub fn push<'a>(&self, node: NodeId, chain: impl Into<BlockChain<'a>>, deadline: Instant) -> Pushed {
+        let Some(peers) = self.leader.peers.get() else {
+            let failure =
+                Failure::new(FailureKind::Unsupported, "remote.enabled is false: there are no peers");
+            return Pushed { written: 0, failure: Some(failure) };
+        };
+        peers.push(node, chain.into(), deadline)
     }
 
     /// Counters and histograms, brought up to date.

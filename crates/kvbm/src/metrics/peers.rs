@@ -18,6 +18,12 @@ pub struct RemoteMetrics {
     pub leases_granted: Counter,
     /// Of those, leases that their readers did not renew.
     pub leases_expired: Counter,
+    /// Blocks that peers wrote here and that were registered.
+    pub received: Counter,
+    /// Slots of host memory that are set aside for peers that write.
+    pub slots_granted: Gauge,
+    /// Of those, slots whose writer is late: they are free when its writes have ended.
+    pub slots_quarantined: Gauge,
     /// Messages and announcements of peers that were refused, or that could not be read.
     pub refused: Counter,
     /// Every peer that was ever announced.
@@ -33,6 +39,10 @@ pub struct PeerCounters {
     pub blocks: Counter,
     /// Their bytes on all ranks.
     pub bytes: Counter,
+    /// Blocks that were written to it.
+    pub pushed: Counter,
+    /// Their bytes on all its ranks.
+    pub pushed_bytes: Counter,
     /// Blocks that were asked for and did not come.
     pub failed: Counter,
     /// Requests that it failed, or did not answer in time.
@@ -62,10 +72,17 @@ impl RemoteMetrics {
         if peers.is_empty() {
             return Ok(());
         }
-        let help = "Leases that peers hold on blocks of this node";
-        let mut metric = encoder.encode_descriptor("remote_leases_held", help, None, MetricType::Gauge)?;
-        metric.encode_gauge(&self.leases_held.get())?;
-        let own: [(&str, &str, &Counter); 3] = [
+        let gauges: [(&str, &str, &Gauge); 3] = [
+            ("remote_leases_held", "Leases that peers hold on blocks of this node", &self.leases_held),
+            ("remote_slots_granted", "Slots that are set aside for peers that write", &self.slots_granted),
+            ("remote_slots_quarantined", "Of those, slots whose writer is late", &self.slots_quarantined),
+        ];
+        for (name, help, gauge) in gauges {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            metric.encode_gauge(&gauge.get())?;
+        }
+        let own: [(&str, &str, &Counter); 4] = [
+            ("remote_received_blocks", "Blocks that peers wrote here", &self.received),
             ("remote_leases_granted", "Leases that were granted to peers", &self.leases_granted),
             ("remote_leases_expired", "Leases that their readers did not renew", &self.leases_expired),
             (
@@ -78,7 +95,9 @@ impl RemoteMetrics {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             counter_value(&mut metric, counter.get())?;
         }
-        let each: [(&str, &str, Read); 5] = [
+        let each: [(&str, &str, Read); 7] = [
+            ("remote_pushed_blocks", "Blocks that were written to the peer", |peer| peer.pushed.get()),
+            ("remote_pushed_bytes", "Bytes that were written to the peer", |peer| peer.pushed_bytes.get()),
             ("remote_hit_blocks", "Blocks that requests found at the peer and got", |peer| peer.hits.get()),
             ("remote_blocks", "Blocks that came from the peer", |peer| peer.blocks.get()),
             ("remote_bytes", "Bytes that came from the peer", |peer| peer.bytes.get()),

@@ -13,7 +13,8 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `start` | agent, node and threads of a manager | `node`, `directory`, `discovery` |
+//! | `start` | agent, node and threads of a manager | `push`, `node`, `directory`, `discovery` |
+//! | `push` | blocks written to peers, and by them | `node`, `table` |
 //! | `node` | this node among its peers | `queue`, `directory`, `table`, `fetch` |
 //! | `queue` | prefixes that wait to be read | `fetch` |
 //! | `directory` | finding peers by what they announce | `discovery`, `table` |
@@ -29,6 +30,8 @@ mod fetch;
 #[cfg(feature = "worker")]
 mod node;
 #[cfg(feature = "worker")]
+mod push;
+#[cfg(feature = "worker")]
 mod queue;
 #[cfg(feature = "worker")]
 mod start;
@@ -40,7 +43,7 @@ use crate::volume::Probe;
 #[cfg(feature = "worker")]
 pub use discovery::DiscoveryError;
 pub(crate) use fetch::{Fetching, Then};
-use kvbm_plan::{NodeId, SequenceHash};
+use kvbm_plan::{Failure, NodeId, SequenceHash};
 use kvbm_pool::Prefix;
 use kvbm_tokens::BlockChain;
 #[cfg(feature = "worker")]
@@ -62,11 +65,26 @@ pub(crate) trait Peers: Send + Sync {
     /// them, by `until` at the latest; then calls `then`, whatever came of it.
     fn fetch(&self, prefix: &Prefix, until: Option<Instant>, then: Then) -> Fetching;
 
+    /// Writes the blocks of a chain that a peer lacks into its host memory, as many from the first
+    /// on as are on G2 here; waits for that until `deadline`.
+    fn push(&self, node: NodeId, chain: BlockChain<'_>, deadline: Instant) -> Pushed;
+
     /// Measured time of a block from this peer, if some came lately.
     fn time_per_block(&self, node: NodeId) -> Option<Duration>;
 
     /// Every peer.
     fn status(&self) -> Vec<PeerStatus>;
+}
+
+/// What a push of blocks to a peer came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Pushed {
+    /// Blocks that were written and that the peer has verified and registered. Without a failure it
+    /// has had the others, or they are on their way to it.
+    pub written: usize,
+    /// Why the peer did not get all that it lacks: it can still read them.
+    pub failure: Option<Failure>,
 }
 
 /// A peer, as this node knows it.

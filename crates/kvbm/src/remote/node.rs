@@ -4,7 +4,7 @@ use super::directory::Directory;
 use super::fetch::{Fetching, Then};
 use super::queue::{Job, Queue, Turn};
 use super::table::PeerTable;
-use super::{PeerStatus, Peers};
+use super::{PeerStatus, Peers, Pushed};
 use crate::config::FIRST_GROUP;
 use crate::metrics::Metrics;
 use crate::volume::Probe;
@@ -61,7 +61,7 @@ pub(super) struct Shared {
 struct Hold(Mutex<Option<Withheld>>);
 
 /// Blocks that have a slot of G2 and nothing in it yet: place among the arrivals, block, slot.
-type Reserved = Vec<(usize, BlockIdentity, BlockId)>;
+pub(super) type Reserved = Vec<(usize, BlockIdentity, BlockId)>;
 
 impl Drop for Node {
     fn drop(&mut self) {
@@ -124,6 +124,10 @@ impl Peers for Node {
         fetching
     }
 
+    fn push(&self, node: NodeId, chain: BlockChain<'_>, deadline: Instant) -> Pushed {
+        self.shared.push(node, chain, deadline)
+    }
+
     fn time_per_block(&self, node: NodeId) -> Option<Duration> {
         self.shared.table.time_per_block(node, clock::now())
     }
@@ -155,6 +159,9 @@ impl Shared {
         metrics.remote.leases_held.set(counts.leases_held);
         metrics.remote.leases_granted.raise_to(counts.leases_granted);
         metrics.remote.leases_expired.raise_to(counts.leases_expired);
+        metrics.remote.received.raise_to(counts.received);
+        metrics.remote.slots_granted.set(counts.slots_granted);
+        metrics.remote.slots_quarantined.set(counts.slots_quarantined);
         let messages = counts.refused + counts.strangers + counts.malformed;
         metrics.remote.refused.raise_to(messages + counts.refused_announcements);
     }
@@ -320,7 +327,7 @@ impl Shared {
 }
 
 /// The first blocks that have slots of ours; none where all of them are there by now.
-fn reserved(arrivals: &AnyArrivals) -> Result<Reserved, Failure> {
+pub(super) fn reserved(arrivals: &AnyArrivals) -> Result<Reserved, Failure> {
     let mut reserved = Vec::new();
     for (place, (arrival, identity)) in arrivals.arrivals().iter().zip(arrivals.identities()).enumerate() {
         match *arrival {

@@ -4,6 +4,7 @@ use super::Peers;
 use super::directory::Directory;
 use super::discovery::{Discovery, DiscoveryError};
 use super::node::{Node, Shared, Times};
+use super::push::Reserving;
 use super::queue::Queue;
 use super::table::PeerTable;
 use crate::config::{Config, FIRST_GROUP, RemoteAgentKind};
@@ -26,6 +27,9 @@ use std::sync::{Arc, LazyLock};
 const LONGEST_LEASE: u32 = 60;
 /// Leases of one peer: it reads several prefixes at a time.
 const LEASES_PER_PEER: usize = 256;
+
+/// Of so many slots of G2, one is set aside for peers that write, at most.
+const GRANTED_SHARE: u32 = 4;
 
 /// Managers of this process that reach each other by copies.
 static IN_PROCESS: LazyLock<InProcessNetwork> = LazyLock::new(InProcessNetwork::new);
@@ -81,6 +85,7 @@ pub(crate) fn start(
     options.lease = settings.lease;
     options.longest_lease = settings.lease.saturating_mul(LONGEST_LEASE);
     options.leases_per_peer = LEASES_PER_PEER;
+    options.granted_blocks = (ours.registry.pool::<G2>().status().capacity / GRANTED_SHARE).max(1) as usize;
     options.key = config.deployment_key();
     let discovery = Discovery::open(settings)?;
     let node = RemoteNode::start(agent, options)?;
@@ -91,6 +96,7 @@ pub(crate) fn start(
     }
     let pins = Arc::new(Pinning(ours.registry.clone()));
     let host = RemoteHost::offer(node, ours.namespace, &parts, pins)?;
+    host.accept_writes(Arc::new(Reserving(ours.registry.clone())));
     let times =
         Times { refresh: settings.refresh, lookup: settings.lookup_deadline, read: settings.read_deadline };
     let ranks = u64::from(config.parallelism.tensor_parallel);

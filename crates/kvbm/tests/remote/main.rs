@@ -12,6 +12,7 @@ mod nats_server;
 #[cfg(feature = "nats")]
 #[path = "../../../kvbm-events/tests/support/ports.rs"]
 mod ports;
+mod pushes;
 mod ratio;
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,9 +1,10 @@
 //! A process of the deployment: a manager that does what its standard input says.
 
-use super::{LEASE, LOOKUP_DEADLINE, READ_DEADLINE, SLACK, TIER_BLOCKS};
-use crate::support::store::{hashes, put};
+use super::{LEASE, LOOKUP_DEADLINE, READ_DEADLINE, READER, SLACK, TIER_BLOCKS};
+use crate::support::store::{hashes, onboard, put};
 use crate::support::{holds, namespace, soon, tokens, unlimited};
 use kvbm::config::{Blocks, EvictionPolicy, ModelConfig, Secret};
+use kvbm::plan::NodeId;
 use kvbm::{KvBlockManager, Owned, Tier};
 use std::time::{Duration, Instant};
 
@@ -46,6 +47,8 @@ pub(super) fn serve(setup: &str) -> usize {
             "put" => put(&manager, &tokens(&manager, start, blocks)),
             "find" => find(&manager, start, blocks),
             "read" => read(&manager, start, blocks),
+            "push" => push(&manager, start, blocks),
+            "check" => check(&manager, start, blocks),
             "free" => free(&manager, start),
             other => panic!("{other} is no order"),
         }
@@ -83,6 +86,27 @@ fn read(manager: &KvBlockManager<Owned>, start: u32, blocks: u32) {
     println!("arrived {} {} {}", cached.len(), took.as_millis(), why.replace('\n', " "));
     drop(cached);
     assert!(manager.wait_offloads(soon()));
+}
+
+/// Writes a sequence into the host memory of the reader.
+fn push(manager: &KvBlockManager<Owned>, start: u32, blocks: u32) {
+    let sequence = tokens(manager, start, blocks);
+    println!("pushing");
+    let began = Instant::now();
+    let pushed = manager.push(NodeId(READER), &sequence, began + READ_DEADLINE);
+    let why = pushed.failure.map_or_else(|| "nothing failed".to_owned(), |failure| failure.to_string());
+    println!("pushed {} {} {}", pushed.written, began.elapsed().as_millis(), why.replace('\n', " "));
+}
+
+/// Compares every byte of what host memory has of a sequence, from its first block on.
+fn check(manager: &KvBlockManager<Owned>, start: u32, blocks: u32) {
+    let sequence = tokens(manager, start, blocks);
+    manager.clear(Tier::G1).unwrap();
+    let places = manager.look_up(&sequence);
+    let there = places.iter().take_while(|place| place.contains(Tier::G2)).count();
+    let arrived = onboard(manager, &tokens(manager, start, there as u32));
+    assert_eq!(arrived, there, "all of host memory is right");
+    println!("checked {there}");
 }
 
 /// Waits until no peer holds a lease, and until every slot of G2 can be had for new blocks: those

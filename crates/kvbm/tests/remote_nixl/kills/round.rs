@@ -51,6 +51,9 @@ pub(super) struct Figures {
     part: u64,
     none: u64,
     longest_read: u64,
+    /// Pushes of which all, some and no blocks were taken.
+    pushes: [u64; 3],
+    longest_push: u64,
     longest_unleased: u64,
     longest_usable: u64,
     ended_in_order: u64,
@@ -60,13 +63,13 @@ impl Figures {
     pub(super) fn json(&self, rounds: u64, seed: u64) -> String {
         let accidents: Vec<String> =
             self.accidents.iter().map(|(accident, count)| format!("\"{accident:?}\": {count}")).collect();
-        let Self {
-            whole, part, none, longest_read, longest_unleased, longest_usable, ended_in_order, ..
-        } = self;
+        let Self { whole, part, none, longest_read, pushes, longest_push, .. } = self;
+        let Self { longest_unleased, longest_usable, ended_in_order, .. } = self;
         let deadline = (LOOKUP_DEADLINE + READ_DEADLINE).as_millis();
         format!(
             "{{\"rounds\": {rounds}, \"seed\": {seed}, \"accidents\": {{{}}}, \"reads_whole\": {whole}, \
              \"reads_in_part\": {part}, \"reads_of_nothing\": {none}, \"longest_read_ms\": {longest_read}, \
+             \"pushes_whole_in_part_and_of_nothing\": {pushes:?}, \"longest_push_ms\": {longest_push}, \
              \"deadline_ms\": {deadline}, \"lease_ms\": {}, \"longest_until_no_lease_ms\": {longest_unleased}, \
              \"longest_until_all_slots_usable_ms\": {longest_usable}, \"ended_in_order\": {ended_in_order}}}",
             accidents.join(", "),
@@ -152,8 +155,13 @@ impl Deployment {
         // The owner needs room meanwhile: what is not leased is evicted.
         let is_crowded = random.below(2) == 0;
         let delay = Duration::from_micros(random.below(self.typical * 1250));
-        println!("round {round}: {accident:?} after {delay:?}, crowded: {is_crowded}");
+        let is_push = random.below(3) == 0;
+        println!("round {round}: {accident:?} after {delay:?}, crowded: {is_crowded}, push: {is_push}");
         *self.figures.accidents.entry(accident).or_default() += 1;
+        if is_push {
+            self.push(sequence, accident, delay);
+            return self.undisturbed();
+        }
         self.begin(sequence);
         if is_crowded {
             let other = self.sequence();
@@ -162,6 +170,79 @@ impl Deployment {
         std::thread::sleep(delay);
         self.happens(accident, is_crowded);
         self.undisturbed();
+    }
+
+    /// The owner writes a sequence into the memory of the reader, and something happens.
+    fn push(&mut self, sequence: u32, accident: Accident, delay: Duration) {
+        self.owner.say(&format!("push {sequence} {BLOCKS}"));
+        self.owner.hear("pushing");
+        std::thread::sleep(delay);
+        match accident {
+            Accident::ReaderKilled => {
+                self.reader.kill();
+                self.pushed();
+                self.free(OWNER);
+                self.reader = Process::start(READER, &self.server.address());
+            }
+            Accident::OwnerKilled => {
+                self.owner.kill();
+                self.check(sequence, BLOCKS);
+                self.free(READER);
+                self.owner = Process::start(OWNER, &self.server.address());
+            }
+            Accident::OwnerStopped => {
+                self.owner.signal("-STOP");
+                std::thread::sleep(LEASE * 3 / 2);
+                // The grant is over, and the reader uses what room it has: none that may be written
+                // to.
+                let other = self.sequence();
+                self.reader.order(&format!("put {other} {TIER_BLOCKS}"));
+                self.owner.signal("-CONT");
+                self.pushed();
+                self.check(other, TIER_BLOCKS);
+                self.free(READER);
+            }
+            Accident::ReaderStopped => {
+                self.reader.signal("-STOP");
+                std::thread::sleep(LEASE * 3 / 2);
+                self.reader.signal("-CONT");
+                self.pushed();
+                self.check(sequence, BLOCKS);
+                self.free(OWNER);
+                self.free(READER);
+            }
+            Accident::ServerKilled => {
+                self.server.kill();
+                assert_eq!(self.pushed(), BLOCKS, "peers stay known");
+                self.server.restart();
+                self.check(sequence, BLOCKS);
+            }
+            Accident::Nothing | Accident::OwnerLeaves => {
+                assert_eq!(self.pushed(), BLOCKS);
+                assert_eq!(self.check(sequence, BLOCKS), BLOCKS);
+            }
+        }
+    }
+
+    /// How many blocks of a push were taken; by its deadline.
+    fn pushed(&mut self) -> u32 {
+        let said = self.owner.hear_within("pushed", READ_DEADLINE + SLACK);
+        self.owner.hear("done push");
+        println!("pushed {said}");
+        let mut words = said.split(' ').map(str::parse::<u64>);
+        let mut number = || words.next().unwrap().unwrap();
+        let (blocks, took) = (number() as u32, number());
+        self.figures.longest_push = self.figures.longest_push.max(took);
+        self.figures.pushes[if blocks == BLOCKS { 0 } else { 1 + usize::from(blocks == 0) }] += 1;
+        blocks
+    }
+
+    /// What the reader's memory has of a sequence, all of it right: how many blocks.
+    fn check(&mut self, sequence: u32, blocks: u32) -> u32 {
+        self.reader.say(&format!("check {sequence} {blocks}"));
+        let there = self.reader.hear("checked").parse().unwrap();
+        self.reader.hear("done check");
+        there
     }
 
     /// Something happens, and what must hold then holds. All processes run again afterwards.
