@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import random
 import signal
+import struct
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +17,44 @@ from typing import Any
 
 from engine import Engine
 
-__all__ = ["FAULTS", "abort_while_loading"]
+__all__ = ["FAULTS", "Reads", "abort_while_loading"]
+
+
+class Reads:
+    """Reads of slot files, which `read_faults.c` makes late or lets fail in a process that has it
+    preloaded.
+    """
+
+    #: Names the file that it maps.
+    NAME = "READ_FAULTS"
+    _COUNTS = ("seen", "late", "failed")
+
+    def __init__(self) -> None:
+        with open(os.environ[self.NAME], "r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), 0)
+        assert self.NAME.lower() in Path("/proc/self/maps").read_text(), "nothing is preloaded"
+
+    @classmethod
+    def is_there(cls) -> bool:
+        return cls.NAME in os.environ
+
+    @classmethod
+    def environment(cls, folder: Path) -> dict[str, str]:
+        """Of a process to be started. Compiles the library."""
+        source, library = Path(__file__).parent / "read_faults.c", folder / "read_faults.so"
+        file = folder / "read_faults.state"
+        file.write_bytes(bytes(4096))
+        compiler = ["cc", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+        subprocess.run([*compiler, "-o", library, source, "-ldl"], check=True)
+        return {cls.NAME: str(file), "LD_PRELOAD": str(library)}
+
+    def become(self, late_s: float = 0.0, error: int = 0) -> None:
+        """From now on each read takes so much longer, and ends with this error."""
+        struct.pack_into("=qq", self._memory, 0, int(late_s * 1e6), error)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(zip(self._COUNTS, struct.unpack_from("=qqq", self._memory, 16)))
 
 
 def slot_files(disk: Path) -> list[Path]:
@@ -62,8 +103,8 @@ def truncated(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], No
 DEADLINE = 1.0
 
 
-def late(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], None]:
-    """Results of loads come late, by up to twice the deadline."""
+def collected_late(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], None]:
+    """Results of loads are seen late, by up to twice the deadline."""
     worker = engine.loader
     collect, until = worker._collect, time.monotonic() + 2 * DEADLINE * rng.random()
     worker._collect = lambda: collect() if time.monotonic() >= until else None
@@ -72,6 +113,20 @@ def late(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], None]:
         worker._collect = collect
 
     return undo
+
+
+def late(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], None]:
+    """Each read of the disk takes longer, by up to twice the deadline."""
+    reads = Reads()
+    reads.become(late_s=2 * DEADLINE * rng.random())
+    return reads.become
+
+
+def io_error(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], None]:
+    """Each read of the disk ends with an I/O error."""
+    reads = Reads()
+    reads.become(error=errno.EIO)
+    return reads.become
 
 
 def stopped(engine: Engine, disk: Path, rng: random.Random) -> Callable[[], None]:
@@ -108,7 +163,9 @@ FAULTS = {
     "corrupt": corrupt,
     "corrupt_rank_1": corrupt_rank_1,
     "truncated": truncated,
+    "collected_late": collected_late,
     "late": late,
+    "io_error": io_error,
     "stopped": stopped,
     "aborted": aborted,
 }

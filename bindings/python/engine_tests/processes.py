@@ -26,7 +26,7 @@ def judge(suite: Any) -> None:
         model=suite.tiny,
         disk=suite.fresh("disk-rank-fails"),
         rounds=6 if suite.quick else 24,
-        kinds=["corrupt_rank_1", "late", "stopped"],
+        kinds=["corrupt_rank_1", "collected_late", "stopped"],
         options={
             "host": "64MiB",
             "disk_capacity": "512MiB",
