@@ -46,12 +46,15 @@ class Suite:
         twice = {"count": 60, "longest": 1500, "max_model_len": 2048}
         restart = {"count": 16, "longest": 800, "max_model_len": 8448}
         #: Prompts of the tiny model: how many, the longest, and vLLM's limit.
-        self.sizes = {"twice": twice, "daemon": twice, "restart": restart}
+        # Requests that grow: those that run together do not fit, and vLLM preempts some.
+        preempted = {"count": 60, "longest": 700, "max_model_len": 2048, "tokens": 128}
+        self.sizes = {"twice": twice, "daemon": twice, "restart": restart, "preempted": preempted}
         if not quick:
             self.sizes = {
                 "twice": {"count": 500, "longest": 8192, "max_model_len": 8448},
                 "daemon": {"count": 200, "longest": 4000, "max_model_len": 4608},
                 "restart": restart | {"count": 60, "longest": 4000},
+                "preempted": preempted | {"count": 500, "longest": 8192, "max_model_len": 8448},
             }
         #: Files of the right tokens. Prompts of one size and kind are one list.
         self.right = {kind: str(work / f"right-{kind}.json") for kind in self.sizes}
@@ -213,7 +216,7 @@ def main() -> int:
     #: What each part runs, and the right tokens that it needs.
     parts: dict[str, tuple[Callable[[], None], set[str]]] = {
         "attributes": (suite.attributes, set()),
-        "equality": (lambda: equality.judge(suite), {"twice"}),
+        "equality": (lambda: equality.judge(suite), {"twice", "preempted"}),
         "speculation": (lambda: speculation.judge(suite), set()),
         "processes": (lambda: processes.judge(suite), set()),
         "serve": (lambda: serving.judge(suite), set()),
