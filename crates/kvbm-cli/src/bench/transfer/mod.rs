@@ -15,8 +15,8 @@
 //!   on another engine, in the same round.
 //!
 //! - In the rows `_universal` the device has a region for each layer, tokens before heads, and host
-//!   memory has blocks in universal order: every copy converts. Their limit is the same path without
-//!   a conversion, from the same device layout, in the same round.
+//!   memory has blocks in universal order: every copy converts. Their limit is the same path
+//!   without a conversion, from the same device layout, in the same round.
 //!
 //! Processor time stands beside that of a bare loop that also computes the checksums.
 //!
