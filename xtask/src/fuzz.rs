@@ -31,6 +31,7 @@ const TARGETS: &[Target] = &[
     Target { name: "blob_key", most: 256, seeds: &[], grows: true },
     Target { name: "block_set", most: 2048, seeds: &[], grows: true },
     Target { name: "engine", most: 4096, seeds: &["crates/kvbm-events/tests/golden/vllm"], grows: true },
+    Target { name: "frame", most: 4096, seeds: &[], grows: true },
     Target { name: "geometry", most: 512, seeds: &[], grows: true },
     // Without whole journals, whose header is 4 KiB of almost nothing: the body makes one of a few
     // bytes.

@@ -41,3 +41,29 @@ fn copies_go_layer_by_layer_both_ways() {
         assert!(row["hidden"].is_number(), "{row}");
     }
 }
+
+/// Mutation that makes it fail: the planes of a block are not told apart.
+#[cfg(feature = "compress")]
+#[test]
+fn compression_is_measured_on_planes_and_on_blocks_as_they_are() {
+    let rows = rows(&[
+        "bench",
+        "compression",
+        "--rounds",
+        "1",
+        "--block-bytes",
+        "1048576",
+        "--link-mb-per-s",
+        "10,1000000",
+    ]);
+    let find = |name: &str| rows.iter().find(|row| row["name"] == name).unwrap();
+    let ratio = |name: &str| find(name)["ratio"].as_f64().unwrap();
+    assert!(ratio("zstd 1 planes") > 1.3 && ratio("zstd 1 planes") > 1.1 * ratio("zstd 1 as is"));
+    assert!(find("zstd 1 planes")["made_up"] == true && rows.len() == 10 + 1);
+    // No core compresses as fast as memory copies.
+    let link = find("link");
+    assert!(
+        link["auto_compresses"] == false && link["write_gb_per_s"].as_array().unwrap().len() == 3,
+        "{link}"
+    );
+}

@@ -146,10 +146,11 @@ impl DirectoryVolume {
         let header = Header::decode(&head, &table, &key, length, &request.seal).map_err(corrupt)?;
         header.check_request(volume, request)?;
         file.seek(SeekFrom::Start(u64::from(header.payload_offset))).map_err(io_error)?;
-        for piece in &mut request.pieces {
-            file.read_exact(piece).map_err(cut)?;
+        let mut filled: Vec<&mut [u8]> = header.filled(request).collect();
+        for part in &mut filled {
+            file.read_exact(part).map_err(cut)?;
         }
-        header.verify(request.pieces.iter().map(|piece| &**piece)).map_err(corrupt)
+        header.verify(filled.iter().map(|part| &**part)).map_err(corrupt)
     }
 
     fn put_object(&self, request: &PutRequest<'_>, deadline: Instant) -> Result<(), VolumeError> {

@@ -74,7 +74,7 @@ impl EncryptedVolume {
         }
         let data = self.keys.for_new(&*self.inner, key.label, deadline)?;
         let mut sealed = request.pieces.concat();
-        let tag = data.key.seal(&name_of(&key, request.form), &mut sealed);
+        let tag = data.key.seal(&name_of(&key, request.form, request.seal.is_framed()), &mut sealed);
         Ok((CipherStamp { key: data.id, tag }, sealed))
     }
 
@@ -91,9 +91,16 @@ impl EncryptedVolume {
         let stamp = stamp.ok_or_else(|| corrupt(ObjectCorruption::Encryption { encrypted: false }))?;
         let data = self.keys.find(&*self.inner, key.label, stamp.key, deadline)?;
         let data = data.ok_or_else(|| corrupt(ObjectCorruption::NoKey(stamp.key)))?;
-        let name = name_of(&key, request.form);
-        let mut parts: Vec<&mut [u8]> =
-            request.pieces.iter_mut().map(|piece| &mut **piece).filter(|piece| !piece.is_empty()).collect();
+        let length = request.seal.frame_length();
+        let name = name_of(&key, request.form, length.is_some());
+        // Of a compressed payload the first bytes alone were read.
+        let mut left = length.map_or(usize::MAX, |length| usize::try_from(length).unwrap_or(usize::MAX));
+        let filled = request.pieces.iter_mut().map(|piece| {
+            let now = piece.len().min(left);
+            left -= now;
+            &mut piece[..now]
+        });
+        let mut parts: Vec<&mut [u8]> = filled.filter(|part| !part.is_empty()).collect();
         let opened = match &mut parts[..] {
             [whole] => data.open(&name, whole, &stamp.tag),
             parts => {
@@ -113,11 +120,12 @@ impl EncryptedVolume {
 }
 
 /// What an encrypted payload is bound to.
-fn name_of(key: &BlobKey, form: PayloadForm) -> Vec<u8> {
+fn name_of(key: &BlobKey, form: PayloadForm, is_framed: bool) -> Vec<u8> {
     let BlobKey { namespace, label, group, hash, slice } = key;
     let mut name = [&namespace.as_bytes()[..], hash.as_bytes()].concat();
     let slice = [slice.first_layer, slice.num_layers, slice.first_head, slice.num_heads];
-    for word in slice.into_iter().chain([label.0, group.0.into(), form.order as u32, form.pieces]) {
+    let form = [label.0, group.0.into(), form.order as u32, form.pieces];
+    for word in slice.into_iter().chain(form).chain(is_framed.then_some(1)) {
         name.extend_from_slice(&word.to_le_bytes());
     }
     name

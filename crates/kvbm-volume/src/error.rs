@@ -228,6 +228,13 @@ pub enum ObjectCorruption {
         /// Whether it is.
         encrypted: bool,
     },
+    /// Its payload is compressed, and who reads it knows nothing of that.
+    #[error("its payload is compressed, which needs a build with the feature compress")]
+    Compressed,
+    /// The payload does not decompress to the block.
+    #[cfg(feature = "compress")]
+    #[error("its payload: {0}")]
+    Frame(kvbm_codec::FrameError),
     /// Its data key was destroyed, or is wrapped with another operator's key.
     #[error(
         "its data key {0} is not there: its namespace was forgotten, or another operator's key is needed"

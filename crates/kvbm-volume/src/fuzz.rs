@@ -69,25 +69,32 @@ fn pieces_of(object: &[u8]) -> usize {
     (small(object, 80) as usize).min((object.len() - HEADER_BYTES) / 8)
 }
 
-fn has_version(object: &[u8], versions: [u8; 2]) -> bool {
-    versions.iter().any(|&version| object.get(8..10) == Some(&[version, 0]))
+/// What the version says, 1 to 8: one more where it is signed, two where the payload is encrypted,
+/// four where it is compressed. Nothing of another version.
+fn says(object: &[u8], what: u8) -> bool {
+    matches!(object.get(8..10), Some(&[version @ 1..=8, 0]) if (version - 1) & what != 0)
 }
+
+const SIGNED: u8 = 1;
+const ENCRYPTED: u8 = 2;
+const COMPRESSED: u8 = 4;
 
 /// End of the table of pieces and the stamp of an encrypted payload, as far as the object has them.
 fn head_bytes(object: &[u8]) -> usize {
-    let stamp = if has_version(object, [3, 4]) { STAMP_BYTES } else { 0 };
+    let stamp = if says(object, ENCRYPTED) { STAMP_BYTES } else { 0 };
     (HEADER_BYTES + 8 * pieces_of(object) + stamp).min(object.len())
 }
 
 /// The key of signed objects.
 fn key_of(object: &[u8]) -> Option<DeploymentKey> {
-    has_version(object, [2, 4]).then(|| DeploymentKey::from_secret(b"of the fuzz target"))
+    says(object, SIGNED).then(|| DeploymentKey::from_secret(b"of the fuzz target"))
 }
 
 /// How it is summed, and what it says of its encryption, by its version.
 fn seal_of(object: &[u8]) -> ObjectSeal {
     let seal = key_of(object).map_or_else(ObjectSeal::default, |key| ObjectSeal::keyed(&key));
-    if object.len() < HEADER_BYTES || !has_version(object, [3, 4]) {
+    let seal = if says(object, COMPRESSED) { seal.framed() } else { seal };
+    if object.len() < HEADER_BYTES || !says(object, ENCRYPTED) {
         return seal;
     }
     let stamp = HEADER_BYTES + 8 * pieces_of(object);
@@ -240,13 +247,15 @@ mod tests {
     }
 
     #[test]
-    fn an_encrypted_object_is_served_and_damaged_by_a_bit() {
+    fn an_encrypted_or_compressed_object_is_served_and_damaged_by_a_bit() {
         let (name, form) = named(&[0; HEADER_BYTES]);
         let form = PayloadForm { pieces: 3, ..form };
         let stamp = CipherStamp { key: KeyId::from_bytes([5; 16]), tag: [6; 16] };
         let keyed = ObjectSeal::keyed(&DeploymentKey::from_secret(b"of the fuzz target"));
-        for seal_of_it in [ObjectSeal::default(), keyed] {
-            let seal_of_it = seal_of_it.stamped(stamp);
+        let plain = ObjectSeal::default();
+        for seal_of_it in
+            [plain.stamped(stamp), keyed.stamped(stamp), plain.framed(), keyed.stamped(stamp).framed()]
+        {
             let request = PutRequest { key: name, form, seal: seal_of_it, pieces: vec![b"payload!!"] };
             let mut object = seal(VOLUME, &request, 1).unwrap();
             object.extend_from_slice(b"payload!!");

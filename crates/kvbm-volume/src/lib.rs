@@ -37,11 +37,13 @@
 //! # Modules
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `registry` | volumes that a worker knows, by id | `s3`, `memory`, `directory`, `encrypted`, `data_keys`, `volume`, `error` |
+//! | `registry` | volumes that a worker knows, by id | `s3`, `memory`, `directory`, `compressed`, `encrypted`, `data_keys`, `volume`, `error` |
 //! | `s3` | a volume in a bucket of an S3-compatible store | `quota`, `volume`, `object`, `error`, `request`, `key` |
 //! | `probe` | puts, reads and deletes an object to test a volume | `volume`, `error`, `key` |
 //! | `memory` | a volume in memory, for tests | `quota`, `volume`, `object`, `batch`, `error`, `request`, `key` |
 //! | `fuzz` | bodies of the fuzz targets | `object`, `request`, `key_object`, `seal`, `key` |
+//! | `compressed` | a volume whose objects are compressed | `trade`, `compression`, `volume`, `error`, `request`, `seal`, `key` |
+//! | `trade` | which way of writing objects is faster | - |
 //! | `encrypted` | a volume whose objects are encrypted | `data_keys`, `volume`, `error`, `request`, `key_object`, `seal`, `key` |
 //! | `data_keys` | the keys of a deployment on a volume | `key_locks`, `volume`, `error`, `key_object`, `key` |
 //! | `directory` | a volume in a directory | `quota`, `key_locks`, `durable_folders`, `volume`, `object`, `batch`, `error`, `request`, `key`, `access` |
@@ -53,6 +55,7 @@
 //! | `object` | bytes of an object: header and payload | `error`, `request`, `seal`, `key` |
 //! | `batch` | batches over stores that take one object at a time | `error`, `request`, `key` |
 //! | `error` | errors | `request`, `key` |
+//! | `compression` | whether objects are compressed | - |
 //! | `request` | what to read and to write | `seal`, `key` |
 //! | `key_object` | objects that hold wrapped data keys | `key` |
 //! | `seal` | how objects are summed: with the deployment's key or without | - |
@@ -67,6 +70,9 @@ struct WriteABackend;
 
 mod access;
 mod batch;
+#[cfg(feature = "compress")]
+mod compressed;
+mod compression;
 pub mod conformance;
 mod data_keys;
 mod directory;
@@ -88,9 +94,14 @@ mod request;
 #[cfg(feature = "s3")]
 mod s3;
 mod seal;
+#[cfg(feature = "compress")]
+mod trade;
 mod volume;
 
 pub use batch::{Keyed, one_by_one};
+#[cfg(feature = "compress")]
+pub use compressed::CompressedVolume;
+pub use compression::{CompressionStats, VolumeCompression};
 pub use data_keys::{DestroyedKey, REFRESH, VolumeEncryption};
 pub use directory::DirectoryVolume;
 pub use encrypted::EncryptedVolume;

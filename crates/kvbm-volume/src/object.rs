@@ -3,7 +3,8 @@
 //! ```text
 //! offset size
 //!      0    8  magic "kvbmblob"
-//!      8    2  format version: 1, or 2 where sums are keyed; 3 and 4 the same, with an encrypted payload
+//!      8    2  format version: 1, or 2 where sums are keyed; 2 more where the payload is encrypted, and 4 more
+//!              where it is compressed
 //!     10    2  group
 //!     12    4  payload offset: the end of the below, rounded up to the volume's alignment; zeros between
 //!     16   16  namespace tag of the deployment
@@ -14,16 +15,18 @@
 //!     76    2  order of the payload: 0 opaque, 1 universal (head, layer, outer, token, element)
 //!     78    2  zero
 //!     80    4  pieces: the payload is so many pieces of equal length
-//!     84    4  versions 2 and 4: the beginning of the key's name; else zero
+//!     84    4  even versions: the beginning of the key's name; else zero
 //!     88    8  sum of bytes 0..88 and of what follows to the payload, but the zeros
 //!     96   8n  table of pieces: for each, the sum of bytes 0..88, its index (4 bytes) and its content
-//! 96+8n   16  versions 3 and 4: id of the data key
-//! 112+8n  16  versions 3 and 4: tag of the encryption
+//! 96+8n   16  where the payload is encrypted: id of the data key
+//! 112+8n  16  where the payload is encrypted: tag
 //! ```
-//! A sum is CRC-64/NVME in versions 1 and 3, BLAKE3 with a key in 2 and 4 ([`ObjectSeal`]).
+//! A sum is CRC-64/NVME in odd versions, BLAKE3 with a key in even ones ([`ObjectSeal`]).
 //! Integers are little-endian. Every piece's checksum covers the key, so an intact payload under
 //! another's header fails, and so do pieces that changed places. In universal order with a piece
-//! for each head, other ranks can verify the heads that they take.
+//! for each head, other ranks can verify the heads that they take. A compressed payload is a frame
+//! of `kvbm-codec`, with zeros behind it so that its length is a multiple of the pieces; it is
+//! compressed, then encrypted, then summed.
 
 use std::io;
 
@@ -57,6 +60,9 @@ const VERSION: u16 = 1;
 const KEYED_VERSION: u16 = 2;
 /// What is added to the version where the payload is encrypted.
 const ENCRYPTED: u16 = 2;
+/// What is added to the version where the payload is compressed.
+const FRAMED: u16 = 4;
+const LAST_VERSION: u16 = KEYED_VERSION + ENCRYPTED + FRAMED;
 /// Bytes before the header's checksum.
 const IDENTITY_BYTES: usize = 88;
 
@@ -139,9 +145,9 @@ pub(crate) fn open_of_length(
     let mut payload = object.get(header.payload_offset as usize..).unwrap_or_default();
     // Of fewer bytes than `decode` has compared `length` with, too.
     header.verify([payload]).map_err(corrupt)?;
-    for piece in &mut request.pieces {
-        let (head, rest) = payload.split_at(piece.len());
-        piece.copy_from_slice(head);
+    for part in header.filled(request) {
+        let (head, rest) = payload.split_at(part.len());
+        part.copy_from_slice(head);
         payload = rest;
     }
     Ok(())
@@ -154,8 +160,27 @@ pub(crate) struct Header {
     pub(crate) form: PayloadForm,
     pub(crate) payload_offset: u32,
     pub(crate) payload_length: u64,
+    is_framed: bool,
     seal: ObjectSeal,
     sums: Vec<u64>,
+}
+
+/// What a version says.
+#[derive(Debug, Clone, Copy)]
+struct Traits {
+    is_keyed: bool,
+    is_encrypted: bool,
+    is_framed: bool,
+}
+
+impl Traits {
+    fn of(version: u16) -> Result<Self, ObjectCorruption> {
+        if !(VERSION..=LAST_VERSION).contains(&version) {
+            return Err(ObjectCorruption::Version(version));
+        }
+        let has = |bit: u16| (version - VERSION) & bit != 0;
+        Ok(Self { is_keyed: has(1), is_encrypted: has(ENCRYPTED), is_framed: has(FRAMED) })
+    }
 }
 
 impl Header {
@@ -180,6 +205,7 @@ impl Header {
             form: *form,
             payload_offset: head_bytes(form.pieces, seal.is_encrypted()).next_multiple_of(alignment),
             payload_length: length,
+            is_framed: seal.is_framed(),
             seal: seal.clone(),
             sums: Vec::new(),
         };
@@ -212,15 +238,12 @@ impl Header {
         if layout.magic != *MAGIC {
             return Err(ObjectCorruption::Magic);
         }
-        let version = layout.version.get();
-        if !(VERSION..=KEYED_VERSION + ENCRYPTED).contains(&version) {
-            return Err(ObjectCorruption::Version(version));
-        }
+        let traits = Traits::of(layout.version.get())?;
         let pieces = layout.pieces.get();
         if !(1..=MAX_PIECES).contains(&pieces) {
             return Err(ObjectCorruption::HeaderField("pieces"));
         }
-        Ok(head_bytes(pieces, version > KEYED_VERSION) as usize - HEADER_BYTES)
+        Ok(head_bytes(pieces, traits.is_encrypted) as usize - HEADER_BYTES)
     }
 
     /// Reads the header of an object that was found under `key`, is `object_length` bytes long and
@@ -236,14 +259,16 @@ impl Header {
             return Err(ObjectCorruption::HeaderField("pieces"));
         }
         let layout: &HeaderLayout = transmute_ref!(fixed);
-        let encrypted = layout.version.get() > KEYED_VERSION;
-        let is_keyed = layout.version == KEYED_VERSION || layout.version == KEYED_VERSION + ENCRYPTED;
+        let Traits { is_keyed, is_encrypted: encrypted, is_framed } = Traits::of(layout.version.get())?;
         let found = is_keyed.then(|| layout.key_id.get());
         if found != seal.key_id() {
             return Err(ObjectCorruption::OtherSeal { found, ours: seal.key_id() });
         }
         if encrypted != seal.is_encrypted() {
             return Err(ObjectCorruption::Encryption { encrypted });
+        }
+        if is_framed && !seal.takes_frames() {
+            return Err(ObjectCorruption::Compressed);
         }
         if layout.sum != seal.header(layout.identity(), table) {
             return Err(ObjectCorruption::HeaderChecksum);
@@ -272,6 +297,7 @@ impl Header {
             form: PayloadForm { order, pieces: layout.pieces.get() },
             payload_offset: layout.payload_offset.get(),
             payload_length: layout.payload_length.get(),
+            is_framed,
             seal: seal.clone(),
             sums: sums.iter().map(|sum| sum.get()).collect(),
         };
@@ -316,7 +342,25 @@ impl Header {
         }
         let asked = request.pieces.iter().map(|piece| piece.len() as u64).sum();
         let stored = self.payload_length;
+        if self.is_framed && stored <= asked {
+            request.seal.found_frame(stored);
+            return Ok(());
+        }
         if stored == asked { Ok(()) } else { Err(VolumeError::LengthMismatch { volume, key, stored, asked }) }
+    }
+
+    /// Where the payload goes, by a request that was checked: all of its buffers, or the first
+    /// bytes of them where the payload is compressed.
+    pub(crate) fn filled<'a, 'b>(
+        &self,
+        request: &'a mut GetRequest<'b>,
+    ) -> impl Iterator<Item = &'a mut [u8]> + use<'a, 'b> {
+        let mut left = self.payload_length;
+        request.pieces.iter_mut().map(move |piece| {
+            let now = piece.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            left -= now as u64;
+            &mut piece[..now]
+        })
     }
 
     /// Whether the payload that was read is the one written.
@@ -382,6 +426,9 @@ impl Header {
         if self.seal.is_encrypted() {
             layout.version.set(layout.version.get() + ENCRYPTED);
         }
+        if self.is_framed {
+            layout.version.set(layout.version.get() + FRAMED);
+        }
         layout
     }
 }
@@ -392,201 +439,4 @@ const fn head_bytes(pieces: u32, is_encrypted: bool) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crc_fast::{CrcAlgorithm, checksum};
-    use kvbm_keys::DeploymentKey;
-    use proptest::prelude::*;
-
-    const ALGORITHM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
-    const VOLUME: VolumeId = VolumeId(7);
-
-    fn key() -> BlobKey {
-        BlobKey {
-            namespace: NamespaceTag::from_bytes([0xa1; 16]),
-            label: NamespaceId(0x0807_0605),
-            group: GroupId(0x0102),
-            hash: SequenceHash::from_bytes([0xb2; 16]),
-            slice: BlobSlice { first_layer: 1, num_layers: 2, first_head: 3, num_heads: 4 },
-        }
-    }
-
-    fn put<'a>(pieces: u32, payload: &[&'a [u8]]) -> PutRequest<'a> {
-        let form = PayloadForm { order: StoredOrder::Universal, pieces };
-        PutRequest { key: key(), form, seal: ObjectSeal::default(), pieces: payload.to_vec() }
-    }
-
-    fn object(pieces: u32, alignment: u32, payload: &[&[u8]]) -> Vec<u8> {
-        let mut object = seal(VOLUME, &put(pieces, payload), alignment).unwrap();
-        for piece in payload {
-            object.extend_from_slice(piece);
-        }
-        object
-    }
-
-    fn read(object: &[u8], pieces: u32, length: usize) -> Result<Vec<u8>, VolumeError> {
-        let mut bytes = vec![0; length];
-        let (a, b) = bytes.split_at_mut(length / 3);
-        let form = PayloadForm { order: StoredOrder::Universal, pieces };
-        open(
-            VOLUME,
-            object,
-            &mut GetRequest { key: key(), form, seal: ObjectSeal::default(), pieces: vec![a, b] },
-        )?;
-        Ok(bytes)
-    }
-
-    /// Makes the header's own checksum fit what was changed in it.
-    fn reseal(object: &mut [u8], pieces: usize) {
-        let sum = checksum(ALGORITHM, &[&object[..88], &object[96..96 + 8 * pieces]].concat());
-        object[88..96].copy_from_slice(&sum.to_le_bytes());
-    }
-
-    /// A vendor's volume may hand over what nobody has checked.
-    #[test]
-    fn an_alignment_that_cannot_be_is_refused() {
-        for alignment in [0, MAX_ALIGNMENT + 1, u32::MAX] {
-            let error = seal(VOLUME, &put(1, &[b"payload"]), alignment).unwrap_err().to_string();
-            assert!(error.contains(&format!("alignment {alignment}: use a power of two")), "{error}");
-        }
-    }
-
-    #[test]
-    fn golden_object() {
-        let object = object(2, 1, &[b"pay", b"load!"]);
-        let mut expected = b"kvbmblob\x01\x00\x02\x01\x70\x00\x00\x00".to_vec();
-        expected.extend([0xa1; 16]);
-        expected.extend([0xb2; 16]);
-        expected.extend(b"\x01\0\0\0\x02\0\0\0\x03\0\0\0\x04\0\0\0\x08\0\0\0\0\0\0\0");
-        expected.extend(b"\x05\x06\x07\x08\x01\0\0\0\x02\0\0\0\0\0\0\0");
-        let piece = |index: u8, content: &[u8]| {
-            checksum(ALGORITHM, &[&expected[..], &[index, 0, 0, 0], content].concat()).to_le_bytes()
-        };
-        let table = [piece(0, b"payl"), piece(1, b"oad!")].concat();
-        let sum = checksum(ALGORITHM, &[&expected[..], &table].concat());
-        expected.extend(sum.to_le_bytes());
-        expected.extend(table);
-        expected.extend(b"payload!");
-        assert_eq!(object, expected);
-        assert_eq!(checksum(ALGORITHM, b"123456789"), 0xae8b_1486_0a79_9888, "the catalogue's check value");
-        assert_eq!(read(&object, 2, 8).unwrap(), b"payload!");
-    }
-
-    #[test]
-    fn padding_follows_the_alignment() {
-        for (alignment, offset) in
-            [(1, 104), (8, 104), (128, 128), (4096, 4096), (MAX_ALIGNMENT, MAX_ALIGNMENT)]
-        {
-            let object = object(1, alignment, &[b"payload"]);
-            assert_eq!(object.len(), offset as usize + 7);
-            assert_eq!(read(&object, 1, 7).unwrap(), b"payload");
-        }
-    }
-
-    #[test]
-    fn forms_that_make_no_sense_or_differ_are_refused() {
-        for (pieces, length) in [(0, 4), (3, 4), (MAX_PIECES + 1, 4 * (MAX_PIECES as usize + 1))] {
-            let error = seal(VOLUME, &put(pieces, &[&vec![0; length]]), 1).unwrap_err();
-            assert!(matches!(error, VolumeError::BadForm { .. }) && !error.is_miss(), "{error}");
-        }
-        let empty = object(3, 1, &[]);
-        assert_eq!(read(&empty, 3, 0).unwrap(), b"");
-        let error = read(&object(2, 1, &[b"1234"]), 4, 4).unwrap_err();
-        assert!(matches!(error, VolumeError::OtherForm { .. }) && error.is_miss(), "{error}");
-    }
-
-    #[test]
-    fn a_sound_header_with_absurd_fields_is_refused() {
-        let sound = object(2, 1, &[b"payload!"]);
-        for (at, value, what) in [
-            (12, 111_u32, "payload offset"),
-            (12, MAX_ALIGNMENT + 1, "payload offset"),
-            (12, u32::MAX, "payload offset"),
-            (64, 7, "payload length"),
-            (76, 9, "order"),
-            (80, 0, "pieces"),
-            (80, u32::MAX, "pieces"),
-        ] {
-            let mut bytes = sound.clone();
-            bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-            reseal(&mut bytes, 2);
-            let error = read(&bytes, 2, 8).unwrap_err();
-            assert!(error.is_corrupt() && error.to_string().contains(what), "{what}: {error}");
-        }
-        let mut huge = sound.clone();
-        huge[64..72].copy_from_slice(&(u64::MAX - 1).to_le_bytes());
-        reseal(&mut huge, 2);
-        assert!(read(&huge, 2, 8).unwrap_err().to_string().contains("120 bytes long"));
-    }
-
-    #[test]
-    fn pieces_that_changed_places_are_found() {
-        let mut object = object(2, 1, &[b"abcdefgh"]);
-        let at = object.len() - 8;
-        object[at..].copy_from_slice(b"efghabcd");
-        let (first, second) = (object[96..104].to_vec(), object[104..112].to_vec());
-        object[96..104].copy_from_slice(&second);
-        object[104..112].copy_from_slice(&first);
-        reseal(&mut object, 2);
-        assert!(read(&object, 2, 8).unwrap_err().is_corrupt());
-    }
-
-    /// Everything but the key is known to the forger.
-    #[test]
-    fn only_objects_of_the_own_key_are_served() {
-        let keyed = |secret: &[u8]| ObjectSeal::keyed(&DeploymentKey::from_secret(secret));
-        let seals = [ObjectSeal::default(), keyed(b"ours"), keyed(b"theirs")];
-        let sealed = |seal: &ObjectSeal| {
-            let payload = b"payload!";
-            let mut object =
-                super::seal(VOLUME, &PutRequest { seal: seal.clone(), ..put(2, &[payload]) }, 1).unwrap();
-            object.extend_from_slice(payload);
-            object
-        };
-        let read = |object: &[u8], seal: &ObjectSeal| {
-            let (mut bytes, form) = ([0; 8], PayloadForm { order: StoredOrder::Universal, pieces: 2 });
-            let mut request = GetRequest { key: key(), form, seal: seal.clone(), pieces: vec![&mut bytes] };
-            open(VOLUME, object, &mut request).map(|()| bytes)
-        };
-        for (at, written) in seals.iter().enumerate() {
-            for (other, reader) in seals.iter().enumerate() {
-                match read(&sealed(written), reader) {
-                    Ok(bytes) => assert!(at == other && bytes == *b"payload!"),
-                    Err(error) => {
-                        let signed = error.to_string().contains("it is signed with");
-                        assert!(at != other && error.is_corrupt() && signed, "{error}");
-                    }
-                }
-            }
-        }
-        // Its own key's name under sums of another kind: what the forger can compute.
-        let mut forged = sealed(&seals[1]);
-        forged[96 + 16..].copy_from_slice(b"attacked");
-        let plain = sealed(&seals[0]);
-        forged[96..112].copy_from_slice(&plain[96..112]);
-        reseal(&mut forged, 2);
-        let error = read(&forged, &seals[1]).unwrap_err();
-        assert!(error.to_string().contains("header checksum"), "{error}");
-    }
-
-    proptest! {
-        #[test]
-        fn any_flipped_bit_is_found(bit in 0..(HEADER_BYTES + 32 + 40) * 8, payload in prop::array::uniform32(any::<u8>()), tail in any::<[u8; 8]>()) {
-            let mut object = object(4, 1, &[&payload, &tail]);
-            object[bit / 8] ^= 1 << (bit % 8);
-            prop_assert!(read(&object, 4, 40).is_err());
-        }
-
-        #[test]
-        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..3 * HEADER_BYTES), sealed in any::<bool>(), pieces in 0..5_u8) {
-            let mut bytes = bytes;
-            if sealed && bytes.len() >= HEADER_BYTES + 32 {
-                bytes[..8].copy_from_slice(MAGIC);
-                bytes[8..10].copy_from_slice(&[1, 0]);
-                bytes[80..84].copy_from_slice(&[pieces, 0, 0, 0]);
-                reseal(&mut bytes, usize::from(pieces.min(4)));
-            }
-            prop_assert!(read(&bytes, 1, 16).is_err());
-        }
-    }
-}
+mod tests;

@@ -10,7 +10,8 @@ use parking_lot::RwLock;
 use crate::data_keys::refuse_encrypted;
 use crate::volume::check;
 use crate::{
-    DirectoryVolume, EncryptedVolume, MemoryVolume, RegistryError, Volume, VolumeDescriptor, VolumeEncryption,
+    DirectoryVolume, EncryptedVolume, MemoryVolume, RegistryError, Volume, VolumeCompression,
+    VolumeDescriptor, VolumeEncryption,
 };
 
 /// Makes a volume of the store that a descriptor's URI names. It must not create, mount or format
@@ -24,6 +25,8 @@ pub struct VolumeTerms {
     pub namespace: NamespaceTag,
     /// Encrypted so; not encrypted where `None`.
     pub encryption: Option<VolumeEncryption>,
+    /// Whether they are compressed. Without the feature `compress` they are not.
+    pub compression: VolumeCompression,
 }
 
 /// Volumes by id. Unregistering one does not disturb operations in progress: they hold it.
@@ -105,12 +108,13 @@ impl VolumeRegistry {
         let other_keys = |source| RegistryError::Keys { id, uri, source: Box::new(source) };
         let volume: Arc<dyn Volume> = match self.terms.clone() {
             None => volume,
-            Some(VolumeTerms { namespace, encryption: None }) => {
+            Some(VolumeTerms { namespace, encryption: None, compression }) => {
                 refuse_encrypted(&*volume, namespace).map_err(other_keys)?;
-                volume
+                compressed(volume, compression)
             }
-            Some(VolumeTerms { namespace, encryption: Some(encryption) }) => {
-                Arc::new(EncryptedVolume::open(volume, namespace, encryption).map_err(other_keys)?)
+            Some(VolumeTerms { namespace, encryption: Some(encryption), compression }) => {
+                let encrypted = EncryptedVolume::open(volume, namespace, encryption).map_err(other_keys)?;
+                compressed(Arc::new(encrypted), compression)
             }
         };
         let mut volumes = self.volumes.write();
@@ -178,6 +182,17 @@ impl fmt::Debug for VolumeRegistry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("VolumeRegistry").field(&self.descriptors()).finish()
     }
+}
+
+/// The volume with compressed objects, which are read also where none are written.
+#[cfg(feature = "compress")]
+fn compressed(volume: Arc<dyn Volume>, compression: VolumeCompression) -> Arc<dyn Volume> {
+    Arc::new(crate::CompressedVolume::new(volume, compression))
+}
+
+#[cfg(not(feature = "compress"))]
+fn compressed(volume: Arc<dyn Volume>, _: VolumeCompression) -> Arc<dyn Volume> {
+    volume
 }
 
 /// The URI's scheme; a path is a file. Not `None` but for an empty URI.

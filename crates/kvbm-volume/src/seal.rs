@@ -16,6 +16,7 @@ const ALGORITHM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
 pub struct ObjectSeal {
     keys: Option<Arc<Keys>>,
     encryption: Encryption,
+    framing: Framing,
 }
 
 /// What a header says about the encryption of its payload.
@@ -29,6 +30,20 @@ pub(crate) struct CipherStamp {
 
 /// Where a reader finds the stamp of an object.
 pub(crate) type FoundStamp = Arc<OnceLock<CipherStamp>>;
+
+/// Where a reader finds the length of a payload that is compressed.
+pub(crate) type FoundFrame = Arc<OnceLock<u64>>;
+
+#[derive(Clone, Debug, Default)]
+enum Framing {
+    /// The payload is not compressed.
+    #[default]
+    None,
+    /// The payload that is written is compressed.
+    Written,
+    /// The payload that is read may be compressed, and is shorter then than what is asked for.
+    Read(FoundFrame),
+}
 
 #[derive(Clone, Debug, Default)]
 enum Encryption {
@@ -57,7 +72,7 @@ impl ObjectSeal {
             header: key.derive("kvbm 2026-11-25 volumes: headers of objects"),
             piece: key.derive_bulk("kvbm 2026-11-25 volumes: pieces of objects"),
         });
-        Self { keys: Some(keys), encryption: Encryption::None }
+        Self { keys: Some(keys), ..Self::default() }
     }
 
     /// The same for an object whose payload is encrypted.
@@ -68,6 +83,43 @@ impl ObjectSeal {
     /// The same for an object whose payload must be encrypted: `found` gets what its header says.
     pub(crate) fn finding(&self, found: &FoundStamp) -> Self {
         Self { encryption: Encryption::Read(Arc::clone(found)), ..self.clone() }
+    }
+
+    /// The same for an object whose payload is compressed.
+    #[cfg(any(test, feature = "compress", feature = "fuzz"))]
+    pub(crate) fn framed(&self) -> Self {
+        Self { framing: Framing::Written, ..self.clone() }
+    }
+
+    /// The same for an object whose payload may be compressed: `found` gets its length then.
+    #[cfg(feature = "compress")]
+    pub(crate) fn measuring(&self, found: &FoundFrame) -> Self {
+        Self { framing: Framing::Read(Arc::clone(found)), ..self.clone() }
+    }
+
+    /// Whether the payload that is written is compressed.
+    pub(crate) fn is_framed(&self) -> bool {
+        matches!(self.framing, Framing::Written)
+    }
+
+    /// Whether the payload that is read may be compressed.
+    pub(crate) fn takes_frames(&self) -> bool {
+        !matches!(self.framing, Framing::None)
+    }
+
+    /// The payload that is read is compressed, and of this length.
+    pub(crate) fn found_frame(&self, length: u64) {
+        if let Framing::Read(found) = &self.framing {
+            let _first = found.set(length);
+        }
+    }
+
+    /// Length of the payload that was read, where it is compressed.
+    pub(crate) fn frame_length(&self) -> Option<u64> {
+        match &self.framing {
+            Framing::Read(found) => found.get().copied(),
+            Framing::None | Framing::Written => None,
+        }
     }
 
     /// Whether payloads are encrypted.

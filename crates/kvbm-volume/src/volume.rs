@@ -7,8 +7,8 @@ use kvbm_plan::{NamespaceId, VolumeDescriptor, VolumeId};
 
 use crate::object::MAX_ALIGNMENT;
 use crate::{
-    BlobKey, BlobScope, DestroyedKey, GetRequest, ObjectSeal, PayloadForm, PutRequest, RegistryError,
-    VolumeError,
+    BlobKey, BlobScope, CompressionStats, DestroyedKey, GetRequest, ObjectSeal, PayloadForm, PutRequest,
+    RegistryError, VolumeError,
 };
 
 /// What a descriptor says must make sense.
@@ -83,6 +83,11 @@ pub trait Volume: Send + Sync {
         _deadline: Instant,
     ) -> Result<Vec<DestroyedKey>, VolumeError> {
         Ok(Vec::new())
+    }
+
+    /// What compression did, where objects can be compressed. A store has nothing to say.
+    fn compression(&self) -> Option<CompressionStats> {
+        None
     }
 }
 

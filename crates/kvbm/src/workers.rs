@@ -228,6 +228,25 @@ impl Workers {
         }
     }
 
+    /// What brings the metrics of compression up to date.
+    pub(crate) fn volume_refresh(&self, metrics: &Metrics) -> impl Fn() + Send + Sync + use<> {
+        let (volumes, counters) = (self.volumes.clone(), metrics.counters());
+        move || {
+            let Some(volumes) = &volumes else { return };
+            for id in volumes.descriptors().into_iter().map(|descriptor| descriptor.id) {
+                let Some(stats) = volumes.get(id).ok().and_then(|volume| volume.compression()) else {
+                    continue;
+                };
+                let volume = counters.volume(id);
+                volume.compresses.set(u64::from(stats.compresses));
+                volume.written_bytes.raise_to(stats.written);
+                volume.written_stored_bytes.raise_to(stats.written_stored);
+                volume.read_bytes.raise_to(stats.read);
+                volume.read_stored_bytes.raise_to(stats.read_stored);
+            }
+        }
+    }
+
     /// Makes an event of every rank's device known under `number`.
     pub(crate) fn register_events(&self, number: u64, events: &[Event]) {
         for (worker, event) in self.local.iter().zip(events) {

@@ -3,6 +3,8 @@
 //! A benchmark is a module with its options (`clap::Args`), a row type that serializes, and a
 //! function from options to [`Rows`]; [`run`] shows and writes them.
 
+#[cfg(feature = "compress")]
+pub mod compression;
 pub mod events;
 pub mod index;
 pub mod layers;
@@ -19,6 +21,10 @@ use crate::args::Output;
 /// The benchmarks.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
+    /// How much shorter blocks become by compression, what it costs, and below which bandwidth it
+    /// is a gain.
+    #[cfg(feature = "compress")]
+    Compression(compression::CompressionArgs),
     /// The index of the disk tier: inserts with group commit, recovery, size on disk.
     Index(index::IndexArgs),
     /// Events from the pool into a follower's index, over each transport, and what they cost the
@@ -59,6 +65,8 @@ impl Rows {
 /// Runs a benchmark, prints its table and writes its rows where they are wanted.
 pub fn run(command: &BenchCommand) -> Result<()> {
     match command {
+        #[cfg(feature = "compress")]
+        BenchCommand::Compression(args) => deliver(args.json.as_ref(), || compression::run(args)),
         BenchCommand::Index(args) => deliver(args.json.as_ref(), || index::run(args)),
         BenchCommand::Events(args) => deliver(args.json.as_ref(), || events::run(args)),
         BenchCommand::Layers(args) => deliver(args.json.as_ref(), || layers::run(args)),

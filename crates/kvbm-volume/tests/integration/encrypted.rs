@@ -7,7 +7,8 @@ use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, VolumeId};
 use kvbm_volume::{
     BlobKey, BlobScope, BlobSlice, DirectoryVolume, EncryptedVolume, GetRequest, MemoryVolume,
     ObjectCorruption, ObjectSeal, PayloadForm, PutRequest, RegistryError, StoredOrder, Volume,
-    VolumeDescriptor, VolumeEncryption, VolumeError, VolumeExt, VolumeKeysError, VolumeRegistry, VolumeTerms,
+    VolumeCompression, VolumeDescriptor, VolumeEncryption, VolumeError, VolumeExt, VolumeKeysError,
+    VolumeRegistry, VolumeTerms,
 };
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
@@ -184,7 +185,11 @@ fn mend_sums(object: &mut [u8]) {
 
 #[test]
 fn a_wrong_key_none_and_one_too_many_are_refused_by_name_and_change_nothing() {
-    let terms = |seed: Option<u8>| VolumeTerms { namespace: NAMESPACE, encryption: seed.map(encryption) };
+    let terms = |seed: Option<u8>| VolumeTerms {
+        namespace: NAMESPACE,
+        encryption: seed.map(encryption),
+        compression: VolumeCompression::Off,
+    };
     let refused = |store: &Arc<MemoryVolume>, terms: VolumeTerms| {
         let registry = VolumeRegistry::new().for_deployment(terms).unwrap();
         match registry.register(store.clone()) {
@@ -210,7 +215,7 @@ fn a_wrong_key_none_and_one_too_many_are_refused_by_name_and_change_nothing() {
     assert!(named(&error, 1) && named(&error, 2) && named(&error, 3), "{error}");
     assert_eq!(objects_of_keys(&store), before);
     // Other deployments of the same store are not concerned.
-    let other = VolumeTerms { namespace: NamespaceTag::from_bytes([2; 16]), encryption: None };
+    let other = VolumeTerms { namespace: NamespaceTag::from_bytes([2; 16]), ..terms(None) };
     VolumeRegistry::new().for_deployment(other).unwrap().register(store.clone()).unwrap();
 
     let plain = memory();

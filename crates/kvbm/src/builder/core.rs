@@ -161,6 +161,7 @@ impl Core {
         }
         let metrics = &self.leader.metrics;
         metrics.refresh_by(workers.disk_refresh(metrics));
+        metrics.refresh_by(workers.volume_refresh(metrics));
         self.leader.ranks.connect(workers.links());
         Ok(workers)
     }

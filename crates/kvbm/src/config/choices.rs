@@ -139,6 +139,20 @@ choice! {
 }
 
 choice! {
+    /// Whether blocks on volumes are compressed.
+    VolumeCompress {
+        /// They are not.
+        Off = "off",
+        /// With LZ4: fast, and little shorter.
+        Lz4 = "lz4",
+        /// With Zstandard.
+        Zstd = "zstd",
+        /// With Zstandard, while that makes a volume faster by what is measured.
+        Auto = "auto",
+    }
+}
+
+choice! {
     /// How chains on a volume are found.
     VolumeLookup {
         /// By asking it for a few of their blocks.

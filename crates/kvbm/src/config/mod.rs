@@ -58,8 +58,8 @@ use kvbm_tokens::{ChainRoot, HashAlgorithm, Namespace};
 
 pub use choices::{
     Admission, Algorithm, BandwidthModel, ChainRootKind, CopyWay, DeviceKind, DeviceOrder, DiskEngine,
-    DiskMode, EvictionPolicy, HostOrder, LayoutKind, RemoteAgentKind, VerifyHost, VolumeLookup,
-    VolumeOffload, WhenFull,
+    DiskMode, EvictionPolicy, HostOrder, LayoutKind, RemoteAgentKind, VerifyHost, VolumeCompress,
+    VolumeLookup, VolumeOffload, WhenFull,
 };
 pub use error::{ConfigError, Origin};
 pub use groups::{CacheGroup, CacheGroups, LayerContent, ScaledPart, Scales, UnknownScales};

@@ -11,8 +11,8 @@ use kvbm_pool::RegistryConfig;
 use super::Config;
 use super::choices::{
     Admission, Algorithm, BandwidthModel, ChainRootKind, CopyWay, DeviceKind, DeviceOrder, DiskEngine,
-    DiskMode, EvictionPolicy, HostOrder, LayoutKind, RemoteAgentKind, VerifyHost, VolumeLookup,
-    VolumeOffload, WhenFull,
+    DiskMode, EvictionPolicy, HostOrder, LayoutKind, RemoteAgentKind, VerifyHost, VolumeCompress,
+    VolumeLookup, VolumeOffload, WhenFull,
 };
 use super::groups::CacheGroups;
 use super::schema::{List, Section, section, section_keys};
@@ -410,6 +410,10 @@ section! {
         /// have the same key. A volume that holds other blocks of this namespace is refused, and so
         /// is one that does not answer at the start.
         encrypt: bool = false, [""];
+        /// Compress blocks before they are written, and encrypted: not at all, with `lz4` or
+        /// `zstd`, or with `auto` while that makes a volume faster by what is measured. What is
+        /// there is read whatever is set. Needs the feature `compress`.
+        compress: VolumeCompress = VolumeCompress::Off, [""];
         /// Threads of each path that wait for a volume, up to 16 blocks each at a time: each volume
         /// has its own.
         threads: u32 = 4, ["threads per volume, path and rank"], 1 to MAX_THREADS;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::choices::{
-    BandwidthModel, ChainRootKind, CopyWay, DeviceKind, DeviceOrder, HostOrder, LayoutKind,
+    BandwidthModel, ChainRootKind, CopyWay, DeviceKind, DeviceOrder, HostOrder, LayoutKind, VolumeCompress,
 };
 use super::groups::{CacheGroup, CacheGroups, LayerContent};
 use super::sections::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, ModelConfig, VolumeConfig};
@@ -40,6 +40,7 @@ impl Config {
         }
         self.validate_admin()?;
         self.validate_encryption()?;
+        self.validate_compression()?;
         http::validate("metrics", self.metrics.http, &self.metrics.security())?;
         self.validate_tiers()?;
         self.validate_volumes()?;
@@ -153,6 +154,16 @@ impl Config {
         }
         if encryption.command_timeout.is_zero() {
             return broken("encryption.command_timeout", &"0s", "must be above 0");
+        }
+        Ok(())
+    }
+
+    fn validate_compression(&self) -> Result<(), ConfigError> {
+        let compress = self.volumes.compress;
+        // A leader alone compresses nothing: its workers do.
+        let lacks = cfg!(all(feature = "worker", not(feature = "compress")));
+        if lacks && compress != VolumeCompress::Off {
+            return broken("volumes.compress", &compress, "needs a build with the feature compress");
         }
         Ok(())
     }

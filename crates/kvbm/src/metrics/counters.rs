@@ -449,6 +449,16 @@ pub struct VolumeCounters {
     pub full: Counter,
     /// Blocks and questions that the store failed.
     pub errors: Counter,
+    /// Bytes of blocks that were written by workers of this process.
+    pub written_bytes: Counter,
+    /// Bytes that they take on the volume, without headers: fewer where they are compressed.
+    pub written_stored_bytes: Counter,
+    /// Bytes of blocks that workers of this process read.
+    pub read_bytes: Counter,
+    /// Bytes that they were stored in, without headers.
+    pub read_stored_bytes: Counter,
+    /// 1 while new blocks are compressed.
+    pub compresses: Gauge,
     /// Blocks that it is known to hold.
     pub blocks: Gauge,
     /// 1 while it is left alone because it failed.

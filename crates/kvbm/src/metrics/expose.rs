@@ -158,7 +158,7 @@ impl Exposition {
     /// Nothing where there never was a volume.
     fn volumes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         type Read = fn(&VolumeCounters) -> u64;
-        let each: [(&str, &str, Read); 6] = [
+        let each: [(&str, &str, Read); 10] = [
             ("volume_hit_blocks", "Blocks that came from the volume", |volume| volume.hits.get()),
             ("volume_missed_blocks", "Blocks that were gone from the volume or damaged", |volume| {
                 volume.misses.get()
@@ -173,6 +173,24 @@ impl Exposition {
             ("volume_errors", "Blocks and questions that the volume's store failed", |volume| {
                 volume.errors.get()
             }),
+            (
+                "volume_written_bytes",
+                "Bytes of blocks that were written, by workers of this process",
+                |volume| volume.written_bytes.get(),
+            ),
+            (
+                "volume_written_stored_bytes",
+                "Bytes that these take on the volume, compressed or not",
+                |volume| volume.written_stored_bytes.get(),
+            ),
+            ("volume_read_bytes", "Bytes of blocks that were read, by workers of this process", |volume| {
+                volume.read_bytes.get()
+            }),
+            (
+                "volume_read_stored_bytes",
+                "Bytes that these took on the volume, compressed or not",
+                |volume| volume.read_stored_bytes.get(),
+            ),
         ];
         let volumes: Vec<_> =
             self.0.volumes().into_iter().map(|(id, volume)| (id.to_string(), volume)).collect();
@@ -186,7 +204,8 @@ impl Exposition {
                 counter_value(&mut metric.encode_family(&labels)?, read(volume))?;
             }
         }
-        let gauges: [(&str, &str, Read); 2] = [
+        let gauges: [(&str, &str, Read); 3] = [
+            ("volume_compresses", "1 while new blocks are compressed", |volume| volume.compresses.get()),
             ("volume_blocks", "Blocks that the volume is known to hold", |volume| volume.blocks.get()),
             ("volume_down", "1 while the volume is left alone because it failed", |volume| volume.down.get()),
         ];

@@ -1,13 +1,13 @@
 //! The volumes of the workers of this process.
 
 use super::WorkerError;
-use crate::config::{self, CacheGroup, Config, LayerContent};
+use crate::config::{self, CacheGroup, Config, LayerContent, VolumeCompress};
 use crate::encryption::operator_keys;
 use kvbm_layout::{HeadSlice, Holders, slice_for_rank};
 use kvbm_plan::Rank;
 use kvbm_tokens::NamespaceTag;
 use kvbm_transfer::{VolumeGroup, VolumeTier};
-use kvbm_volume::{BlobSlice, ObjectSeal, VolumeEncryption, VolumeRegistry, VolumeTerms};
+use kvbm_volume::{BlobSlice, ObjectSeal, VolumeCompression, VolumeEncryption, VolumeRegistry, VolumeTerms};
 use std::sync::Arc;
 
 /// Opens the volumes that are configured, for the deployment of namespace `tag`. None where there
@@ -27,8 +27,8 @@ pub(crate) fn open_volumes(
     Ok(Some(Arc::new(registry)))
 }
 
-/// Volumes whose objects are encrypted, or are not, as it is configured. Reads files, and runs
-/// commands.
+/// Volumes whose objects are encrypted and compressed, or are not, as it is configured. Reads
+/// files, and runs commands.
 pub(super) fn for_deployment(
     config: &Config,
     registry: VolumeRegistry,
@@ -36,7 +36,13 @@ pub(super) fn for_deployment(
 ) -> Result<VolumeRegistry, WorkerError> {
     let keys = if config.volumes.encrypt { operator_keys(config)? } else { None };
     let encryption = keys.map(|(key, previous)| VolumeEncryption { key, previous });
-    Ok(registry.for_deployment(VolumeTerms { namespace: tag, encryption })?)
+    let compression = match config.volumes.compress {
+        VolumeCompress::Off => VolumeCompression::Off,
+        VolumeCompress::Lz4 => VolumeCompression::Lz4,
+        VolumeCompress::Zstd => VolumeCompression::Zstd,
+        VolumeCompress::Auto => VolumeCompression::Auto,
+    };
+    Ok(registry.for_deployment(VolumeTerms { namespace: tag, encryption, compression })?)
 }
 
 /// What the worker of `rank` needs to know.

@@ -6,6 +6,7 @@ mod admission;
 mod bytes;
 mod chains;
 mod checksums;
+mod compressed_volumes;
 mod disk_faults;
 mod disk_shapes;
 mod disk_unwritable;

@@ -6,7 +6,7 @@ use super::{expected, namespace, soon, unlimited};
 use kvbm::builder::WithOwned;
 use kvbm::config::{Blocks, Config, LayerContent, LayoutKind, ModelConfig};
 use kvbm::device::{CopyBatch, Direction, HostBuffer};
-use kvbm::layout::{AxisOrder, FragmentList, FullyContiguous, Selection, slice_for_rank};
+use kvbm::layout::{AxisOrder, DType, FragmentList, FullyContiguous, Selection, slice_for_rank};
 use kvbm::{BlockId, Builder, GroupId, KvBlockManager, Owned, SequenceHash, TokenSequence, Worker};
 use std::path::Path;
 
@@ -54,7 +54,13 @@ pub fn of_heads(hash: SequenceHash, worker: &Worker, group: GroupId, config: &Co
     let ranks = config.parallelism.tensor_parallel;
     let heads = slice_for_rank(num_kv_heads, ranks, u32::from(worker.rank().0)).expect("heads").heads;
     let bytes = worker.g1_of(group).expect("G1 here").bytes_per_block() as usize / heads.len();
-    heads.flat_map(|head| expected(hash, head as u16 + 100 * group.0, bytes)).collect()
+    let mut block: Vec<u8> =
+        heads.flat_map(|head| expected(hash, head as u16 + 100 * group.0, bytes)).collect();
+    if config.model.dtype == DType::F16 {
+        // Exponents of a model take few values; all other bytes are noise, here as there.
+        block.iter_mut().skip(1).step_by(2).for_each(|upper| *upper = 0x38 | *upper & 0x83);
+    }
+    block
 }
 
 /// Computes a block of a cache group on every rank.
