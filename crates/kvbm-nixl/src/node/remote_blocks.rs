@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 
 use kvbm_plan::simulation::{Planted, planted};
@@ -14,8 +15,8 @@ use crate::agent::{RemoteRequest, RemoteTransfer, TransferDirection};
 use crate::digest::digest;
 use crate::{ModelPart, NodeAnnouncement, ReadPlan};
 
-/// Bytes that are read at a time, over all ranks: the next batch is on its way while the last one
-/// is verified.
+/// Bytes that are read at a time, over all ranks: the next batch moves while the last one is
+/// verified.
 const BATCH_BYTES: u64 = 16 << 20;
 
 /// How our ranks read one peer's blocks: made once, used for every read while the peer's
@@ -119,31 +120,70 @@ impl RemoteBlocks {
             return Err(RemoteError::Destination { slots: destination.len(), blocks: self.blocks.len() });
         }
         let step = usize::try_from(BATCH_BYTES / self.plans.bytes_per_block().max(1)).unwrap_or(1).max(1);
-        let (mut arrived, mut running): (usize, Option<Batch>) = (0, None);
-        let mut next = 0;
-        loop {
-            // The next batch moves while the last one is verified.
-            let started = if next < self.blocks.len() {
-                let end = (next + step).min(self.blocks.len());
-                // SAFETY: the caller keeps everybody else from the slots until `claim` is dropped.
-                let batch = unsafe { self.start(next..end, destination, claim) };
-                next = end;
-                Some(batch)
-            } else {
-                None
-            };
-            if let Some(batch) = running.take() {
-                match self.finish(batch, destination, deadline) {
-                    Ok(end) => arrived = end,
-                    Err((blocks, error)) => return Ok(Arrived { blocks, failure: Some(error) }),
+        // SAFETY: as the caller promises.
+        let beside = || unsafe { self.read_beside(step, destination, claim, deadline) };
+        let is_worth_it = self.blocks.len() > step && !cfg!(kvbm_sim);
+        if let Some(arrived) = is_worth_it.then(beside).flatten() {
+            return Ok(arrived);
+        }
+        let (mut arrived, mut next) = (0, 0);
+        while next < self.blocks.len() {
+            let end = (next + step).min(self.blocks.len());
+            // SAFETY: the caller keeps everybody else from the slots until `claim` is dropped.
+            let batch = unsafe { self.start(next..end, destination, claim) };
+            match batch
+                .map_err(|error| (arrived, error))
+                .and_then(|batch| self.finish(batch, destination, deadline))
+            {
+                Ok(end) => arrived = end,
+                Err((blocks, error)) => return Ok(Arrived { blocks, failure: Some(error) }),
+            }
+            next = end;
+        }
+        Ok(Arrived { blocks: arrived, failure: None })
+    }
+
+    /// Starts batches on a thread of its own, while this one verifies: the start of a read between
+    /// processes of one machine returns when its bytes have moved. `None` without a thread.
+    ///
+    /// # Safety
+    /// As `read_into`.
+    unsafe fn read_beside(
+        &self,
+        step: usize,
+        destination: &[u32],
+        claim: &Arc<dyn Any + Send + Sync>,
+        deadline: Instant,
+    ) -> Option<Arrived> {
+        // One batch moves, and one is verified.
+        let (given, batches) = sync_channel(0);
+        let start = move || {
+            for first in (0..self.blocks.len()).step_by(step) {
+                let end = (first + step).min(self.blocks.len());
+                // SAFETY: as the caller promises.
+                let batch = unsafe { self.start(first..end, destination, claim) };
+                let is_last = batch.is_err();
+                // Nobody takes it where a batch before it has failed.
+                if given.send(batch).is_err() || is_last {
+                    return;
                 }
             }
-            match started {
-                Some(Ok(batch)) => running = Some(batch),
-                Some(Err(error)) => return Ok(Arrived { blocks: arrived, failure: Some(error) }),
-                None => return Ok(Arrived { blocks: arrived, failure: None }),
+        };
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("kvbm-remote-read".to_owned());
+            thread.spawn_scoped(scope, start).ok()?;
+            let mut arrived = 0;
+            // Moved, so that the thread ends where this returns early.
+            let batches = batches;
+            for batch in &batches {
+                let batch = batch.map_err(|error| (arrived, error));
+                match batch.and_then(|batch| self.finish(batch, destination, deadline)) {
+                    Ok(end) => arrived = end,
+                    Err((blocks, error)) => return Some(Arrived { blocks, failure: Some(error) }),
+                }
             }
-        }
+            Some(Arrived { blocks: arrived, failure: None })
+        })
     }
 
     /// # Safety
