@@ -195,7 +195,8 @@ fn workers_at_addresses_serve_holders_of_certificates_and_one_may_die() {
         assert!(Instant::now() < until, "{:?}", manager.status());
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert!(manager.shutdown(Duration::from_secs(60)).is_complete());
+    let report = manager.shutdown(Duration::from_secs(60));
+    assert!(report.is_complete(), "{report:?}");
 
     // A leader of another authority, and one that trusts another.
     let (foreign, trusting) = (other.issue("foreign", |_| {}), other.file());
