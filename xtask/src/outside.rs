@@ -9,6 +9,7 @@ use std::fs;
 const USES: &[(&str, &str)] = &[
     ("kvbm", "kvbm::config::Capacity::default() == kvbm::config::Capacity::NONE"),
     ("kvbm-cli", "std::mem::size_of::<kvbm_cli::args::Cli>() > 0"),
+    ("kvbm-codec", "kvbm_codec::Compressor::new(kvbm_codec::Codec::Lz4).is_ok()"),
     ("kvbm-device", "kvbm_device::Clock::now(&kvbm_device::ManualClock::new()).is_zero()"),
     ("kvbm-disk", "kvbm_disk::ContentCrc::new().finish() == kvbm_disk::ContentCrc::combine(0, 0, 0)"),
     ("kvbm-events", "kvbm_events::PublisherConfig::default().validate().is_ok()"),
