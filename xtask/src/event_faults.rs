@@ -5,22 +5,13 @@
 //! says.
 
 use crate::json_report;
+use crate::round_options::RoundOptions;
 use crate::servers::nats_server;
 use crate::test::workspace_tests;
 use crate::workspace::{Workspace, succeed};
 use anyhow::Context;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-
-const DEFAULT_ROUNDS: u64 = 200;
-
-/// How many rounds, with which numbers, and where the report goes.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Options {
-    rounds: u64,
-    seed: u64,
-    json: Option<PathBuf>,
-}
 
 /// How long snapshots over core NATS may take to set the index right when the last fault is over,
 /// in milliseconds.
@@ -30,30 +21,8 @@ const WITHIN_MS: &str = "5000";
 /// namespace, and runs whose publishers are processes that are killed.
 const PARTS: [&str; 3] = ["faults", "namespace", "killed"];
 
-impl Options {
-    /// Reads `[--rounds N] [--seed N] [--json FILE]`.
-    pub(crate) fn parse(args: &[String]) -> Result<Self, String> {
-        let mut options = Self { rounds: DEFAULT_ROUNDS, seed: 1, json: None };
-        let mut args = args.iter();
-        while let Some(name) = args.next() {
-            let value = args.next().ok_or_else(|| format!("`{name}` of `event-faults` needs a value"))?;
-            let number = || {
-                let number = value.parse::<u64>().ok().filter(|number| (1..=1_000_000).contains(number));
-                number.ok_or_else(|| format!("{name} {value}: expected 1 to 1000000"))
-            };
-            match name.as_str() {
-                "--rounds" => options.rounds = number()?,
-                "--seed" => options.seed = number()?,
-                "--json" => options.json = Some(value.into()),
-                other => return Err(format!("unknown argument `{other}` of `event-faults`")),
-            }
-        }
-        Ok(options)
-    }
-}
-
 /// Runs them; whether the index was right after every one.
-pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
+pub(crate) fn run(options: &RoundOptions) -> anyhow::Result<bool> {
     let workspace = Workspace::load()?;
     let server = nats_server(&workspace).context("there is no nats-server")?;
     let parts = workspace.target.join("event-faults.json");
@@ -77,7 +46,7 @@ fn part_of(parts: &Path, part: &str) -> PathBuf {
     parts.with_extension(format!("{part}.json"))
 }
 
-fn report(options: &Options, parts: &Path, passed: bool) -> Value {
+fn report(options: &RoundOptions, parts: &Path, passed: bool) -> Value {
     let read = |part| {
         let text = std::fs::read_to_string(part_of(parts, part)).ok()?;
         serde_json::from_str::<Value>(&text).ok()
@@ -92,21 +61,4 @@ fn report(options: &Options, parts: &Path, passed: bool) -> Value {
         "network_namespace": namespace,
         "killed_publishers": killed,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rounds_and_seed_are_read() {
-        let parse =
-            |line: &str| Options::parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
-        assert_eq!(parse(""), Ok(Options { rounds: 200, seed: 1, json: None }));
-        let json = Some("f.json".into());
-        assert_eq!(parse("--seed 7 --json f.json --rounds 5"), Ok(Options { rounds: 5, seed: 7, json }));
-        for wrong in ["--rounds", "--rounds 0", "--rounds many", "now", "now 1", "--json"] {
-            assert!(parse(wrong).is_err(), "{wrong}");
-        }
-    }
 }

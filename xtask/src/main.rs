@@ -26,6 +26,7 @@ mod node_programs;
 mod node_test;
 mod outside;
 mod python;
+mod round_options;
 mod servers;
 mod sim;
 mod smoke;
@@ -37,6 +38,7 @@ mod tidy;
 mod wheel;
 mod workspace;
 
+use round_options::RoundOptions;
 use std::process::ExitCode;
 
 const USAGE: &str = "\
@@ -172,11 +174,11 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
             Ok(options) => fuzz::run(&options),
             Err(text) => usage(text),
         },
-        "event-faults" => match event_faults::Options::parse(rest) {
+        "event-faults" => match RoundOptions::parse("event-faults", rest) {
             Ok(options) => event_faults::run(&options),
             Err(text) => usage(text),
         },
-        "nixl" => match nixl::Options::parse(rest) {
+        "nixl" => match RoundOptions::parse("nixl", rest) {
             Ok(options) => nixl::run(&options),
             Err(text) => usage(text),
         },

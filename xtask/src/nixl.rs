@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::json_report;
 use crate::python;
+use crate::round_options::RoundOptions;
 use crate::servers::nats_server;
 use crate::steps::Outcome;
 use crate::test::counted;
@@ -20,38 +21,6 @@ const LIBRARY: &str = ".nixl_cu12.mesonpy.libs/libnixl_capi.so";
 
 /// What generates the bindings when `nixl-sys` is built.
 const LIBCLANG: &str = "libclang==18.1.1";
-
-const DEFAULT_ROUNDS: u64 = 200;
-
-/// How many rounds, with which numbers, and where the report goes.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Options {
-    rounds: u64,
-    seed: u64,
-    json: Option<PathBuf>,
-}
-
-impl Options {
-    /// Reads `[--rounds N] [--seed N] [--json FILE]`.
-    pub(crate) fn parse(args: &[String]) -> Result<Self, String> {
-        let mut options = Self { rounds: DEFAULT_ROUNDS, seed: 1, json: None };
-        let mut args = args.iter();
-        while let Some(name) = args.next() {
-            let value = args.next().ok_or_else(|| format!("`{name}` of `nixl` needs a value"))?;
-            let number = || {
-                let number = value.parse::<u64>().ok().filter(|number| (1..=100_000).contains(number));
-                number.ok_or_else(|| format!("{name} {value}: expected 1 to 100000"))
-            };
-            match name.as_str() {
-                "--rounds" => options.rounds = number()?,
-                "--seed" => options.seed = number()?,
-                "--json" => options.json = Some(value.into()),
-                other => return Err(format!("unknown argument `{other}` of `nixl`")),
-            }
-        }
-        Ok(options)
-    }
-}
 
 /// What the build and the tests need.
 struct Tools {
@@ -99,7 +68,7 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
 }
 
 /// Kills and stops managers that read from each other; whether all rounds passed.
-pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
+pub(crate) fn run(options: &RoundOptions) -> anyhow::Result<bool> {
     let workspace = Workspace::load()?;
     let tools = Tools::fetch(&workspace)?;
     let figures = workspace.target.join("nixl-rounds.json");
@@ -135,21 +104,4 @@ fn example(workspace: &Workspace, tools: &Tools) -> anyhow::Result<()> {
         succeed(example.args(form))?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rounds_and_seed_are_read() {
-        let parse =
-            |line: &str| Options::parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
-        assert_eq!(parse(""), Ok(Options { rounds: 200, seed: 1, json: None }));
-        let json = Some("n.json".into());
-        assert_eq!(parse("--seed 7 --json n.json --rounds 5"), Ok(Options { rounds: 5, seed: 7, json }));
-        for wrong in ["--rounds", "--rounds 0", "--rounds many", "now", "now 1", "--json"] {
-            assert!(parse(wrong).is_err(), "{wrong}");
-        }
-    }
 }

@@ -1,82 +1,28 @@
 //! Nodes that read from each other: leases, verification, failures.
 
+mod support;
+
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kvbm_keys::DeploymentKey;
-use kvbm_layout::{
-    AxisOrder, BlockLayout, DType, FullyContiguous, LayerSeparate, LayoutConfig, OuterPlacement,
-};
 use kvbm_nixl::{
     AgentError, AgentFault, Export, Imported, InProcessAgent, InProcessNetwork, LocalRank, NodeOptions,
     PeerPlans, Publication, RemoteAgent, RemoteBlocks, RemoteError, RemoteNode,
 };
-use kvbm_plan::{
-    Epoch, GroupId, HeadRange, NamespaceTag, NodeId, Rank, RankSlice, Replication, SequenceHash,
-};
-use kvbm_storage::{BoundLayout, SystemAllocator};
+use kvbm_plan::{Epoch, GroupId, NamespaceTag, NodeId, Rank};
 
-const BLOCKS: u32 = 8;
+use support::{BLOCKS, content, fill, hash, hashes, local_rank, nothing, soon};
+
 const HEADS: u32 = 8;
 const NAMESPACE: NamespaceTag = NamespaceTag::from_bytes([7; 16]);
 const GROUP: GroupId = GroupId(0);
 
+/// Ranks that divide all heads.
 fn ranks(tp: u32, is_separate: bool) -> Vec<LocalRank> {
-    (0..tp).map(|rank| local_rank(rank, HEADS / tp, is_separate)).collect()
-}
-
-fn local_rank(rank: u32, heads: u32, is_separate: bool) -> LocalRank {
-    let config = LayoutConfig::builder().num_blocks(BLOCKS).num_layers(2).outer_dim(2).page_size(4);
-    let config = config.inner_dim(heads * 16).num_heads(heads).dtype(DType::BF16).alignment(64);
-    let config = config.build().expect("a small shape");
-    let layout: Arc<dyn BlockLayout> = if is_separate {
-        let placement = OuterPlacement::KvOuter;
-        Arc::new(LayerSeparate::new(config, AxisOrder::Hnd, placement).expect("a layout"))
-    } else {
-        Arc::new(FullyContiguous::new(config, AxisOrder::Nhd).expect("a layout"))
-    };
-    let slice = RankSlice {
-        rank: Rank(rank as u16),
-        first_layer: 0,
-        num_layers: 2,
-        heads: HeadRange { start: rank * heads, count: heads },
-        replication: Replication::None,
-    };
-    LocalRank { slice, bound: BoundLayout::allocate(layout, &SystemAllocator::default()).expect("memory") }
-}
-
-/// Writes bytes that depend on everything into a block of a single rank with all heads.
-fn fill(rank: &LocalRank, block: u32, seed: u8) {
-    let bytes: Vec<u8> = (0..rank.bound.bytes_per_block())
-        .map(|at| (at as u8).wrapping_mul(31) ^ (at >> 8) as u8 ^ seed.wrapping_mul(17))
-        .collect();
-    // SAFETY: nobody else touches the block.
-    unsafe { rank.bound.write_block(block, &bytes) }.expect("a block");
-}
-
-fn content(rank: &LocalRank, block: u32) -> Vec<u8> {
-    let mut bytes = vec![0; rank.bound.bytes_per_block() as usize];
-    // SAFETY: nobody writes the block.
-    unsafe { rank.bound.read_block(block, &mut bytes) }.expect("a block");
-    bytes
-}
-
-fn hash(block: u32) -> SequenceHash {
-    SequenceHash::from_bytes([block as u8 + 1; 16])
-}
-
-fn hashes(count: u32) -> Vec<SequenceHash> {
-    (0..count).map(hash).collect()
-}
-
-fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(30)
-}
-
-fn nothing() -> Arc<dyn Any + Send + Sync> {
-    Arc::new(())
+    support::ranks(tp, HEADS, is_separate)
 }
 
 struct Side {
@@ -166,11 +112,11 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 fn a_prefix_is_read_and_verified_whatever_the_shapes() {
     for (theirs, ours) in [(1, 1), (4, 2), (2, 4), (8, 1), (1, 8)] {
         let network = InProcessNetwork::new();
-        let whole = local_rank(0, HEADS, false);
+        let whole = local_rank(0, 0, HEADS, false);
         let source = node(&network, 9, |_| {}, vec![whole.clone()]);
         let owner = node(&network, 1, |_| {}, ranks(theirs, false));
         let reader = node(&network, 2, |_| {}, ranks(ours, true));
-        let last = node(&network, 3, |_| {}, vec![local_rank(0, HEADS, false)]);
+        let last = node(&network, 3, |_| {}, vec![local_rank(0, 0, HEADS, false)]);
         let nodes = [&source, &owner, &reader, &last];
         meet(&nodes);
         let blocks: Vec<_> = (0..BLOCKS).map(|block| (hash(block), block)).collect();

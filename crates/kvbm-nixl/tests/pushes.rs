@@ -1,89 +1,28 @@
 //! Nodes that write into each other's memory: grants, verification, failures.
 
-use std::any::Any;
+mod support;
+
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use kvbm_layout::{
-    AxisOrder, BlockLayout, DType, FullyContiguous, LayerSeparate, LayoutConfig, OuterPlacement,
-};
 use kvbm_nixl::{
     AgentError, AgentFault, BlockSink, Export, InProcessAgent, InProcessNetwork, Landing, LocalRank,
     NodeOptions, Notification, OfferedChain, RefusedRead, Registration, RemoteAgent, RemoteError, RemoteNode,
     RemoteRequest, RemoteSlots, RemoteTransfer, TransferDirection,
 };
-use kvbm_plan::{
-    Epoch, GroupId, HeadRange, NamespaceTag, NodeId, Rank, RankSlice, Replication, SequenceHash,
-};
-use kvbm_storage::{BoundLayout, Storage, SystemAllocator};
+use kvbm_plan::{Epoch, GroupId, NamespaceTag, NodeId, SequenceHash};
+use kvbm_storage::Storage;
 use parking_lot::Mutex;
 
-const BLOCKS: u32 = 8;
+use support::{BLOCKS, content, fill, hash, hashes, local_rank, nothing, ranks, soon};
+
 const HEADS: u32 = 8;
 const NAMESPACE: NamespaceTag = NamespaceTag::from_bytes([7; 16]);
 const GROUP: GroupId = GroupId(0);
 const LEASE: Duration = Duration::from_millis(300);
-
-/// Ranks that divide the heads; of more ranks than heads, several have the same.
-fn ranks(tp: u32, heads: u32, is_separate: bool) -> Vec<LocalRank> {
-    let each = (heads / tp).max(1);
-    (0..tp).map(|rank| local_rank(rank, (rank * heads / tp) / each * each, each, is_separate)).collect()
-}
-
-fn local_rank(rank: u32, first: u32, heads: u32, is_separate: bool) -> LocalRank {
-    let config = LayoutConfig::builder().num_blocks(BLOCKS).num_layers(2).outer_dim(2).page_size(4);
-    let config = config.inner_dim(heads * 16).num_heads(heads).dtype(DType::BF16).alignment(64);
-    let config = config.build().expect("a small shape");
-    let layout: Arc<dyn BlockLayout> = if is_separate {
-        let placement = OuterPlacement::KvOuter;
-        Arc::new(LayerSeparate::new(config, AxisOrder::Hnd, placement).expect("a layout"))
-    } else {
-        Arc::new(FullyContiguous::new(config, AxisOrder::Nhd).expect("a layout"))
-    };
-    let slice = RankSlice {
-        rank: Rank(rank as u16),
-        first_layer: 0,
-        num_layers: 2,
-        heads: HeadRange { start: first, count: heads },
-        replication: Replication::None,
-    };
-    LocalRank { slice, bound: BoundLayout::allocate(layout, &SystemAllocator::default()).expect("memory") }
-}
-
-/// Writes bytes that depend on the block into a rank.
-fn fill(rank: &LocalRank, block: u32, seed: u8) {
-    let bytes: Vec<u8> = (0..rank.bound.bytes_per_block())
-        .map(|at| (at as u8).wrapping_mul(31) ^ (at >> 8) as u8 ^ seed.wrapping_mul(17))
-        .collect();
-    // SAFETY: nobody else touches the block.
-    unsafe { rank.bound.write_block(block, &bytes) }.expect("a block");
-}
-
-fn content(rank: &LocalRank, block: u32) -> Vec<u8> {
-    let mut bytes = vec![0; rank.bound.bytes_per_block() as usize];
-    // SAFETY: nobody writes the block.
-    unsafe { rank.bound.read_block(block, &mut bytes) }.expect("a block");
-    bytes
-}
-
-fn hash(block: u32) -> SequenceHash {
-    SequenceHash::from_bytes([block as u8 + 1; 16])
-}
-
-fn hashes(count: u32) -> Vec<SequenceHash> {
-    (0..count).map(hash).collect()
-}
-
-fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(30)
-}
-
-fn nothing() -> Arc<dyn Any + Send + Sync> {
-    Arc::new(())
-}
 
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let until = soon();

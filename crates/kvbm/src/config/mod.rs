@@ -35,6 +35,7 @@ mod http;
 mod hugging_face;
 mod model;
 mod nearest;
+mod offload;
 mod parse;
 mod reference;
 mod schema;
@@ -63,6 +64,7 @@ pub use choices::{
 };
 pub use error::{ConfigError, Origin};
 pub use groups::{CacheGroup, CacheGroups, LayerContent, ScaledPart, Scales, UnknownScales};
+pub use offload::{EdgeConfig, OffloadConfig};
 pub use schema::{Key, Section};
 pub(crate) use volumes::{stored_bytes, volumes};
 
@@ -70,9 +72,9 @@ pub(crate) use volumes::{stored_bytes, volumes};
 pub(crate) const FIRST_GROUP: kvbm_plan::GroupId = kvbm_plan::GroupId(0);
 
 pub use sections::{
-    AdminConfig, DeviceConfig, DiskConfig, EdgeConfig, EncryptionConfig, EventsConfig, HostConfig,
-    MetricsConfig, ModelConfig, NamespaceConfig, NodeConfig, OffloadConfig, ParallelismConfig, PolicyConfig,
-    RemoteConfig, TenantsConfig, TransferConfig, VolumeConfig, VolumesConfig,
+    AdminConfig, DeviceConfig, DiskConfig, EncryptionConfig, EventsConfig, HostConfig, MetricsConfig,
+    ModelConfig, NamespaceConfig, NodeConfig, ParallelismConfig, PolicyConfig, RemoteConfig, TenantsConfig,
+    TransferConfig, VolumeConfig, VolumesConfig,
 };
 pub use several::{CommandLine, Paths, RankNodes, TenantShares, TensorBytes};
 pub use units::{Blocks, Bytes, Capacity, ParseBytesError, ParseCapacityError};
