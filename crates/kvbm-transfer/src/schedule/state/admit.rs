@@ -38,8 +38,9 @@ impl State {
         }
         match self.history.get(plan_id) {
             Known::New => {}
-            Known::Finished(finished) => {
-                let report = finished.report.clone().ok_or(SubmitError::Forgotten { plan_id })?;
+            Known::Finished { .. } => {
+                let report = self.history.report(plan_id, self.limits.epoch, self.limits.rank);
+                let report = Arc::new(report.ok_or(SubmitError::Forgotten { plan_id })?);
                 let mut replies = Replies::default();
                 add_reply(&mut replies, reply);
                 self.deliver(&report, replies);
@@ -191,8 +192,8 @@ impl State {
                 continue;
             }
             match self.history.get(before) {
-                Known::Finished(finished) if finished.ok => {}
-                Known::Finished(_) => return failed(format!("plan {before} failed before")),
+                Known::Finished { ok: true } => {}
+                Known::Finished { ok: false } => return failed(format!("plan {before} failed before")),
                 Known::New => {
                     return failed(format!(
                         "plan {before} was never sent to this worker; send predecessors first"

@@ -161,7 +161,7 @@ impl State {
             busy_us: micros(now.saturating_duration_since(started)),
         });
         self.count(&report);
-        self.history.insert(Arc::clone(&report));
+        self.history.insert(&report);
         self.finished.push(plan.tag, &report);
         self.deliver(&report, replies);
         let ok = report.blocks.iter().all(BlockOutcome::is_done);
