@@ -83,6 +83,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     };
     interrupt::catch();
     log_lines::install();
+    kvbm::storage::limit_free_heap();
     let (blocks, times) = (config.node.engine_blocks, LineTimes::default());
     let server = if args.take_over {
         NodeServer::take_over(&config, socket, blocks, times)

@@ -56,7 +56,7 @@ pub use device::{DeviceAllocator, DeviceStorage};
 pub use disk::{DiskAllocator, DiskStorage, Preallocation};
 pub use error::StorageError;
 pub use fragments::BoundFragment;
-pub use heap::release_free_heap;
+pub use heap::{limit_free_heap, release_free_heap};
 pub use host::HostStorage;
 pub use numa::NumaPlacement;
 pub use pinned::{PinFallback, PinProgress, PinState, PinnedAllocator, PinnedStorage};

@@ -4,7 +4,7 @@ use crate::support::{blocks, sequence};
 use crate::{BLOCKS, Options, RANKS, Random, SEQUENCES, support};
 use kvbm::Rank;
 use kvbm::device::Event;
-use kvbm::storage::{BoundLayout, SystemAllocator, release_free_heap};
+use kvbm::storage::{BoundLayout, SystemAllocator, limit_free_heap, release_free_heap};
 use kvbm_node::{EngineTerms, MoverMemory, NodeEngine};
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -18,6 +18,8 @@ const DEADLINE: Duration = Duration::from_secs(20);
 const REQUESTS_BETWEEN_TRIMS: u64 = 256;
 
 pub(crate) fn run(options: &Options) {
+    // Samples of this process count memory in use, not what glibc keeps.
+    limit_free_heap();
     let config = crate::config();
     let sequences: Vec<_> = (0..SEQUENCES).map(|salt| sequence(&config, salt, BLOCKS)).collect();
     let engine = attach(options);
@@ -26,7 +28,6 @@ pub(crate) fn run(options: &Options) {
     say(&format!("found {found}"));
     let mut random = Random(options.seed);
     for request in 0_u64.. {
-        // Samples of this process count memory in use, not what glibc keeps.
         if request % REQUESTS_BETWEEN_TRIMS == 0 {
             release_free_heap();
         }
