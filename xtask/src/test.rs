@@ -203,6 +203,9 @@ fn tests(workspace: &Workspace) -> Outcome {
     let servers = Servers::fetch(workspace);
     let mut command = workspace_tests(workspace);
     command.args(["--no-fail-fast", "--lib", "--bins", "--tests", "--examples"]);
+    if std::env::var_os("RUST_TEST_THREADS").is_none() {
+        command.env("RUST_TEST_THREADS", test_threads().to_string());
+    }
     servers.name_to(&mut command);
     // A user without a C++ compiler is told which tests that skips; CI must not skip them. (A
     // manager's configuration refuses variables KVBM_... that it does not know.)
@@ -210,6 +213,12 @@ fn tests(workspace: &Workspace) -> Outcome {
         command.env("REQUIRE_CXX", "1");
     }
     servers.outcome(counted(&mut command))
+}
+
+/// Tests at a time. Most of them wait: for a deadline, a disk, another process.
+fn test_threads() -> usize {
+    const FOR_EACH_PROCESSOR: usize = 3;
+    std::thread::available_parallelism().map_or(1, usize::from) * FOR_EACH_PROCESSOR
 }
 
 /// `cargo test` with the features of every test build. A selection by `-p` would build other
