@@ -15,7 +15,7 @@ use crate::loads::{FinishedLoad, OffloadStarted, Ticket};
 use crate::options::{comparison, load_options, pinnable, tier_of};
 use crate::parked::Parked;
 use crate::sequence::{AnySequence, Namespace};
-use crate::status::status_of;
+use crate::status::{lost, status_of};
 use kvbm::config::Config as Settings;
 use kvbm::{
     BatchPosition, BlockId, BlockMetadata, Engine, GroupId, KvBlockManager as Manager, OffloadOptions, Tier,
@@ -577,12 +577,7 @@ impl KvBlockManager {
                 drop(open);
                 Ok(())
             })?;
-            let whole = report.not_saved == 0 && report.drained && report.flush_error.is_none();
-            Ok((!whole).then(|| {
-                let why = report.flush_error.map_or_else(String::new, |error| format!("; {error}"));
-                let drained = if report.drained { "" } else { "; offloads did not end in time" };
-                format!("{} blocks were not saved{drained}{why}", report.not_saved)
-            }))
+            Ok(lost(&report))
         })
     }
 

@@ -5,7 +5,7 @@ use crate::config::Config;
 use crate::errors::{Error, Kind, Result};
 use crate::guard::{caught, detached};
 use crate::integers::seconds;
-use crate::status::status_of;
+use crate::status::{lost, status_of};
 use kvbm_node::{LineTimes, NodeServer as Server};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -129,11 +129,7 @@ impl NodeServer {
                     // Host memory lives on, and what else there was is saved.
                     return Ok(None);
                 }
-                let report = open.server.shutdown(timeout);
-                let error = report.flush_error.map(|error| format!("; {error}"));
-                let whole = report.not_saved == 0 && report.drained && error.is_none();
-                let lost = format!("{} blocks were not saved{}", report.not_saved, error.unwrap_or_default());
-                Ok((!whole).then_some(lost))
+                Ok(lost(&open.server.shutdown(timeout)))
             })
         })
     }

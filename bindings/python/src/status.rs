@@ -1,6 +1,6 @@
 //! How a manager stands, as Python sees it.
 
-use kvbm::Status;
+use kvbm::{ShutdownReport, Status};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -26,4 +26,19 @@ pub(crate) fn status_of<'py>(py: Python<'py>, status: &Status) -> PyResult<Bound
     out.set_item("disk_failure", status.disk_failure.as_ref().map(ToString::to_string))?;
     out.set_item("shut_down", status.shut_down)?;
     Ok(out)
+}
+
+/// What a manager that was shut down could not save, in words; `None` where there is nothing.
+pub(crate) fn lost(report: &ShutdownReport) -> Option<String> {
+    let mut parts = Vec::new();
+    if report.not_saved > 0 {
+        parts.push(format!("{} blocks were not saved", report.not_saved));
+    }
+    if !report.drained {
+        parts.push("copies to lower tiers did not end in time".to_owned());
+    }
+    if let Some(error) = &report.flush_error {
+        parts.push(format!("the disk may lack the blocks that were written last: {error}"));
+    }
+    (!parts.is_empty()).then(|| parts.join("; "))
 }

@@ -124,9 +124,18 @@ impl Worker {
         })
     }
 
-    /// Stops when no copy touches the engine's tensors any more. A second call does nothing.
-    fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.open.close(py)
+    /// Stops when no copy touches the engine's tensors any more. With a `timeout`, the manager is
+    /// told before, and saves what only this worker holds: that is waited for, so many seconds at
+    /// most. Whether the manager has saved, or there is none. A second call does nothing.
+    #[pyo3(signature = (timeout = 0.0))]
+    fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let timeout = seconds(timeout)?;
+        let is_saved = match self.server() {
+            Ok(server) if !timeout.is_zero() => detached(py, move || Ok(server.leave(timeout)))?,
+            _ => true,
+        };
+        self.open.close(py)?;
+        Ok(is_saved)
     }
 
     /// Whether it was closed.
@@ -141,7 +150,7 @@ impl Worker {
 
     #[pyo3(signature = (*_raised))]
     fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, pyo3::types::PyTuple>) -> PyResult<()> {
-        self.close(py)
+        self.close(py, 0.0).map(drop)
     }
 
     fn __repr__(&self) -> String {

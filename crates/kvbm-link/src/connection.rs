@@ -1,6 +1,7 @@
 //! Reader and writer of an established line.
 
-use crate::frame::{FrameKind, frame, read_frame};
+use crate::farewell::Farewell;
+use crate::frame::{FrameKind, frame, leaving, patience_of, read_frame};
 use crate::handshake::read_failure;
 use crate::peer::{Peer, ProcessState, Ready};
 use crate::queue::{Lane, Next, PushError, SendQueue};
@@ -58,6 +59,8 @@ pub(crate) struct Connection {
     /// When the other end was heard last, in milliseconds since `started`.
     heard: AtomicU64,
     closed: AtomicBool,
+    /// Of a worker that is about to end.
+    farewell: Farewell,
 }
 
 impl Connection {
@@ -77,6 +80,7 @@ impl Connection {
             started: Instant::now(),
             heard: AtomicU64::new(0),
             closed: AtomicBool::new(false),
+            farewell: Farewell::default(),
         })
     }
 
@@ -115,6 +119,21 @@ impl Connection {
         self.closed.store(true, Ordering::Release);
         self.queue.close();
         self.stream.shut();
+        self.farewell.over();
+    }
+
+    /// Tells the leader that this worker is about to end, behind all messages, and waits until it
+    /// has saved what it wants, or `until`. Whether the leader said so, or is gone.
+    pub(crate) fn leave(&self, patience: Duration, until: Instant) -> bool {
+        if self.send(Lane::Bulk, leaving(patience)).is_err() {
+            return self.closed.load(Ordering::Acquire);
+        }
+        self.farewell.wait_until(until)
+    }
+
+    /// Tells a worker that is about to end that it may.
+    pub(crate) fn dismiss(&self) -> Result<(), PushError> {
+        self.send(Lane::Bulk, frame(FrameKind::Dismissed, &[]))
     }
 
     /// Sends a frame, at once where nothing waits: that saves a thread's wake-up. Never waits.
@@ -171,14 +190,31 @@ impl Connection {
     }
 
     /// Gives every body to `on_body` until the line ends. Why it ended.
-    pub(crate) fn read(&self, mut on_body: impl FnMut(Vec<u8>)) -> io::Error {
+    pub(crate) fn read(&self, on_body: impl FnMut(Vec<u8>)) -> io::Error {
+        self.read_and_watch(on_body, None)
+    }
+
+    /// The same at the leader's end: `on_leave` is told when the worker is about to end.
+    pub(crate) fn read_and_watch(
+        &self,
+        mut on_body: impl FnMut(Vec<u8>),
+        on_leave: Option<&dyn Fn(Duration)>,
+    ) -> io::Error {
         let mut reader = BufReader::with_capacity(64 << 10, Watched(self));
         let error = loop {
             match read_frame(&mut reader) {
                 Ok((FrameKind::Body, body)) => on_body(body),
                 Ok((FrameKind::Heartbeat, _)) => {}
                 Ok((FrameKind::Refusal, body)) => break io::Error::other(read_failure(&body)),
-                Ok((kind, _)) => {
+                Ok((FrameKind::Dismissed, _)) if on_leave.is_none() => self.farewell.over(),
+                Ok((kind, body)) => {
+                    if let (FrameKind::Leaving, Some(on_leave)) = (kind, on_leave) {
+                        match patience_of(&body) {
+                            Ok(patience) => on_leave(patience),
+                            Err(error) => break error,
+                        }
+                        continue;
+                    }
                     let what = format!("a frame of kind {kind:?} came on an established line");
                     break io::Error::new(io::ErrorKind::InvalidData, what);
                 }

@@ -2,6 +2,7 @@
 
 use kvbm_plan::wire;
 use std::io::{self, Read};
+use std::time::Duration;
 
 /// Largest body of a handshake in bytes.
 pub(crate) const MAX_HANDSHAKE: usize = 4096;
@@ -21,10 +22,23 @@ pub(crate) enum FrameKind {
     Body,
     /// Proof of life; no body.
     Heartbeat,
+    /// The worker is about to end, and waits for so long ([`leaving`]).
+    Leaving,
+    /// The leader has saved what it wants of a worker that is about to end; no body.
+    Dismissed,
 }
 
-const KINDS: [(u8, FrameKind); 4] =
-    [(1, FrameKind::Handshake), (2, FrameKind::Refusal), (3, FrameKind::Body), (4, FrameKind::Heartbeat)];
+const KINDS: [(u8, FrameKind); 6] = [
+    (1, FrameKind::Handshake),
+    (2, FrameKind::Refusal),
+    (3, FrameKind::Body),
+    (4, FrameKind::Heartbeat),
+    (5, FrameKind::Leaving),
+    (6, FrameKind::Dismissed),
+];
+
+/// Bytes of the body of a [`FrameKind::Leaving`].
+const PATIENCE_BYTES: usize = 4;
 
 impl FrameKind {
     fn code(self) -> u8 {
@@ -40,7 +54,8 @@ impl FrameKind {
         match self {
             Self::Handshake | Self::Refusal => MAX_HANDSHAKE,
             Self::Body => MAX_BODY,
-            Self::Heartbeat => 0,
+            Self::Heartbeat | Self::Dismissed => 0,
+            Self::Leaving => PATIENCE_BYTES,
         }
     }
 }
@@ -52,6 +67,21 @@ pub(crate) fn frame(kind: FrameKind, body: &[u8]) -> Vec<u8> {
     bytes.push(kind.code());
     bytes.extend_from_slice(body);
     bytes
+}
+
+/// The frame of a worker that is about to end: it waits for so long until the leader has saved.
+pub(crate) fn leaving(patience: Duration) -> Vec<u8> {
+    let milliseconds = u32::try_from(patience.as_millis()).unwrap_or(u32::MAX);
+    frame(FrameKind::Leaving, &milliseconds.to_le_bytes())
+}
+
+/// How long the worker waits.
+pub(crate) fn patience_of(body: &[u8]) -> io::Result<Duration> {
+    let bytes: [u8; PATIENCE_BYTES] = body.try_into().map_err(|_| {
+        let what = format!("{} bytes say how long a worker waits: 4 are needed", body.len());
+        io::Error::new(io::ErrorKind::InvalidData, what)
+    })?;
+    Ok(Duration::from_millis(u32::from_le_bytes(bytes).into()))
 }
 
 /// Kind and length of the body that follows this header.
@@ -93,6 +123,8 @@ mod tests {
             (FrameKind::Refusal, b""),
             (FrameKind::Body, &vec![7; 100_000]),
             (FrameKind::Heartbeat, b""),
+            (FrameKind::Leaving, &[1, 2, 3, 4]),
+            (FrameKind::Dismissed, b""),
         ] {
             let bytes = frame(kind, body);
             let (found, read) = read_frame(&mut &bytes[..]).unwrap();
@@ -109,12 +141,33 @@ mod tests {
             let [a, b, c, d] = length.to_le_bytes();
             parse_header([a, b, c, d, code])
         };
-        for (length, code) in
-            [(0, 3), (MAX_HANDSHAKE as u32 + 2, 1), (MAX_BODY as u32 + 2, 3), (2, 4), (u32::MAX, 3)]
-        {
+        for (length, code) in [
+            (0, 3),
+            (MAX_HANDSHAKE as u32 + 2, 1),
+            (MAX_BODY as u32 + 2, 3),
+            (2, 4),
+            (6, 5),
+            (2, 6),
+            (u32::MAX, 3),
+        ] {
             assert!(header(length, code).is_err(), "{length} bytes of kind {code}");
         }
         assert!(header(1, 9).unwrap_err().to_string().contains("unknown kind 9"));
         assert_eq!(header(MAX_BODY as u32 + 1, 3).unwrap(), (FrameKind::Body, MAX_BODY));
+    }
+
+    #[test]
+    fn the_patience_of_a_worker_round_trips() {
+        for (given, found) in [(0, 0), (4000, 4000), (u64::MAX, u64::from(u32::MAX))] {
+            let bytes = leaving(Duration::from_millis(given));
+            let (kind, body) = read_frame(&mut &bytes[..]).unwrap();
+            assert_eq!(
+                (kind, patience_of(&body).unwrap()),
+                (FrameKind::Leaving, Duration::from_millis(found))
+            );
+        }
+        for short in [&[][..], &[1, 2, 3]] {
+            assert!(patience_of(short).unwrap_err().to_string().contains("4 are needed"));
+        }
     }
 }

@@ -88,18 +88,39 @@ pub struct LeaderLine {
 /// Where messages of the worker go, in wire form. Called on the line's thread.
 type Sink = Box<dyn Fn(Vec<u8>) + Send + Sync>;
 
-/// What is called when the line to a process has ended, on the line's thread.
-type OnEnd = Box<dyn Fn(ProcessState) + Send + Sync>;
+/// What a leader hears of a worker beside its messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkerNotice {
+    /// It is about to end, and waits for so long until it is dismissed
+    /// ([`LeaderLine::dismiss`]): save what only it holds.
+    Leaves(Duration),
+    /// The line to its process has ended; the next one is not tried yet.
+    Ended(ProcessState),
+}
+
+/// Where notices go. Called on the line's thread: what takes time is done elsewhere.
+type OnNotice = Box<dyn Fn(WorkerNotice) + Send + Sync>;
 
 struct Shared {
     address: WorkerAddress,
     terms: LeaderTerms,
     times: LineTimes,
     sink: Sink,
-    on_end: OnEnd,
+    on_notice: OnNotice,
     state: Mutex<LineState>,
     /// The line is to end.
     ended: Condvar,
+}
+
+/// Why no worker is connected.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Absence {
+    #[default]
+    Unexpected,
+    /// The last try was refused, for a reason that time does not change.
+    Refused,
+    /// The worker was told that it may end.
+    Dismissed,
 }
 
 #[derive(Default)]
@@ -108,15 +129,13 @@ struct LineState {
     /// Whether commands go to the worker that is connected.
     is_open: bool,
     reason: String,
-    /// The last try was refused, for a reason that time does not change.
-    is_refused: bool,
+    absence: Absence,
     ending: bool,
 }
 
 impl LeaderLine {
     /// A line to the worker that listens, or will listen, at `address`. Returns at once; messages
-    /// go to `sink`. `on_end` is called each time when a connection has ended, before the next one
-    /// is tried.
+    /// go to `sink`, and what else is heard of the worker to `on_notice`.
     ///
     /// # Errors
     /// A certificate of this end cannot be used; the system refuses a thread.
@@ -125,14 +144,14 @@ impl LeaderLine {
         terms: LeaderTerms,
         times: LineTimes,
         sink: impl Fn(Vec<u8>) + Send + Sync + 'static,
-        on_end: impl Fn(ProcessState) + Send + Sync + 'static,
+        on_notice: impl Fn(WorkerNotice) + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let state = LineState { reason: "not tried yet".into(), ..LineState::default() };
         let address = address.into();
         listener::check(&address)?;
         let (state, ended) = (Mutex::new(state), Condvar::new());
-        let (sink, on_end) = (Box::new(sink), Box::new(on_end));
-        let shared = Arc::new(Shared { address, terms, times, sink, on_end, state, ended });
+        let (sink, on_notice) = (Box::new(sink), Box::new(on_notice));
+        let shared = Arc::new(Shared { address, terms, times, sink, on_notice, state, ended });
         let own = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("kvbm-link-lead".into()).spawn(move || own.run())?;
         Ok(Self { shared, thread: Some(thread) })
@@ -161,11 +180,23 @@ impl LeaderLine {
         })
     }
 
+    /// Tells a worker that is about to end ([`WorkerNotice::Leaves`]) that it may. One that is gone
+    /// needs no word.
+    pub fn dismiss(&self) {
+        let mut state = self.shared.state.lock();
+        state.absence = Absence::Dismissed;
+        if let Some(line) = state.connection.clone() {
+            drop(state);
+            // One that does not hear of it ends when its patience does.
+            let _ = line.dismiss();
+        }
+    }
+
     /// How the line stands.
     pub fn status(&self) -> LineStatus {
         let state = self.shared.state.lock();
         match &state.connection {
-            None if state.is_refused => LineStatus::Refused { reason: state.reason.clone() },
+            None if state.absence == Absence::Refused => LineStatus::Refused { reason: state.reason.clone() },
             None => LineStatus::Connecting { reason: state.reason.clone() },
             Some(line) => {
                 LineStatus::Connected { peer: line.peer.id, is_open: state.is_open, silence: line.silence() }
@@ -232,9 +263,18 @@ impl Shared {
     fn note(&self, error: &HandshakeError) {
         let reason = error.to_string();
         let mut state = self.state.lock();
-        state.is_refused = error.is_refusal();
+        match state.absence {
+            _ if error.is_refusal() => state.absence = Absence::Refused,
+            Absence::Dismissed => {}
+            _ => state.absence = Absence::Unexpected,
+        }
         if state.reason != reason {
-            tracing::warn!(address = %self.address, rank = self.terms.rank.0, "no line to the worker: {reason}");
+            let rank = self.terms.rank.0;
+            if state.absence == Absence::Dismissed {
+                tracing::info!(address = %self.address, rank, "no line to the worker, which has ended: {reason}");
+            } else {
+                tracing::warn!(address = %self.address, rank, "no line to the worker: {reason}");
+            }
             state.reason = reason;
         }
     }
@@ -247,7 +287,7 @@ impl Shared {
                 return false;
             }
             state.connection = Some(Arc::clone(line));
-            (state.is_open, state.is_refused) = (false, false);
+            (state.is_open, state.absence) = (false, Absence::Unexpected);
         }
         tracing::info!(address = %self.address, peer = %line.peer.id, "connected to the worker of rank {}", self.terms.rank.0);
         let mut is_ready = false;
@@ -257,14 +297,16 @@ impl Shared {
                 line.close();
                 return error;
             }
-            line.read(|message| {
+            let on_leave = |patience| (self.on_notice)(WorkerNotice::Leaves(patience));
+            let on_message = |message: Vec<u8>| {
                 if !is_ready && matches!(wire::decode_message(&message), Ok(Message::Ready { .. })) {
                     is_ready = true;
                     // Before the sink: the leader may answer its `Ready` at once.
                     self.state.lock().is_open = true;
                 }
                 (self.sink)(message);
-            })
+            };
+            line.read_and_watch(on_message, Some(&on_leave))
         });
         let process = line.process_state();
         let mut state = self.state.lock();
@@ -274,7 +316,7 @@ impl Shared {
         let goes_on = !state.ending;
         drop(state);
         if goes_on {
-            (self.on_end)(process);
+            (self.on_notice)(WorkerNotice::Ended(process));
         }
         goes_on
     }

@@ -39,6 +39,10 @@
 //! [`ProcessState::MayRun`]. The worker's session ends then, and its writes with it, before a
 //! leader is served again.
 //!
+//! # A worker that is about to end
+//! It says so ([`WorkerListener::leave`]) and waits. The leader saves what only the worker holds,
+//! and dismisses it ([`LeaderLine::dismiss`]).
+//!
 //! # Modules
 //! A module uses only modules in rows below its own, and only those in its third column.
 //!
@@ -48,7 +52,7 @@
 //! | `attached` | the end of a process that attaches to a daemon | `daemon`, `attach`, `connection`, `peer`, `queue`, `timed`, `frame` |
 //! | `daemon` | a node daemon's end: serves many processes | `worker`, `attach`, `connection`, `peer`, `queue`, `socket_file`, `timed`, `frame` |
 //! | `worker` | the worker's end: listens, serves one leader at a time | `waiting`, `connection`, `listener`, `handshake`, `address`, `peer`, `timed`, `frame` |
-//! | `connection` | reader and writer of an established line | `handshake`, `frame`, `peer`, `queue`, `stream`, `timed` |
+//! | `connection` | reader and writer of an established line | `handshake`, `frame`, `farewell`, `peer`, `queue`, `stream`, `timed` |
 //! | `fuzz` | what must hold of any bytes that the other end sends | `attach`, `handshake`, `frame` |
 //! | `attach` | how a process attaches to a daemon | `descriptors`, `timed`, `frame` |
 //! | `descriptors` | file descriptors beside the bytes of a socket | `timed` |
@@ -65,6 +69,7 @@
 //! | `queue` | frames that wait to be sent, in two lanes | - |
 //! | `peer` | the process at the other end | - |
 //! | `socket_file` | a socket: private, and no other's | - |
+//! | `farewell` | the end of a worker that its leader knows of | - |
 //! | `frame` | lengths and kinds on the wire | - |
 #![forbid(unsafe_code)]
 
@@ -74,6 +79,7 @@ mod attached;
 mod connection;
 mod daemon;
 mod descriptors;
+mod farewell;
 mod frame;
 #[cfg(any(test, feature = "fuzz"))]
 #[doc(hidden)]
@@ -103,7 +109,7 @@ pub use daemon::{
     AttachListener, AttachService, AttachedSendError, AttachedSender, AttachedSession, Attachment,
 };
 pub use handshake::{HandshakeError, LeaderTerms, SharedSetting, WorkerTerms};
-pub use leader::{LeaderLine, LineSendError, LineStatus};
+pub use leader::{LeaderLine, LineSendError, LineStatus, WorkerNotice};
 pub use peer::{PeerId, ProcessState, expect_same_user};
 pub use pem::{PemFile, TlsError};
 pub use queue::Lane;

@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::{JoinHandle, Scope};
 use std::time::{Duration, Instant};
 
@@ -84,6 +84,8 @@ pub struct WorkerListener {
     terms: WorkerTerms,
     times: LineTimes,
     stop: Arc<AtomicBool>,
+    /// That of the leader that is served.
+    line: Mutex<Weak<Connection>>,
 }
 
 /// What is served now, and what was.
@@ -119,7 +121,7 @@ impl WorkerListener {
         let address = address.into();
         let wrong = |source| BindError { path: address.to_string().into(), source };
         let (listener, address) = Listener::bind(&address).map_err(wrong)?;
-        Ok(Self { listener, address, terms, times, stop: Arc::default() })
+        Ok(Self { listener, address, terms, times, stop: Arc::default(), line: Mutex::default() })
     }
 
     /// Where it listens: with the port that the system chose where any was asked for.
@@ -131,6 +133,14 @@ impl WorkerListener {
     pub fn stopper(&self) -> impl Fn() + Send + Sync + 'static {
         let stop = Arc::clone(&self.stop);
         move || stop.store(true, Ordering::Release)
+    }
+
+    /// Tells the leader that is served that this worker is about to end, and waits until the leader
+    /// has saved what only this worker holds, for `patience` at most. Serves on meanwhile: call it
+    /// before [`stopper`](Self::stopper). Whether the leader has said so, or there is none.
+    pub fn leave(&self, patience: Duration) -> bool {
+        let line = self.line.lock().upgrade();
+        line.is_none_or(|line| line.leave(patience, kvbm_plan::deadline_after(Instant::now(), patience)))
     }
 
     /// Serves leaders, one at a time, until it is stopped. The session of the last one has ended
@@ -237,6 +247,7 @@ impl WorkerListener {
         serving.last = Some(terms.epoch);
         let leader = LeaderInfo { peer: peer.id, terms };
         let line = Arc::new(Connection::new(stream, peer, self.times, QUEUE_BYTES)?);
+        *self.line.lock() = Arc::downgrade(&line);
         let (own, service) = (Arc::clone(&line), Arc::clone(handshakes.service));
         let thread = std::thread::Builder::new()
             .name("kvbm-link-serve".into())

@@ -6,9 +6,10 @@
 
 use crate::config::Config;
 use crate::worker::{Lane, LinkError, MessageSink, WorkerLink};
-use kvbm_link::{LeaderLine, LineSendError, LineTimes, ProcessState};
+use kvbm_link::{LeaderLine, LineSendError, LineTimes};
 pub use kvbm_link::{
-    LeaderTerms, LineStatus, PeerId, SharedSetting, TlsFiles, WorkerAddress, WorkerAddressError,
+    LeaderTerms, LineStatus, PeerId, ProcessState, SharedSetting, TlsFiles, WorkerAddress,
+    WorkerAddressError, WorkerNotice,
 };
 use kvbm_plan::{Epoch, Rank};
 use kvbm_tokens::NamespaceTag;
@@ -22,9 +23,9 @@ pub struct SocketLink {
 }
 
 impl SocketLink {
-    /// A link to the worker that listens, or will listen, at `address`. Returns at once. `ended`
-    /// is called each time when the worker's process is known to have ended: over TCP it never
-    /// is.
+    /// A link to the worker that listens, or will listen, at `address`. Returns at once. `notice`
+    /// hears that a worker is about to end, and what became of its process when the line ended:
+    /// over TCP that it has ended is never known.
     ///
     /// # Errors
     /// A certificate of this end cannot be used; the system refuses a thread.
@@ -32,15 +33,10 @@ impl SocketLink {
         address: impl Into<WorkerAddress>,
         terms: LeaderTerms,
         sink: MessageSink,
-        ended: impl Fn() + Send + Sync + 'static,
+        notice: impl Fn(WorkerNotice) + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        let on_end = move |process| {
-            if process == ProcessState::Ended {
-                ended();
-            }
-        };
         let line =
-            LeaderLine::connect(address, terms, LineTimes::default(), move |bytes| sink(bytes), on_end)?;
+            LeaderLine::connect(address, terms, LineTimes::default(), move |bytes| sink(bytes), notice)?;
         Ok(Self { line: Arc::new(line) })
     }
 
@@ -56,6 +52,10 @@ impl WorkerLink for SocketLink {
             LineSendError::Closed { .. } => LinkError::Closed,
             other => LinkError::Refused(other.to_string()),
         })
+    }
+
+    fn dismiss(&self) {
+        self.line.dismiss();
     }
 }
 

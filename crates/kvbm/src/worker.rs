@@ -29,6 +29,10 @@ pub trait WorkerLink: Send + Sync {
     /// `lane` says which commands that still wait it may overtake. A link that keeps the order of
     /// all commands may ignore it.
     fn send(&self, lane: Lane, command: &[u8]) -> Result<(), LinkError>;
+
+    /// Tells a worker that is about to end, and waits, that what only it holds is saved. For links
+    /// whose workers say so.
+    fn dismiss(&self) {}
 }
 
 /// A command that did not reach its worker.

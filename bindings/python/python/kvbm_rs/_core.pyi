@@ -352,8 +352,11 @@ class Worker:
         """Waits until no copy of this rank touches these blocks. The ids that are still busy after
         `timeout` seconds.
         """
-    def close(self) -> None:
-        """Stops when no copy touches the engine's tensors any more. A second call does nothing."""
+    def close(self, timeout: float = 0.0) -> bool:
+        """Stops when no copy touches the engine's tensors any more. With a `timeout`, the manager is
+        told before, and saves what only this worker holds: that is waited for, so many seconds at
+        most. Whether the manager has saved, or there is none. A second call does nothing.
+        """
     def __enter__(self) -> Any: ...
     def __exit__(self, *_raised: object) -> None: ...
 

@@ -39,10 +39,13 @@ class Worker(_core.Worker):
         logs.start()
         return worker
 
-    def close(self) -> None:
-        """Stops when no copy touches the engine's tensors any more. A second call does nothing."""
+    def close(self, timeout: float = 0.0) -> bool:
+        """Stops when no copy touches the engine's tensors any more. With a `timeout`, the manager is
+        told before, and saves what only this worker holds: that is waited for, so many seconds at
+        most. Whether the manager has saved, or there is none. A second call does nothing.
+        """
         try:
-            super().close()
+            return super().close(timeout)
         finally:
             if self._logging:
                 self._logging = False

@@ -1,8 +1,9 @@
 //! Which end comes first, which comes again, and which is refused.
 
-use crate::echo::{Leader, Worker, leader_terms, soon};
+use crate::echo::{Leader, PATIENCE, Worker, leader_terms, soon};
 use kvbm_link::{Lane, LineSendError, LineStatus};
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 #[test]
 fn either_end_may_come_first() {
@@ -121,4 +122,41 @@ fn a_worker_gets_no_command_before_it_is_ready_not_even_the_first_one() {
     let refused = leader.line.send(Lane::Bulk, b"early").unwrap_err();
     assert!(refused.to_string().contains("not ready yet"), "{refused}");
     assert_eq!(leader.echoes(), [[0_u8; 0]; 0]);
+}
+
+/// The worker waits for the word of its leader, behind everything that it has sent before.
+#[test]
+fn a_worker_that_is_about_to_end_waits_until_it_is_dismissed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rank-0.sock");
+    let worker = Worker::start(&path);
+    assert!(worker.listener.leave(PATIENCE), "there is no leader to wait for");
+    let leader = Leader::start(&path, leader_terms(1));
+    leader.send(b"before");
+    leader.expect_echoes(&[b"before"]);
+    let short = Duration::from_millis(50);
+    assert!(!worker.listener.leave(short), "the leader said nothing");
+    assert_eq!(*leader.leaves.lock().unwrap(), [short]);
+    // It serves on meanwhile.
+    std::thread::scope(|scope| {
+        let leaving = scope.spawn(|| worker.listener.leave(PATIENCE));
+        soon(|| (leader.leaves.lock().unwrap().len() == 2).then_some(())).unwrap();
+        leader.send(b"save this");
+        leader.expect_echoes(&[b"before", b"save this"]);
+        assert!(!leaving.is_finished());
+        leader.line.dismiss();
+        assert!(leaving.join().unwrap());
+    });
+    // A leader that goes is not waited for.
+    let second = Worker::start(folder.path().join("rank-1.sock"));
+    let leader = Leader::start(folder.path().join("rank-1.sock"), leader_terms(1));
+    leader.send(b"x");
+    leader.expect_echoes(&[b"x"]);
+    std::thread::scope(|scope| {
+        let began = Instant::now();
+        let leaving = scope.spawn(|| second.listener.leave(PATIENCE));
+        soon(|| (leader.leaves.lock().unwrap().len() == 1).then_some(())).unwrap();
+        drop(leader);
+        assert!(leaving.join().unwrap() && began.elapsed() < PATIENCE / 2);
+    });
 }

@@ -2,7 +2,7 @@
 
 use kvbm_link::{
     LeaderInfo, LeaderLine, LeaderTerms, LineSendError, LineTimes, MessageSender, ProcessState, Service,
-    Session, SharedSetting, WorkerAddress, WorkerListener, WorkerTerms,
+    Session, SharedSetting, WorkerAddress, WorkerListener, WorkerNotice, WorkerTerms,
 };
 use kvbm_plan::{Epoch, Message, Rank, wire};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -84,6 +84,7 @@ impl Session for EchoSession {
 /// A worker on a thread; it ends with this.
 pub(crate) struct Worker {
     pub(crate) echo: Arc<Echo>,
+    pub(crate) listener: Arc<WorkerListener>,
     stop: Box<dyn Fn() + Send + Sync>,
     thread: Option<JoinHandle<()>>,
 }
@@ -99,12 +100,13 @@ impl Worker {
     }
 
     pub(crate) fn with_times(address: impl Into<WorkerAddress>, times: LineTimes) -> (Self, WorkerAddress) {
-        let listener = WorkerListener::bind(address, worker_terms(), times).unwrap();
+        let listener = Arc::new(WorkerListener::bind(address, worker_terms(), times).unwrap());
         let bound = listener.address().clone();
         let (echo, stop) = (Arc::new(Echo::default()), Box::new(listener.stopper()));
         let service: Arc<dyn Service> = Arc::clone(&echo) as _;
-        let thread = Some(std::thread::spawn(move || listener.serve(&service)));
-        (Self { echo, stop, thread }, bound)
+        let serving = Arc::clone(&listener);
+        let thread = Some(std::thread::spawn(move || serving.serve(&service)));
+        (Self { echo, listener, stop, thread }, bound)
     }
 }
 
@@ -123,6 +125,8 @@ pub(crate) struct Leader {
     received: Arc<Mutex<Vec<Vec<u8>>>>,
     /// What became of each worker's process.
     pub(crate) ended: Arc<Mutex<Vec<ProcessState>>>,
+    /// How long each worker that said it was about to end waits.
+    pub(crate) leaves: Arc<Mutex<Vec<Duration>>>,
 }
 
 impl Leader {
@@ -130,11 +134,15 @@ impl Leader {
         let received = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&received);
         let ended = Arc::new(Mutex::new(Vec::new()));
-        let ends = Arc::clone(&ended);
+        let leaves = Arc::new(Mutex::new(Vec::new()));
+        let (ends, leaving) = (Arc::clone(&ended), Arc::clone(&leaves));
         let sink = move |bytes| sink.lock().unwrap().push(bytes);
-        let line =
-            LeaderLine::connect(address, terms, TIMES, sink, move |state| ends.lock().unwrap().push(state));
-        Self { line: line.unwrap(), received, ended }
+        let notice = move |notice| match notice {
+            WorkerNotice::Ended(state) => ends.lock().unwrap().push(state),
+            WorkerNotice::Leaves(patience) => leaving.lock().unwrap().push(patience),
+        };
+        let line = LeaderLine::connect(address, terms, TIMES, sink, notice);
+        Self { line: line.unwrap(), received, ended, leaves }
     }
 
     /// What came back, those that say that the worker is ready aside.

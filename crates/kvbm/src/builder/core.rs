@@ -8,7 +8,7 @@ use crate::config::{
     Secret, VolumeOffload,
 };
 use crate::events::{BlockFacts, EventPump, VolumeChanges};
-use crate::leader::{Leader, Parts, PrefetchBudget};
+use crate::leader::{Leader, Parts, PrefetchBudget, worker_leaves};
 use crate::manager::KvBlockManager;
 use crate::metrics::{Metrics, MetricsServer, RecoveryOutcome};
 use crate::offload::{Edge, Offload, WearBudget};
@@ -16,7 +16,7 @@ use crate::ranks::Ranks;
 #[cfg(feature = "worker")]
 use crate::remote::{self, Ours, RemoteStartError};
 use crate::slots::{Directories, Slots};
-use crate::socket_link::{LineStatus, SocketLink, leader_terms};
+use crate::socket_link::{LineStatus, ProcessState, SocketLink, WorkerNotice, leader_terms};
 use crate::tenants::{self, Tenants};
 use crate::transfers::disk_reads::longest_probe;
 use crate::transfers::plans::{MAX_PLAN_BLOCKS, max_read_blocks};
@@ -185,13 +185,16 @@ impl Core {
         let connect = |(rank, socket): (Rank, &PathBuf)| {
             let terms = leader_terms(&self.config, self.g1_blocks, tag, rank, epoch);
             let leader = Arc::downgrade(&self.leader);
-            let ended = move || {
-                if let Some(leader) = leader.upgrade() {
-                    leader.worker_ended(rank);
+            let notice = move |notice| {
+                let Some(leader) = leader.upgrade() else { return };
+                match notice {
+                    WorkerNotice::Leaves(patience) => worker_leaves(&leader, rank, patience),
+                    WorkerNotice::Ended(ProcessState::Ended) => leader.worker_ended(rank),
+                    WorkerNotice::Ended(ProcessState::MayRun) => {}
                 }
             };
             let address = self.config.parallelism.worker_address(socket)?;
-            SocketLink::connect(address, terms, self.sink(rank), ended).map_err(|error| {
+            SocketLink::connect(address, terms, self.sink(rank), notice).map_err(|error| {
                 BuildError::RemoteWorker { rank, socket: socket.clone(), reason: error.to_string() }
             })
         };

@@ -14,13 +14,15 @@
 //! | `key_notices` | what became of data keys of forgotten namespaces | - |
 //! | `loads` | what of a prefix is copied, and what is computed | - |
 //! | `prefetch_budget` | blocks that prefetches may have on their way | - |
-//! | `rank_loss` | ranks that go away and come back | - |
+//! | `rank_loss` | ranks that go away and come back | `leaving` |
+//! | `leaving` | workers that are about to end: what they hold is saved before | `shutdown` |
 //! | `shutdown` | flush, clear, forget, shutdown | `key_notices` |
 //! | `status` | the status and its metrics | - |
 //! | `timed_pins` | pins that end at a time | - |
 
 mod inbox;
 mod key_notices;
+mod leaving;
 mod loads;
 mod prefetch_budget;
 mod rank_loss;
@@ -48,6 +50,8 @@ use kvbm_pool::{
     AllocError, BlockBatch, G1, GroupConfig, OnVolume, PinError, Prefix, Registry, Reset, TierMask,
 };
 use kvbm_tokens::BlockChain;
+use leaving::Leaving;
+pub(crate) use leaving::worker_leaves;
 pub(crate) use loads::leave_out_slow;
 use parking_lot::Mutex;
 pub(crate) use prefetch_budget::PrefetchBudget;
@@ -97,6 +101,7 @@ pub(crate) struct Leader {
     inbox: Mutex<Inbox>,
     timed_pins: TimedPins,
     key_notices: KeyNotices,
+    leaving: Leaving,
     /// From here on the registry's seconds count.
     began: Instant,
     /// Names given to private blocks.
@@ -124,6 +129,7 @@ impl Leader {
             inbox: Mutex::default(),
             timed_pins: TimedPins::default(),
             key_notices: KeyNotices::default(),
+            leaving: Leaving::default(),
             began: kvbm_plan::clock::now(),
             private_names: AtomicU64::new(0),
             registry,

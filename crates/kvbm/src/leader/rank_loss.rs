@@ -81,7 +81,11 @@ impl Leader {
         let owed = self.transfers.sent_to(rank);
         self.end_requests(rank, &process_ended(rank));
         drop(order);
-        tracing::warn!(target: "kvbm", %rank, plans = owed.len(), "the process of a rank's worker has ended");
+        if self.leaving.ended(rank) && owed.is_empty() {
+            tracing::info!(target: "kvbm", %rank, "the process of a rank's worker has ended, as it had said");
+        } else {
+            tracing::warn!(target: "kvbm", %rank, plans = owed.len(), "the process of a rank's worker has ended");
+        }
         self.transfers.fail_plans(rank, &owed, &process_ended(rank));
     }
 

@@ -133,7 +133,7 @@ impl Leader {
 
     /// The flush that a manager ends with.
     fn flush_last(&self, deadline: Instant) -> Result<FlushReport, FlushError> {
-        let report = self.flush(deadline)?;
+        let report = self.flush_unless_clean(deadline)?;
         if self.slots.unconfirmed() == 0 {
             return Ok(report);
         }
@@ -142,20 +142,24 @@ impl Leader {
         Ok(self.flush(deadline).unwrap_or(report))
     }
 
+    /// A flush. Where it reaches not every disk and there is nothing to make durable, it does not
+    /// fail: the workers are gone already, say.
+    pub(super) fn flush_unless_clean(&self, deadline: Instant) -> Result<FlushReport, FlushError> {
+        match self.flush(deadline) {
+            Err(FlushError::Rank { .. }) if self.slots.is_durable() => {
+                Ok(FlushReport { durable_blocks: self.registry.snapshot(Tier::G3).0.len() as u64 })
+            }
+            flushed => flushed,
+        }
+    }
+
     pub(crate) fn shut_down(&self, deadline: Instant) -> ShutdownReport {
         let span = tracing::info_span!(target: "kvbm", "shutdown");
         let _inside = span.enter();
         // Callers are refused first, so that the tiers do not change while they are written down.
         self.transfers.refuse_callers();
+        let drained = self.save_all(deadline);
         let lasting = self.lasting();
-        if let Some(last) = lasting {
-            // G2 first and after every batch from above: what comes down must not push out what is
-            // not saved yet.
-            let save_host = || self.save(Path::new(Tier::G2, last), last, deadline, &|| ());
-            save_host();
-            self.save(Path::G1_G2, last, deadline, &save_host);
-        }
-        let drained = self.offload.wait_idle(deadline);
         let (durable_blocks, flush_error) = match self.flush_last(deadline) {
             Ok(report) => (Some(report.durable_blocks), None),
             Err(FlushError::NoDisk) => (None, None),
@@ -175,8 +179,24 @@ impl Leader {
         }
     }
 
+    /// Sends what is not saved on the lowest tier of this node down to it, as far as time allows.
+    /// Whether no copy is under way any more.
+    pub(super) fn save_all(&self, deadline: Instant) -> bool {
+        let Some(last) = self.lasting() else { return self.offload.wait_idle(deadline) };
+        // G2 first and after every batch from above: what comes down must not push out what is not
+        // saved yet.
+        let save_host = || self.save(Path::new(Tier::G2, last), last, deadline, &|| ());
+        save_host();
+        self.save(Path::G1_G2, last, deadline, &save_host);
+        // What the engine's memory was being copied to G2 for has arrived there now.
+        self.offload.wait_idle(deadline) && {
+            save_host();
+            self.offload.wait_idle(deadline)
+        }
+    }
+
     /// The tier that blocks are saved on: the disk, else volumes.
-    fn lasting(&self) -> Option<Tier> {
+    pub(super) fn lasting(&self) -> Option<Tier> {
         if self.registry.capacity(Tier::G3) > 0 {
             return Some(Tier::G3);
         }
@@ -239,7 +259,7 @@ impl Leader {
     }
 
     /// Blocks of the upper tiers that are not saved on `last`.
-    fn not_saved(&self, last: Tier) -> u64 {
+    pub(super) fn not_saved(&self, last: Tier) -> u64 {
         let unsaved = [Tier::G1, Tier::G2].map(|tier| self.unsaved(tier, last));
         let unsaved: HashSet<_> =
             unsaved.iter().flatten().map(|identity| (identity.group, identity.hash)).collect();

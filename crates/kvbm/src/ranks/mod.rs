@@ -155,6 +155,13 @@ impl Ranks {
         }
     }
 
+    /// Tells a worker that is about to end that it may.
+    pub(crate) fn dismiss(&self, rank: Rank) {
+        if let Some(link) = self.links.get().and_then(|links| links.get(rank.index())) {
+            link.dismiss();
+        }
+    }
+
     pub(crate) fn is_lost(&self, rank: Rank) -> bool {
         self.get(rank).is_some_and(|state| state.lost.load(Ordering::Acquire))
     }

@@ -33,6 +33,7 @@ use removals::PendingRemovals;
 pub(crate) use removals::Removal;
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Whether the caller of a removal waits for the disks.
@@ -63,6 +64,10 @@ pub(crate) struct Slots {
     durable_within: Duration,
     /// Whether a namespace has data keys on the disks.
     encrypted: bool,
+    /// Copies to G3 that have ended, and how many had when a flush began that every rank has
+    /// answered.
+    writes: AtomicU64,
+    durable_writes: AtomicU64,
 }
 
 impl Slots {
@@ -85,6 +90,8 @@ impl Slots {
             metrics,
             durable_within,
             encrypted,
+            writes: AtomicU64::new(0),
+            durable_writes: AtomicU64::new(0),
         }
     }
 
@@ -114,6 +121,7 @@ impl Slots {
         written: &[BlockId],
         failed: &[(usize, BlockId)],
     ) {
+        self.writes.fetch_add(1, Ordering::AcqRel);
         // A slot that is about to be retired is not withheld.
         let to_retire = self.to_retire.lock();
         let failed: Vec<_> = failed.iter().filter(|(_, slot)| !to_retire.contains(slot)).copied().collect();
@@ -221,6 +229,7 @@ impl Slots {
     /// Has every rank make durable what its disk was sent. The blocks that each rank holds then.
     pub(crate) fn flush(&self, deadline: Instant) -> Result<Vec<u64>, (Rank, Failure)> {
         // Read before any rank is sent the flush: what it is sent after that may not be part of it.
+        let writes = self.writes.load(Ordering::Acquire);
         let sent: Vec<u64> = self.removals.iter().map(|pending| pending.lock().last_sent()).collect();
         let started = self.flushes.start(self.ranks.len());
         for (rank, failure) in self.ranks.broadcast(&Command::Flush { token: started.token }) {
@@ -236,7 +245,18 @@ impl Slots {
                 pending.lock().durable(upto);
             }
         }
-        each.into_iter().collect()
+        let durable: Result<Vec<u64>, _> = each.into_iter().collect();
+        if durable.is_ok() {
+            self.durable_writes.fetch_max(writes, Ordering::AcqRel);
+        }
+        durable
+    }
+
+    /// Whether every rank has made durable what its disk was sent, as far as copies to it have
+    /// ended.
+    pub(crate) fn is_durable(&self) -> bool {
+        self.durable_writes.load(Ordering::Acquire) == self.writes.load(Ordering::Acquire)
+            && self.unconfirmed() == 0
     }
 
     /// Waits until the disks have made durable what was removed from them, or logs which has not.

@@ -110,6 +110,13 @@ impl WorkerServer {
         self.listener.serve(&service);
     }
 
+    /// Tells the leader that this worker is about to end, and waits until it has saved what only
+    /// this worker holds, for `patience` at most. Call it before [`stopper`](Self::stopper) where
+    /// the leader goes on, or ends later. Whether the leader has said so, or there is none.
+    pub fn leave(&self, patience: Duration) -> bool {
+        self.listener.leave(patience)
+    }
+
     /// Ends [`serve`](Self::serve) when it is called, from any thread.
     pub fn stopper(&self) -> impl Fn() + Send + Sync + 'static {
         self.listener.stopper()

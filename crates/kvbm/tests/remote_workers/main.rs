@@ -4,6 +4,7 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
+mod leaving;
 mod memory;
 mod processes;
 #[path = "../support/mod.rs"]
@@ -56,7 +57,7 @@ fn config(folder: &Path) -> Config {
     if folder.join("disk").exists() {
         config.disk.dir = Some(folder.join("disk"));
         config.disk.capacity = Blocks(G3).into();
-        config.offload.g2_g3.write_through = true;
+        config.offload.g2_g3.write_through = !folder.join(leaving::KEEPS).exists();
     }
     config.volumes.queue_share = 1.0;
     config.volumes.recheck = Duration::from_millis(1);
@@ -81,7 +82,10 @@ fn worker_process() {
     let (folder, rank) = (Path::new(folder), rank.parse().unwrap());
     let memory = if shared(folder, rank).exists() { engine_memory(folder, rank) } else { G1Memory::Owned };
     let server = WorkerServer::bind(&config(folder), Rank(rank), &memory, &socket(folder, rank)).unwrap();
-    server.serve();
+    std::thread::scope(|scope| {
+        scope.spawn(|| leaving::leave_when_told(&server, folder));
+        server.serve();
+    });
 }
 
 /// Not a test but a leader, where the variable says so: it writes a sequence to disk, then waits to

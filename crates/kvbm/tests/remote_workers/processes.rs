@@ -52,6 +52,16 @@ impl Processes {
         self.ranks[rank] = None;
     }
 
+    /// Waits until a process has ended by itself.
+    pub(super) fn wait(&mut self, rank: usize) {
+        let Process(child) = self.ranks[rank].as_mut().unwrap();
+        let until = soon();
+        while child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < until, "the process ends");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Stops a process, and waits until each of its threads stands.
     pub(super) fn stop(&self, rank: usize) {
         self.signal(rank, libc::SIGSTOP);

@@ -91,7 +91,7 @@ impl Line {
                 let relay = Relay::start(server.address(), &folder);
                 let (stop, serving) = (Box::new(server.stopper()), Arc::clone(&server));
                 let threads = Mutex::new(vec![std::thread::spawn(move || serving.serve()), relay.1]);
-                let link = SocketLink::connect(relay.0.address().clone(), terms, sink, || {}).unwrap();
+                let link = SocketLink::connect(relay.0.address().clone(), terms, sink, |_| {}).unwrap();
                 End::Socket(SocketEnd { link, relay: relay.0, server, stop, threads })
             }
         };
