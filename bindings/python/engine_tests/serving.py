@@ -151,14 +151,47 @@ def judge(suite: Any) -> None:
     share = second.get("hit_tokens_g3", 0) / wanted
     suite.row("serve_restart_hits", share)
     suite.check("serve: everything is found on disk after a restart", share == 1, second)
+    _judge_stop(suite, prompts, right, wanted, options)
     is_ours = bool(second) and second["external_hits"] == second["hit_tokens_g3"]
     suite.check("serve: vLLM's external hits are kvbm's", is_ours, second)
 
 
+def _judge_stop(
+    suite: Any, prompts: list[str], right: dict[str, Any], wanted: int, options: dict[str, Any]
+) -> None:
+    """Workers in processes of their own, and a stop that is given time: vLLM ends the workers before
+    the scheduler. Nothing goes to disk before, so everything has to be saved then.
+    """
+    disk = Path(suite.fresh("disk-stop"))
+    options = options | {"disk": str(disk), "offload.g2_g3.write_through": False}
+    options |= {"offload.g2_g3.watermark": 1, "offload.g2_g3.ahead_share": 0}
+    options |= {"offload.g2_g3.idle_iterations": 0}
+    transfer = {"kv_connector": "KvbmConnector", "kv_role": "kv_both"}
+    transfer |= {"kv_load_failure_policy": "recompute", "kv_connector_extra_config": options}
+    line = ("--kv-transfer-config", json.dumps(transfer), "--distributed-executor-backend", "mp")
+    line = (*line, "--shutdown-timeout", "60")
+    lives = {
+        label: _life(suite, label, prompts, disk, *line, waits=False)
+        for label in ("stopped in time", "after the stop")
+    }
+    second = lives["after the stop"]
+    suite.row("serve_stop_hits", second.get("hit_tokens_g3", 0) / wanted)
+    log = (suite.work / "serve-stopped-in-time.log").read_text()
+    warnings = [text for text in log.splitlines() if "kvbm" in text and "WARNING" in text]
+    for what, holds, found in (
+        ("everything is found on disk", second.get("hit_tokens_g3") == wanted, second),
+        ("tokens are right", "tokens" in right and second.get("tokens") == right["tokens"], second),
+        ("the log has no warning of kvbm", not warnings, warnings),
+    ):
+        suite.check(f"serve, stopped in time: {what}", holds, found)
+
+
 def _life(
-    suite: Any, label: str, prompts: list[str], disk: Path, *arguments: str
+    suite: Any, label: str, prompts: list[str], disk: Path, *arguments: str, waits: bool = True
 ) -> dict[str, Any]:
-    """Tokens and counters of a server's life; nothing where it does not answer."""
+    """Tokens and counters of a server's life; nothing where it does not answer. `waits`: it is
+    stopped when what it computed is on disk.
+    """
     with Server(suite, label, *arguments) as server:
         is_ready = server.is_ready()
         suite.check(f"serve, {label}: it answers", is_ready, f"see {server.log}")
@@ -171,7 +204,8 @@ def _life(
         found["external_hits"] = server.count("external_prefix_cache_hits")
         lines = re.findall(r"kvbm: .*", server.log.read_text())
         found["line"] = lines[0] if lines else ""
-        _wait_written(disk)
+        if waits:
+            _wait_written(disk)
     counts = {name: value for name, value in found.items() if name != "tokens"}
     print(f"    {json.dumps(counts)}", flush=True)
     return found

@@ -6,6 +6,7 @@ The real engine runs in `cargo xtask engine-test`; here is what it seldom does.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,6 +87,59 @@ def test_a_request_that_waits_has_its_blocks_brought_up(vllm: Any, tmp_path: Pat
         assert engine.holds(again, [11, 12, 13, 14, 15], 0, 16)
     finally:
         engine.close()
+
+
+#: Blocks go to disk when the manager ends, and not before.
+KEEPS = {
+    "offload.g2_g3.write_through": False,
+    "offload.g2_g3.watermark": 1,
+    "offload.g2_g3.ahead_share": 0,
+    "offload.g2_g3.idle_iterations": 0,
+}
+
+
+@pytest.mark.parametrize(("executor", "ranks"), [("uni", 1), ("mp", 1), ("mp", 2)])
+def test_what_is_in_host_memory_is_on_disk_when_vllm_has_stopped(
+    vllm: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, executor: str, ranks: int
+) -> None:
+    """vLLM ends its workers first. Nothing goes to disk before there is a reason."""
+    extra = {"disk": str(tmp_path), "disk_capacity": "256", "disk.drive_writes_per_day": 0}
+    extra |= KEEPS
+    engine = Engine(vllm, extra=extra, executor=executor, ranks=ranks)
+    late = Request("b", list(range(500, 517)))
+    try:
+        engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
+        # The last step's copies are under way when it stops.
+        engine.match(late)
+        engine.step({"b": (late, [11, 12, 13, 14, 15], late.num_tokens)})
+        assert engine.manager.status()["tiers"]["g3"]["inactive"] == 0
+    finally:
+        with caplog.at_level(logging.INFO):
+            engine.close()
+    assert [record.getMessage() for record in caplog.records if record.levelno > logging.INFO] == []
+    engine = Engine(vllm, extra=extra, executor=executor, ranks=ranks)
+    try:
+        assert engine.match(Request("a", PROMPT)) == (16, True)
+        assert engine.match(Request("b", late.all_token_ids)) == (16, True)
+    finally:
+        engine.close()
+
+
+def test_the_log_says_how_many_blocks_are_lost(
+    vllm: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine(
+        vllm, extra={"disk": str(tmp_path), "disk_capacity": "256", **KEEPS}, executor="mp"
+    )
+    try:
+        engine.compute(Request("a", PROMPT), [1, 2, 3, 4, 5])
+        # vLLM kills it before it can say anything.
+        engine.worker._process.worker.close()
+    finally:
+        with caplog.at_level(logging.WARNING):
+            engine.close()
+    lines = [record.getMessage() for record in caplog.records]
+    assert any("4 blocks were not saved" in line for line in lines), lines
 
 
 def test_the_last_token_is_never_promised(engine: Engine) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 import types
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,6 +65,7 @@ def stand_in() -> Any:
         module(name)
     module("vllm", __version__="0.0")
     module("vllm.logger", init_logger=lambda name: None)
+    module("vllm.envs", VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS=5)
     module(
         "vllm.utils.hashing",
         get_hash_fn_by_name=lambda name: lambda seed: f"{name} of {seed}".encode(),
@@ -294,6 +296,7 @@ class Engine:
         )
 
     def close(self) -> None:
+        """In vLLM's order: the executor ends all workers, then the scheduler ends."""
+        with ThreadPoolExecutor(len(self.workers)) as threads:
+            list(threads.map(lambda worker: worker.shutdown(), self.workers))
         self.scheduler.shutdown()
-        for worker in self.workers:
-            worker.shutdown()

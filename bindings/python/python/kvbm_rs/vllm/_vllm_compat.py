@@ -41,6 +41,7 @@ __all__ = [
     "require",
     "vllm_version",
     "why_not",
+    "worker_shutdown_seconds",
 ]
 
 
@@ -204,6 +205,12 @@ def log_level(name: str) -> int:
 
     level = logging.getLevelName(name)
     return level if isinstance(level, int) else logging.INFO
+
+
+def worker_shutdown_seconds() -> float:
+    """How long vLLM waits for its worker processes to end before it kills them."""
+    envs = importlib.import_module("vllm.envs")
+    return float(envs.VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS)
 
 
 def block_views(name: str, tensor: Any, num_blocks: int) -> list[Any]:

@@ -72,6 +72,7 @@ USED: tuple[Used, ...] = (
     (_BASE, "KVConnectorRole", ("SCHEDULER", "WORKER")),
     (_BASE, None, ("KVConnectorHandshakeMetadata",)),
     (_BASE, "SupportsHMA", ("request_finished_all_groups",)),
+    ("vllm.envs", None, ("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS",)),
     ("vllm.distributed.parallel_state", None, ("get_tensor_model_parallel_rank",)),
     (_METRICS, None, ("KVConnectorPromMetrics", "KVConnectorStats")),
     (

@@ -55,6 +55,12 @@ _LOCK = threading.Lock()
 #: Most LoRA adapters that are told apart.
 _MOST_ADAPTERS = 65_536
 
+#: Seconds that a worker process needs to end, once everything is saved.
+_TIME_TO_END = 1.0
+
+#: Seconds that a worker waits at least for the manager to save.
+_LEAST_PATIENCE = 0.5
+
 #: Most samples of the connector's time per step that are kept.
 _SAMPLES = 100_000
 
@@ -394,12 +400,22 @@ class EngineProcess:
         return removed
 
     def close(self) -> None:
-        """Ends the manager, once."""
+        """Ends the manager, or the worker, once. vLLM ends its worker processes before it closes the
+        scheduler's connector. So a worker has the manager save before it ends.
+        """
         with _LOCK:
             _PROCESSES.pop(self._key, None)
             manager, self._manager = self._manager, None
             worker, self._worker = self._worker, None
-        if worker is not None:
+        if isinstance(worker, Worker):
+            patience = max(_LEAST_PATIENCE, compat.worker_shutdown_seconds() - _TIME_TO_END)
+            if not worker.close(timeout=patience):
+                logger.warning(
+                    "kvbm: blocks may be lost: they were not saved within the %.1f s that vLLM gives its workers; raise "
+                    "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS",
+                    patience,
+                )
+        elif worker is not None:
             worker.close()
         if manager is not None:
             if self.shadow is not None and self.shadow.requests:
