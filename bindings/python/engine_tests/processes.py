@@ -43,6 +43,7 @@ def judge(suite: Any) -> None:
         "blocks were loaded": found.get("loaded_blocks", 0) > 0,
         "what one rank cannot load is computed": found.get("failed_blocks", 0) > 0,
         "nothing is left behind": not any(found.get("left", {"": 1}).values()),
+        "every round had a hit on disk": found.get("without_hit") == 0,
     }.items():
         suite.check(f"two ranks: {what}", holds, found)
 
