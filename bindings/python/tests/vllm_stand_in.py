@@ -22,8 +22,8 @@ BLOCKS, SIZE = 64, 4
 PROMPT = list(range(1, 18))  # 4 blocks and a token
 
 
-def tensor() -> Any:
-    return np.zeros((BLOCKS, 2, SIZE, 64), dtype=np.float32).view(Tensor)
+def tensor(blocks: int = BLOCKS, size: int = SIZE) -> Any:
+    return np.zeros((blocks, 2, size, 64), dtype=np.float32).view(Tensor)
 
 
 @functools.cache
@@ -149,6 +149,7 @@ class Engine:
         if "daemon" not in extra:
             extra = {"host": "64", "host.pinned": False, "policy.admission": "all"} | extra
         ranks, executor = changes.pop("ranks", 1), changes.pop("executor", "uni")
+        blocks, size = changes.pop("blocks", BLOCKS), changes.pop("size", SIZE)
         parallel = {
             "world_size": ranks,
             "tensor_parallel_size": ranks,
@@ -164,7 +165,7 @@ class Engine:
             kv_events_config=None,
             compilation_config=SimpleNamespace(),
             cache_config=SimpleNamespace(
-                block_size=SIZE,
+                block_size=size,
                 cache_dtype="auto",
                 enable_prefix_caching=True,
                 prefix_caching_hash_algo="sha256",
@@ -178,8 +179,8 @@ class Engine:
             ),
         )
         spec = [SimpleNamespace(kv_cache_spec=type(name, (), {})()) for name in groups]
-        cache = SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=spec)
-        self.kv = [tensor() for _ in range(2 * ranks)]
+        cache = SimpleNamespace(num_blocks=blocks, kv_cache_groups=spec)
+        self.kv = [tensor(blocks, size) for _ in range(2 * ranks)]
         self.workers = []
         for rank in range(ranks):
             vllm.compat.tensor_parallel_rank = functools.partial(int, rank)
@@ -266,13 +267,13 @@ class Engine:
         self.scheduler.request_finished_all_groups(request, (ids,))
         assert self.manager.wait_offloads(10)
 
-    def match(self, request: Request, computed: int = 0) -> tuple[int | None, bool]:
+    def match(self, request: Any, computed: int = 0) -> tuple[int | None, bool]:
         found: tuple[int | None, bool] = self.scheduler.get_num_new_matched_tokens(
             request, computed
         )
         return found
 
-    def allocated(self, request: Request, ids: list[int], tokens: int) -> None:
+    def allocated(self, request: Any, ids: list[int], tokens: int) -> None:
         self.scheduler.update_state_after_alloc(
             request, SimpleNamespace(get_block_ids=lambda: (ids,)), tokens
         )

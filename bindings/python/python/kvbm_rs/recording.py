@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from ._core import (
@@ -32,7 +32,7 @@ from ._core import (
 from .errors import ConfigInvalid
 from .manager import KvBlockManager
 
-__all__ = ["RECORD_LIMIT", "RecordedManager", "Recording", "build_manager"]
+__all__ = ["RECORD_LIMIT", "RecordedManager", "Recording", "build_manager", "runs"]
 
 _Sequence = TokenSequence | ExternalSequence
 
@@ -67,6 +67,9 @@ class Recording:
     An error while it is written ends the recording, is logged once, and reaches nobody else.
     """
 
+    #: The operator's option, for errors.
+    _OPTION = "record"
+
     def __init__(
         self, path: str, limit: int = RECORD_LIMIT, logger: logging.Logger | None = None
     ) -> None:
@@ -76,7 +79,7 @@ class Recording:
             )
         self._logger = logger or logging.getLogger("kvbm_rs.recording")
         self._limit = limit - _LAST_LINE
-        self.path, descriptor = _create(path)
+        self.path, descriptor = _create(path, self._OPTION)
         self._file = io.BufferedWriter(io.FileIO(descriptor, "wb"), 1 << 16)
         self._lock = threading.Lock()
         self._began = time.monotonic_ns()
@@ -107,6 +110,9 @@ class Recording:
             "flat": namespace.flat,
             "shadow": shadow,
         }
+        self.write_header(header)
+
+    def write_header(self, header: dict[str, Any]) -> None:
         with self._lock:
             self._guarded(lambda: self._put(header))
 
@@ -137,27 +143,38 @@ class Recording:
     ) -> None:
         if self._is_over:
             return
-        line: dict[str, Any] = {
+        line = self._line(call, began)
+        if request is not None:
+            line["request"] = self._request(request)
+        if sequence is not None:
+            chain = self._chain(sequence.hashes[:end], line)
+            if chain is None:
+                return
+            line["chain"] = chain
+        self._put(line | fields)
+        self._calls += 1
+
+    def _line(self, call: str, began: int) -> dict[str, Any]:
+        return {
             "n": self._calls,
             "us": (began - self._began) // 1000,
             "took": (time.monotonic_ns() - began) // 1000,
             "call": call,
         }
-        if request is not None:
-            line["request"] = self._request(request)
-        if sequence is not None:
-            hashes = sequence.hashes[:end]
-            fresh = [hash for hash in hashes if hash not in self._blocks]
-            if len(self._blocks) + len(fresh) > _MOST_BLOCKS:
-                self._end(f"more than {_MOST_BLOCKS} different blocks")
-                return
-            for hash in fresh:
-                self._blocks.setdefault(hash, len(self._blocks))
-            if fresh:
-                line["new"] = [hash.hex() for hash in dict.fromkeys(fresh)]
-            line["chain"] = _runs([self._blocks[hash] for hash in hashes])
-        self._put(line | fields)
-        self._calls += 1
+
+    def _chain(self, hashes: list[bytes], line: dict[str, Any]) -> list[list[int]] | None:
+        """The numbers of blocks, as runs. `line` gets the hashes of those that had none. `None` where
+        there are too many: the recording is over.
+        """
+        fresh = [hash for hash in hashes if hash not in self._blocks]
+        if len(self._blocks) + len(fresh) > _MOST_BLOCKS:
+            self._end(f"more than {_MOST_BLOCKS} different blocks")
+            return None
+        for hash in fresh:
+            self._blocks.setdefault(hash, len(self._blocks))
+        if fresh:
+            line.setdefault("new", []).extend(hash.hex() for hash in dict.fromkeys(fresh))
+        return runs([self._blocks[hash] for hash in hashes])
 
     def _request(self, request: str) -> int:
         number = self._requests.get(request)
@@ -502,10 +519,10 @@ def build_manager(
     return manager
 
 
-def _create(path: str) -> tuple[str, int]:
+def _create(path: str, option: str) -> tuple[str, int]:
     """A file that nobody else can read. A file that is there stays: a restart takes the next name."""
     if not isinstance(path, str) or not path:
-        raise ConfigInvalid(f"option 'record' is {path!r}: give the path of a file")
+        raise ConfigInvalid(f"option {option!r} is {path!r}: give the path of a file")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     for number in range(_MOST_FILES):
         name = path if number == 0 else f"{path}.{number}"
@@ -515,22 +532,22 @@ def _create(path: str) -> tuple[str, int]:
             continue
         except (OSError, ValueError) as error:
             raise ConfigInvalid(
-                f"option 'record': {name!r} cannot be made: {error}; give a path in a directory that this process may write"
+                f"option {option!r}: {name!r} cannot be made: {error}; give a path in a directory that this process may write"
             ) from error
     raise ConfigInvalid(
-        f"option 'record': {path!r} and {_MOST_FILES - 1} names behind it exist: remove old recordings"
+        f"option {option!r}: {path!r} and {_MOST_FILES - 1} names behind it exist: remove old recordings"
     )
 
 
-def _runs(numbers: list[int]) -> list[list[int]]:
+def runs(numbers: Iterable[int]) -> list[list[int]]:
     """Numbers as runs of a first one and a count."""
-    runs: list[list[int]] = []
+    found: list[list[int]] = []
     for number in numbers:
-        if runs and runs[-1][0] + runs[-1][1] == number:
-            runs[-1][1] += 1
+        if found and found[-1][0] + found[-1][1] == number:
+            found[-1][1] += 1
         else:
-            runs.append([number, 1])
-    return runs
+            found.append([number, 1])
+    return found
 
 
 def _numbers(ids: Any) -> list[int]:

@@ -15,6 +15,7 @@ try:
     )
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+    from .callbacks import record
     from .rank import RankSide
     from .scheduler import SchedulerSide
     from .stats import KvbmPromMetrics, KvbmStats
@@ -64,6 +65,9 @@ class KvbmConnector(SchedulerSide, RankSide, KVConnectorBase_V1, SupportsHMA):  
         self._had_tokens = True
         self._attention_backends = functools.partial(compat.attention_backends, vllm_config)
         self._publishes_events = view.publishes_events
+        if self._process.callbacks is not None:
+            name = "scheduler" if role == KVConnectorRole.SCHEDULER else f"worker {self._rank or 0}"
+            record(self, self._process.callbacks, name, view, self._num_blocks)
         if role == KVConnectorRole.SCHEDULER and not self._has_remote_workers:
             self._start([])
 

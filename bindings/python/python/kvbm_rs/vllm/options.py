@@ -36,6 +36,7 @@ _OWN = (
     "shadow",
     "log_level",
     "record",
+    "record_callbacks",
     "record_limit",
 )
 
@@ -85,7 +86,9 @@ class Options:
     log_level: str = "INFO"
     #: A file that takes a line for each call to the manager.
     record: str | None = None
-    #: Most bytes of that file.
+    #: A file that takes a line for each callback of vLLM.
+    record_callbacks: str | None = None
+    #: Most bytes of each of these files.
     record_limit: int = RECORD_LIMIT
 
     @classmethod
@@ -185,8 +188,9 @@ class Options:
                 )
         if not isinstance(self.min_blocks, int) or self.min_blocks < 1:
             raise ConfigInvalid(f"option 'min_blocks' is {self.min_blocks!r}: give 1 or more")
-        if self.record is not None and not isinstance(self.record, str):
-            raise ConfigInvalid(f"option 'record' is {self.record!r}: give the path of a file")
+        for name, path in (("record", self.record), ("record_callbacks", self.record_callbacks)):
+            if path is not None and not isinstance(path, str):
+                raise ConfigInvalid(f"option {name!r} is {path!r}: give the path of a file")
         for name, switch in (("shadow", self.shadow), ("prefetch", self.prefetch)):
             if not isinstance(switch, bool):
                 raise ConfigInvalid(f"option {name!r} is {switch!r}: give true or false")
@@ -220,6 +224,7 @@ class Options:
             ("load", self.load != "async", "leave it out: loads are asynchronous"),
             ("audit", self.audit > 0, "leave it out"),
             ("record", self.record is not None, "leave it out"),
+            ("record_callbacks", self.record_callbacks is not None, "leave it out"),
         ):
             if is_set:
                 raise ConfigInvalid(

@@ -30,6 +30,7 @@ from ..recording import build_manager
 from . import _vllm_compat as compat
 from . import node
 from .audit import Audit, comparison_of
+from .callback_file import CallbackRecording
 from .groups import CacheGroups, layout_of_groups
 from .identity import (
     adapter_stamp,
@@ -110,6 +111,14 @@ class EngineProcess:
         self.counters = Counters()
         self.step_ns: deque[int] = deque(maxlen=_SAMPLES)
         self.layout: Layout | None = None
+        #: What vLLM calls, where that is recorded.
+        self.callbacks: CallbackRecording | None = None
+        if self.options.record_callbacks is not None:
+            path = self.options.record_callbacks + ("" if key == view.engine_id else f".{key}")
+            self.callbacks = CallbackRecording(path, self.options.record_limit, logger)
+            logger.info(
+                "kvbm: vLLM's calls of the connector are recorded in %s", self.callbacks.path
+            )
         self.own_hashes = self._hashes_own()
         self._root_was_read = self.own_hashes
         self._tensors: dict[str, Any] = {}
@@ -424,6 +433,8 @@ class EngineProcess:
             if not_saved is not None:
                 logger.warning("kvbm: %s", not_saved)
         self.layout, self._tensors = None, {}
+        if self.callbacks is not None:
+            self.callbacks.close()
 
     def count_shadow(self, request: TrackedRequest, first: int, by_tier: list[int]) -> None:
         """Counts what a request would have found, once for each request."""
