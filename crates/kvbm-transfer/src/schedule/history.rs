@@ -90,6 +90,7 @@ impl History {
     }
 
     pub(crate) fn insert(&mut self, report: &TransferReport) {
+        self.make_room(report.blocks.len());
         let first = self.dropped + self.checksums.len() as u64;
         let mut failures = Vec::new();
         for (block, outcome) in report.blocks.iter().enumerate() {
@@ -115,10 +116,15 @@ impl History {
             queued_us,
             busy_us,
         });
-        while self.checksums.len() > MAX_BLOCKS && self.bare + 1 < self.plans.len() {
+    }
+
+    /// Room for a plan of so many blocks. It is made before the plan comes: a buffer that holds one
+    /// more than its bound has twice the capacity.
+    fn make_room(&mut self, blocks: usize) {
+        while self.checksums.len() + blocks > MAX_BLOCKS && self.bare < self.plans.len() {
             self.drop_oldest_outcomes();
         }
-        while self.plans.len() > MAX_PLANS {
+        while self.plans.len() >= MAX_PLANS {
             if self.bare == 0 {
                 self.drop_oldest_outcomes();
             }
@@ -191,6 +197,7 @@ mod tests {
             history.insert(&report(plan, 1));
         }
         assert_eq!((history.plans.len(), history.places.len()), (MAX_PLANS, MAX_PLANS));
+        assert!(history.plans.capacity() <= MAX_PLANS && history.checksums.capacity() <= MAX_BLOCKS);
         assert_eq!(history.get(PlanId(19)), Known::TooOld);
         assert_eq!(history.get(PlanId(20)), Known::Finished { ok: true });
         let last = 19 + MAX_PLANS as u64;
