@@ -84,7 +84,8 @@ def record(
     **settings: Any,
 ) -> dict[str, Any]:
     """A short run whose calls are recorded: `options` has `record`. The recordings are in
-    crates/kvbm/tests/data/recordings. A run of `failures` is recorded by the same option.
+    crates/kvbm/tests/data/recordings. A run of `failures` is recorded by the same option. With
+    `record_callbacks`, what vLLM calls is recorded: tests/data.
     """
     engine = Engine(model, Engine.kvbm(**options), **settings)
     free = engine.free_blocks()

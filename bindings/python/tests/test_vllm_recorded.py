@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import stat
@@ -188,6 +189,22 @@ def test_workers_of_their_own_have_files_of_their_own(vllm: Any, tmp_path: Path)
         for file in tmp_path.iterdir()
     }
     assert roles == {"run": "scheduler", "run.e-0": "worker 0", "run.e-1": "worker 1"}
+
+
+def test_a_run_of_vllm_replays(vllm: Any) -> None:
+    """vLLM 0.32 with too few blocks: conversations of several turns that wait for room, are promised
+    blocks again and again, are preempted, load, and go on. The scenario `record` of engine_tests
+    made it.
+    """
+    recorded = Recorded(
+        gzip.decompress((DATA / "vllm-conversations.kvbmcalls.gz").read_bytes()).decode()
+    )
+    assert recorded.header["vllm"].startswith("0.32")
+    counts = replay(vllm, recorded)
+    assert counts["loads"] >= 10 and counts["loaded_blocks"] >= 60, counts
+    assert counts["saved_blocks"] >= 100 and counts["build_connector_meta"] >= 150, counts
+    # Asked again while they waited.
+    assert counts["get_num_new_matched_tokens"] > 2 * counts["on_new_request"], counts
 
 
 def test_your_own(vllm: Any) -> None:
