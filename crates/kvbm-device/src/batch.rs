@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{DeviceError, DeviceMemory, HostRegion, Owner};
+use crate::{DeviceError, DeviceMemory, HostRegion, Owner, RowGrid};
 
 /// Which way the bytes of a batch move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,18 +37,41 @@ pub struct CopyPiece {
     pub len: u64,
 }
 
+/// What one push added to a batch: a contiguous copy, or a grid of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyRows {
+    /// Address of the first source byte.
+    pub src: u64,
+    /// Address of the first destination byte.
+    pub dst: u64,
+    /// The rows; neither their length nor their number is zero.
+    pub grid: RowGrid,
+}
+
+impl CopyRows {
+    /// Its contiguous copies.
+    pub fn pieces(self) -> impl Iterator<Item = CopyPiece> {
+        let Self { src, dst, grid } = self;
+        grid.offsets().map(move |(read, written)| CopyPiece {
+            src: src + read,
+            dst: dst + written,
+            len: grid.len,
+        })
+    }
+}
+
 /// Looks at the bytes of a batch while they pass, so that a checksum costs no second trip to
 /// memory.
 ///
 /// A device whose bytes pass through the processor shows an observer every byte of the source, in
-/// the order of the pieces and in order inside a piece; any other device shows it nothing. It never
+/// the order of the pushes and in order inside a push; any other device shows it nothing. It never
 /// shows a part of a batch that succeeds.
 pub trait CopyObserver: Send + Sync {
-    /// Some bytes of piece number `piece`; the next ones follow with the next call. Called on the
+    /// Some bytes of push number `push`; the next ones follow with the next call. Called on the
     /// thread of the stream, with no lock held; must not block. It had better take no lock of its
     /// own either: that waits for the stores on their way. The observer is dropped with its batch,
     /// before the batch's event completes.
-    fn passed(&mut self, piece: usize, bytes: &[u8]);
+    fn passed(&mut self, push: usize, bytes: &[u8]);
 }
 
 /// A batch of copies in one direction. It holds every memory that it touches until the hardware is
@@ -58,7 +81,8 @@ pub trait CopyObserver: Send + Sync {
 /// another's destination.
 pub struct CopyBatch {
     direction: Direction,
-    pieces: Vec<CopyPiece>,
+    pushed: Vec<CopyRows>,
+    pieces: usize,
     bytes: u64,
     device: Option<crate::DeviceId>,
     owners: Vec<Owner>,
@@ -74,12 +98,20 @@ impl CopyBatch {
 
     /// An empty batch.
     pub fn new(direction: Direction) -> Self {
-        Self { direction, pieces: Vec::new(), bytes: 0, device: None, owners: Vec::new(), observer: None }
+        Self {
+            direction,
+            pushed: Vec::new(),
+            pieces: 0,
+            bytes: 0,
+            device: None,
+            owners: Vec::new(),
+            observer: None,
+        }
     }
 
-    /// An empty batch with room for `pieces`.
-    pub fn with_capacity(direction: Direction, pieces: usize) -> Self {
-        Self { pieces: Vec::with_capacity(pieces.min(Self::MAX_PIECES)), ..Self::new(direction) }
+    /// An empty batch with room for so many pushes.
+    pub fn with_capacity(direction: Direction, pushes: usize) -> Self {
+        Self { pushed: Vec::with_capacity(pushes.min(Self::MAX_PIECES)), ..Self::new(direction) }
     }
 
     /// Which way the bytes move.
@@ -87,9 +119,14 @@ impl CopyBatch {
         self.direction
     }
 
-    /// The copies.
-    pub fn pieces(&self) -> &[CopyPiece] {
-        &self.pieces
+    /// The contiguous copies, one by one.
+    pub fn pieces(&self) -> impl Iterator<Item = CopyPiece> + '_ {
+        self.pushed.iter().flat_map(|copy| copy.pieces())
+    }
+
+    /// The copies as they were pushed.
+    pub fn pushed(&self) -> &[CopyRows] {
+        &self.pushed
     }
 
     /// Bytes of all pieces.
@@ -99,12 +136,12 @@ impl CopyBatch {
 
     /// Number of pieces.
     pub fn len(&self) -> usize {
-        self.pieces.len()
+        self.pieces
     }
 
     /// Whether there is nothing to copy.
     pub fn is_empty(&self) -> bool {
-        self.pieces.is_empty()
+        self.pieces == 0
     }
 
     /// The device whose memory the pieces touch; `None` while the batch is empty.
@@ -125,9 +162,25 @@ impl CopyBatch {
         dst_offset: u64,
         len: u64,
     ) -> Result<(), DeviceError> {
-        let from = host_address(src, src_offset, len)?;
-        let to = dst.address_of(dst_offset, len)?;
-        self.push(Direction::HostToDevice, dst, CopyPiece { src: from, dst: to, len })?;
+        self.push_rows_to_device(src, src_offset, dst, dst_offset, RowGrid::one(len))
+    }
+
+    /// Adds copies of rows from host to device. Rows without bytes, and no rows, add nothing.
+    ///
+    /// # Errors
+    /// As for [`CopyBatch::push_host_to_device`]; [`DeviceError::Invalid`] for rows that overlap in
+    /// the destination.
+    pub fn push_rows_to_device(
+        &mut self,
+        src: &HostRegion,
+        src_offset: u64,
+        dst: &DeviceMemory,
+        dst_offset: u64,
+        grid: RowGrid,
+    ) -> Result<(), DeviceError> {
+        let from = host_address(src, src_offset, grid.src_extent())?;
+        let to = dst.address_of(dst_offset, grid.dst_extent().unwrap_or(u64::MAX))?;
+        self.push(Direction::HostToDevice, dst, CopyRows { src: from, dst: to, grid })?;
         self.hold(src.owner());
         self.hold(dst.owner());
         Ok(())
@@ -145,9 +198,24 @@ impl CopyBatch {
         dst_offset: u64,
         len: u64,
     ) -> Result<(), DeviceError> {
-        let from = src.address_of(src_offset, len)?;
-        let to = host_address(dst, dst_offset, len)?;
-        self.push(Direction::DeviceToHost, src, CopyPiece { src: from, dst: to, len })?;
+        self.push_rows_to_host(src, src_offset, dst, dst_offset, RowGrid::one(len))
+    }
+
+    /// Adds copies of rows from device to host. Rows without bytes, and no rows, add nothing.
+    ///
+    /// # Errors
+    /// As for [`CopyBatch::push_rows_to_device`].
+    pub fn push_rows_to_host(
+        &mut self,
+        src: &DeviceMemory,
+        src_offset: u64,
+        dst: &HostRegion,
+        dst_offset: u64,
+        grid: RowGrid,
+    ) -> Result<(), DeviceError> {
+        let from = src.address_of(src_offset, grid.src_extent().unwrap_or(u64::MAX))?;
+        let to = host_address(dst, dst_offset, grid.dst_extent())?;
+        self.push(Direction::DeviceToHost, src, CopyRows { src: from, dst: to, grid })?;
         self.hold(src.owner());
         self.hold(dst.owner());
         Ok(())
@@ -171,7 +239,8 @@ impl CopyBatch {
         if src.device() != dst.device() {
             return Err(DeviceError::WrongDevice { expected: src.device(), found: dst.device() });
         }
-        self.push(Direction::DeviceToDevice, dst, CopyPiece { src: from, dst: to, len })?;
+        let grid = RowGrid::one(len);
+        self.push(Direction::DeviceToDevice, dst, CopyRows { src: from, dst: to, grid })?;
         self.hold(src.owner());
         self.hold(dst.owner());
         Ok(())
@@ -200,7 +269,7 @@ impl CopyBatch {
         &mut self,
         direction: Direction,
         memory: &DeviceMemory,
-        piece: CopyPiece,
+        copy: CopyRows,
     ) -> Result<(), DeviceError> {
         if direction != self.direction {
             return Err(DeviceError::WrongDirection { expected: self.direction, found: direction });
@@ -208,25 +277,37 @@ impl CopyBatch {
         if let Some(expected) = self.device.filter(|known| *known != memory.device()) {
             return Err(DeviceError::WrongDevice { expected, found: memory.device() });
         }
-        if self.pieces.len() >= Self::MAX_PIECES {
-            return Err(DeviceError::BatchFull { limit: Self::MAX_PIECES });
+        let grid = copy.grid;
+        if !grid.is_apart() {
+            let strides = grid.axes.iter().filter(|axis| axis.count > 1).map(|axis| axis.dst_stride);
+            let value = strides.min().unwrap_or(0);
+            let rule = "rows must not overlap in the destination";
+            return Err(DeviceError::Invalid { what: "dst_stride", value, rule });
         }
-        if piece.len > 0 {
+        // Rows may all come from one place, so there may be more of them than addresses.
+        let bytes = grid.bytes().and_then(|bytes| self.bytes.checked_add(bytes));
+        let count = grid.count().and_then(|count| usize::try_from(count).ok());
+        let pieces = count.and_then(|count| self.pieces.checked_add(count));
+        let pieces = pieces.filter(|pieces| *pieces <= Self::MAX_PIECES);
+        let (Some(bytes), Some(pieces)) = (bytes, pieces) else {
+            return Err(DeviceError::BatchFull { limit: Self::MAX_PIECES });
+        };
+        if bytes > self.bytes {
             self.device = Some(memory.device());
-            self.bytes += piece.len;
-            self.pieces.push(piece);
+            (self.bytes, self.pieces) = (bytes, pieces);
+            self.pushed.push(copy);
         }
         Ok(())
     }
 }
 
-fn host_address(region: &HostRegion, offset: u64, len: u64) -> Result<u64, DeviceError> {
-    Ok(region.ptr_at(offset, len)?.expose_provenance() as u64)
+fn host_address(region: &HostRegion, offset: u64, extent: Option<u64>) -> Result<u64, DeviceError> {
+    Ok(region.ptr_at(offset, extent.unwrap_or(u64::MAX))?.expose_provenance() as u64)
 }
 
 impl fmt::Debug for CopyBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CopyBatch({}, {} pieces, {} bytes)", self.direction, self.pieces.len(), self.bytes)
+        write!(f, "CopyBatch({}, {} pieces, {} bytes)", self.direction, self.pieces, self.bytes)
     }
 }
 
@@ -270,7 +351,7 @@ mod tests {
             CopyPiece { src: host.address() + 8, dst: 0x1010, len: 4 },
             CopyPiece { src: host.address(), dst: 0x103f, len: 1 },
         ];
-        assert_eq!(batch.pieces(), expected);
+        assert_eq!(batch.pieces().collect::<Vec<_>>(), expected);
         assert_eq!((batch.bytes(), batch.len(), batch.device()), (5, 2, Some(DeviceId(0))));
         assert_eq!(Arc::strong_count(device.owner()), held + 1);
         drop(batch);

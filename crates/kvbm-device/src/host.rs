@@ -8,7 +8,8 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::{DeviceError, Owner};
+use crate::rows::{self, Stores};
+use crate::{DeviceError, Owner, RowAxis, RowGrid};
 
 /// A range of host memory and what keeps it allocated. Clones are cheap and share it.
 ///
@@ -138,6 +139,40 @@ impl HostRegion {
         // SAFETY: both ranges were checked to lie inside their regions, which stay valid through
         // their owners; `copy` allows overlap.
         unsafe { to.as_ptr().copy_from(from.as_ptr(), len as usize) };
+        Ok(())
+    }
+
+    /// Copies rows of `source` into this region. The ranges may overlap, the rows of the
+    /// destination not.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfRange`].
+    ///
+    /// # Safety
+    /// Meanwhile nobody else (thread or device) may write the source, nor read or write the
+    /// destination.
+    pub unsafe fn copy_rows_from(
+        &self,
+        offset: u64,
+        source: &Self,
+        source_offset: u64,
+        grid: RowGrid,
+    ) -> Result<(), DeviceError> {
+        let (read, written) = (grid.src_extent().unwrap_or(u64::MAX), grid.dst_extent().unwrap_or(u64::MAX));
+        let to = self.at(offset, written)?.as_ptr();
+        let from = source.at(source_offset, read)?.as_ptr();
+        let apart = from.addr() + read as usize <= to.addr() || to.addr() + written as usize <= from.addr();
+        if grid.axes != [RowAxis::NONE; 2] && apart {
+            // SAFETY: both ranges were checked to lie inside their regions, which stay valid
+            // through their owners, and to be apart.
+            unsafe { rows::copy(from, to, grid, Stores::Cached) };
+            return Ok(());
+        }
+        for (read, written) in grid.offsets() {
+            let (from, to) = (from.wrapping_add(read as usize), to.wrapping_add(written as usize));
+            // SAFETY: as above, row by row; `copy` allows overlap.
+            unsafe { to.copy_from(from, grid.len as usize) };
+        }
         Ok(())
     }
 

@@ -47,10 +47,11 @@ mod event;
 mod host;
 mod memory;
 mod model;
+mod rows;
 mod stream;
 mod submission;
 
-pub use batch::{CopyBatch, CopyObserver, CopyPiece, CopyRejected, Direction};
+pub use batch::{CopyBatch, CopyObserver, CopyPiece, CopyRejected, CopyRows, Direction};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use cuda::{
     CopyEngine, CudaDevice, CudaDriver, CudaFunction, CudaLaunch, CudaMark, CudaModule, CudaStream,
@@ -66,6 +67,7 @@ pub use event::{Completer, Event, EventBackend, EventCallback, EventStatus};
 pub use host::{HostBuffer, HostRegion, PinnedHost};
 pub use memory::DeviceMemory;
 pub use model::{Link, ModelPath, SharedLinks, TransferModel};
+pub use rows::{RowAxis, RowGrid};
 pub use stream::Stream;
 
 /// Keeps memory alive while hardware may still access it.

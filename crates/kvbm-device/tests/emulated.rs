@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use kvbm_device::{
     CopyBatch, CopyObserver, Device, DeviceError, DeviceId, DeviceMemory, Direction, EmulatedConfig,
-    EmulatedDevice, EmulatedStream, Event, EventStatus, HostBuffer, ManualClock, ModelPath, RandomDelays,
-    TransferModel,
+    EmulatedDevice, EmulatedStream, Event, EventStatus, Fault, FaultRule, HostBuffer, ManualClock, ModelPath,
+    RandomDelays, RowAxis, RowGrid, TransferModel,
 };
 
 fn soon() -> Instant {
@@ -153,6 +153,97 @@ fn an_observer_sees_every_byte_of_the_source_in_order_or_nothing() {
         let expected: [&[u8]; 2] = if shown { [&bytes[100_000..], &bytes[..100_000]] } else { [&[], &[]] };
         assert!(pieces == expected && parts.is_sorted_by_key(|part| part.0), "{random_delays:?}");
     }
+}
+
+/// Heads and tokens, of rows of 256 bytes, in the order of one side and of the other.
+fn transposed(heads: u64, tokens: u64) -> [RowGrid; 2] {
+    const ROW: u64 = 256;
+    let axis = |count, src_stride, dst_stride| RowAxis { count, src_stride, dst_stride };
+    let head = axis(heads, ROW, tokens * ROW);
+    let token = axis(tokens, heads * ROW, ROW);
+    let back = |RowAxis { count, src_stride, dst_stride }| axis(count, dst_stride, src_stride);
+    [RowGrid { len: ROW, axes: [head, token] }, RowGrid { len: ROW, axes: [back(token), back(head)] }]
+}
+
+#[test]
+fn grids_are_copied_both_ways_and_shown_row_by_row() {
+    let delays = RandomDelays { seed: 5, max: Duration::from_micros(10) };
+    // Below and above the size from which stores go past the caches.
+    for (heads, random_delays) in [(3, None), (64, None), (64, Some(delays))] {
+        let [grid, back] = transposed(heads, 16);
+        let bytes = grid.bytes().expect("a grid");
+        let content: Vec<u8> = (0..bytes).map(|index| (index * 7 + index / 256) as u8).collect();
+        let row = |head: u64, token: u64| &content[((token * heads + head) * 256) as usize..][..256];
+        let device = device(EmulatedConfig { random_delays, ..EmulatedConfig::default() });
+        let memory = device.allocate(bytes, 256).expect("memory");
+        let stream = device.create_stream("s").expect("stream");
+        let (host, mut target) = (HostBuffer::from_bytes(&content), HostBuffer::zeroed(bytes as usize));
+        let seen = Seen::default();
+        let kept = Arc::clone(&seen.0);
+        let mut batch = CopyBatch::new(Direction::HostToDevice);
+        batch.push_rows_to_device(&host, 0, &memory, 0, grid).expect("fits");
+        assert_eq!((batch.len() as u64, batch.bytes()), (heads * 16, bytes));
+        batch.observe(Box::new(seen));
+        stream.copy(batch).expect("queued").wait(soon()).expect("complete");
+        stream.copy(d2h(&memory, &target)).expect("queued").wait(soon()).expect("complete");
+        let expected: Vec<u8> =
+            (0..heads).flat_map(|head| (0..16).flat_map(move |token| row(head, token))).copied().collect();
+        assert!(target.exclusive_bytes().expect("the work is over") == expected, "{heads} heads");
+        let shown: Vec<u8> =
+            kept.lock().expect("not poisoned").iter().flat_map(|part| part.1.clone()).collect();
+        assert!(random_delays.is_some() || shown == expected, "rows are shown in the order of the grid");
+        let mut batch = CopyBatch::new(Direction::DeviceToHost);
+        batch.push_rows_to_host(&memory, 0, &target, 0, back).expect("fits");
+        stream.copy(batch).expect("queued").wait(soon()).expect("complete");
+        assert!(target.exclusive_bytes().expect("the work is over") == content, "{heads} heads");
+    }
+}
+
+#[test]
+fn grids_that_do_not_fit_or_overlap_are_refused() {
+    let device = device(EmulatedConfig::default());
+    let (host, memory) = (HostBuffer::zeroed(4096), device.allocate(4096, 256).expect("memory"));
+    let mut batch = CopyBatch::new(Direction::HostToDevice);
+    let rows = |len, count, src_stride, dst_stride| RowGrid {
+        len,
+        axes: [RowAxis::NONE, RowAxis { count, src_stride, dst_stride }],
+    };
+    let mut push = |grid| batch.push_rows_to_device(&host, 0, &memory, 0, grid);
+    for (what, grid) in [
+        ("source", rows(256, 17, 256, 0)),
+        ("destination", rows(256, 9, 256, 512)),
+        ("anything", rows(1, u64::MAX, u64::MAX, 1)),
+    ] {
+        assert!(matches!(push(grid), Err(DeviceError::OutOfRange { .. })), "beyond the {what}");
+    }
+    let overlap = push(rows(256, 4, 256, 255));
+    assert!(
+        matches!(overlap, Err(DeviceError::Invalid { what: "dst_stride", value: 255, .. })),
+        "{overlap:?}"
+    );
+    assert_eq!((push(rows(256, 0, 256, 256)), push(rows(0, 7, 1, 1))), (Ok(()), Ok(())));
+    assert!(batch.is_empty(), "nothing was added");
+}
+
+#[test]
+fn half_of_a_grid_is_copied_where_that_is_the_fault() {
+    let device = device(EmulatedConfig::default());
+    let [grid, _] = transposed(4, 16);
+    let bytes = grid.bytes().expect("a grid");
+    let memory = device.allocate(bytes, 256).expect("memory");
+    let host = HostBuffer::from_bytes(&vec![7; bytes as usize]);
+    let mut batch = CopyBatch::new(Direction::HostToDevice);
+    batch.push_rows_to_device(&host, 0, &memory, 0, grid).expect("fits");
+    device.faults().inject(FaultRule::next(Fault::FailHalfway));
+    let stream = device.create_stream("s").expect("stream");
+    let error = stream.copy(batch).expect("queued").wait(soon()).expect_err("it fails");
+    assert!(matches!(error, DeviceError::OperationFailed { .. }), "{error}");
+    let mut target = HostBuffer::zeroed(bytes as usize);
+    let stream = device.create_stream("t").expect("stream");
+    stream.copy(d2h(&memory, &target)).expect("queued").wait(soon()).expect("complete");
+    let target = target.exclusive_bytes().expect("the work is over");
+    let (copied, rest) = target.split_at(bytes as usize / 2);
+    assert!(copied.iter().all(|byte| *byte == 7) && rest.iter().all(|byte| *byte == 0));
 }
 
 #[test]

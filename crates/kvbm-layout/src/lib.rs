@@ -65,7 +65,8 @@ pub use layout::{
 };
 pub use opaque::{OpaqueLayout, OpaqueTensor};
 pub use plan::{
-    CopyPlan, Dim, Fragment, FragmentList, Fragments, MAX_FRAGMENTS, PlanError, Run, Runs, Segment, Side,
+    CopyPlan, Dim, Fragment, FragmentList, Fragments, Grids, MAX_FRAGMENTS, PlanError, Run, RunGrid, Runs,
+    Segment, Side,
 };
 pub use slice::{BlockPart, HeadSlice, Holders, Planes, Selection, SliceError, Span, slice_for_rank};
 pub use strided::{EngineRegions, StridedLayout};

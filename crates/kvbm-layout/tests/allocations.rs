@@ -74,10 +74,11 @@ fn walking_a_plan_allocates_nothing() {
     let (bytes, allocations, _) = measured(|| {
         let mut bytes = 0;
         plan.for_each_run(3, 1, |run| bytes += run.len).unwrap();
+        bytes += plan.grids(3, 1).unwrap().map(|grid| grid.num_runs() * grid.run_bytes).sum::<u64>();
         bytes += list.fragments(2).unwrap().map(|fragment| fragment.len).sum::<u64>();
         bytes + src.block_view(1, 2, Cell::Kv(0)).unwrap().cell.bytes()
     });
-    assert_eq!(bytes, 2 * src.bytes_per_block() + 4 * 16 * 2);
+    assert_eq!(bytes, 3 * src.bytes_per_block() + 4 * 16 * 2);
     assert_eq!(allocations, 0);
 }
 

@@ -153,17 +153,19 @@ impl HostTier {
     /// bytes.
     pub(crate) fn sums_in_order_of(&self, group: usize, plan: &CopyPlan) -> bool {
         let fragments = &self.groups[group].fragments;
-        let (Ok(runs), Ok(fragments)) = (plan.runs(0, 0), fragments.fragments(0)) else { return false };
+        let (Ok(grids), Ok(fragments)) = (plan.grids(0, 0), fragments.fragments(0)) else { return false };
         let mut places = fragments.map(|fragment| (fragment.region, fragment.offset, fragment.len));
         let mut place = (0, 0, 0);
-        for run in runs {
+        for grid in grids {
             if place.2 == 0 {
                 place = places.next().unwrap_or_default();
             }
-            if (run.dst_region, run.dst_offset) != (place.0, place.1) || run.len > place.2 {
+            let bytes = grid.num_runs() * grid.run_bytes;
+            if !grid.is_dense() || (grid.dst_region, grid.dst_offset) != (place.0, place.1) || bytes > place.2
+            {
                 return false;
             }
-            place = (place.0, place.1 + run.len, place.2 - run.len);
+            place = (place.0, place.1 + bytes, place.2 - bytes);
         }
         place.2 == 0 && places.next().is_none()
     }

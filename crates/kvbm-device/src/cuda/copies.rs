@@ -52,11 +52,10 @@ impl CudaContext {
         stream: StreamHandle,
     ) -> Result<(), DeviceError> {
         let direction = batch.direction();
-        let pieces = self.split_at_boundaries(batch);
-        let pieces = pieces.as_deref().unwrap_or(batch.pieces());
+        let pieces = self.split_at_boundaries(batch).unwrap_or_else(|| batch.pieces().collect());
         match (engine, self.driver.copy_batch()) {
-            (CopyEngine::Batch, Some(address)) => self.many(address, pieces, stream),
-            (CopyEngine::Auto, Some(address)) if pieces.len() > 1 => self.many(address, pieces, stream),
+            (CopyEngine::Batch, Some(address)) => self.many(address, &pieces, stream),
+            (CopyEngine::Auto, Some(address)) if pieces.len() > 1 => self.many(address, &pieces, stream),
             _ => pieces.iter().try_for_each(|piece| self.one(direction, piece, stream)),
         }
     }
@@ -75,7 +74,7 @@ impl CudaContext {
         }
         let mut pieces = Vec::with_capacity(batch.len());
         for piece in batch.pieces() {
-            let (host, mut begin) = (on_host(piece)?, 0);
+            let (host, mut begin) = (on_host(&piece)?, 0);
             let inside = (Bound::Excluded(host), Bound::Excluded(host.saturating_add(piece.len)));
             for end in boundaries.range(inside).map(|boundary| boundary - host).chain([piece.len]) {
                 pieces.push(CopyPiece { src: piece.src + begin, dst: piece.dst + begin, len: end - begin });

@@ -10,7 +10,6 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
-use super::streaming::{self, Fence, Next};
 use crate::DeviceError;
 
 /// The shown address is aligned to this (a huge page), and so are allocations that ask for as much.
@@ -71,40 +70,9 @@ impl DoubleMapping {
         Ok(())
     }
 
-    /// As [`DoubleMapping::read`], past the caches.
-    ///
-    /// # Safety
-    /// As [`DoubleMapping::read`]; `fence` must be dropped before another thread learns of it.
-    pub(super) unsafe fn stream_out(
-        &self,
-        offset: u64,
-        to: *mut u8,
-        len: u64,
-        next: Next,
-        fence: &Fence,
-    ) -> Result<(), DeviceError> {
-        let from = self.at(offset, len)?;
-        // SAFETY: as in `read`.
-        unsafe { streaming::copy(from, to, len as usize, next, fence) };
-        Ok(())
-    }
-
-    /// As [`DoubleMapping::write`], past the caches.
-    ///
-    /// # Safety
-    /// As [`DoubleMapping::write`]; `fence` must be dropped before another thread learns of it.
-    pub(super) unsafe fn stream_in(
-        &self,
-        offset: u64,
-        from: *const u8,
-        len: u64,
-        next: Next,
-        fence: &Fence,
-    ) -> Result<(), DeviceError> {
-        let to = self.at(offset, len)?;
-        // SAFETY: as in `write`.
-        unsafe { streaming::copy(from, to, len as usize, next, fence) };
-        Ok(())
+    /// Where the device bytes at `offset` are, checked to be there: to be used while `self` lives.
+    pub(super) fn range(&self, offset: u64, len: u64) -> Result<*mut u8, DeviceError> {
+        self.at(offset, len)
     }
 
     /// Where the bytes of a device address are, if it is one: only to be fetched.

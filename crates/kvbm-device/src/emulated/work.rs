@@ -6,8 +6,12 @@ use std::sync::Arc;
 use super::EmulatedState;
 use super::arena::Allocation;
 use super::delays::Disorder;
-use super::streaming::{Fence, Next};
-use crate::{CopyBatch, CopyObserver, CopyPiece, DeviceError, DeviceMemory, Direction, Link, ModelPath};
+use super::streaming::{self, Fence, Next};
+use crate::rows::{self, Stores};
+use crate::{
+    CopyBatch, CopyObserver, CopyPiece, CopyRows, DeviceError, DeviceMemory, Direction, Link, ModelPath,
+    RowGrid,
+};
 
 /// A link is reserved in parts of this size, so that concurrent copies share it.
 const LINK_PART_BYTES: u64 = 256 << 10;
@@ -15,6 +19,8 @@ const LINK_PART_BYTES: u64 = 256 << 10;
 const OBSERVED_PART_BYTES: u64 = 16 << 10;
 /// Batches of fewer bytes go through the caches: the next reader may find them there.
 const STREAMING_BYTES: u64 = 128 << 10;
+/// Longer rows are copied one by one.
+const MAX_ROW_BYTES: u64 = 1 << 10;
 
 /// Device addresses -> offsets of the mapping. It remembers the allocations that it found: a block
 /// has pieces in many of them, and asking the arena takes a lock, which waits for all stores on
@@ -76,23 +82,28 @@ pub(super) fn copy(
     };
     let part_bytes = if observer.is_some() { OBSERVED_PART_BYTES } else { LINK_PART_BYTES };
     let mut throttle = Throttle::new(device, batch.direction());
-    let mut one = |index: usize, part: CopyPiece, next: Option<CopyPiece>| -> Result<(), DeviceError> {
+    let mut one = |push: usize, part: CopyRows, next: Option<CopyRows>| -> Result<(), DeviceError> {
         copier.copy(part, next)?;
         if let Some(observer) = &mut observer {
-            copier.show(part, index, &mut **observer)?;
+            copier.show(part, push, &mut **observer)?;
         }
-        throttle.passed(part.len);
+        throttle.passed(part.grid.bytes().unwrap_or(u64::MAX));
         Ok(())
     };
+    let single = |CopyPiece { src, dst, len }| CopyRows { src, dst, grid: RowGrid::one(len) };
     match disorder {
+        None if limit < batch.bytes() => {
+            let pieces: Vec<CopyRows> = batch.pieces().map(single).collect();
+            parts(&pieces, part_bytes, limit).try_for_each(|(push, part)| one(push, part, None))?;
+        }
         None => {
-            let mut parts = parts(batch.pieces(), part_bytes, limit).peekable();
-            while let Some((index, part)) = parts.next() {
-                one(index, part, parts.peek().map(|(_, next)| *next))?;
+            let mut parts = parts(batch.pushed(), part_bytes, limit).peekable();
+            while let Some((push, part)) = parts.next() {
+                one(push, part, parts.peek().map(|(_, next)| *next))?;
             }
         }
         Some(disorder) => {
-            let mut pieces = batch.pieces().to_vec();
+            let mut pieces: Vec<CopyRows> = batch.pieces().map(single).collect();
             disorder.shuffle(&mut pieces);
             for (index, part) in parts(&pieces, part_bytes, limit) {
                 if index == pieces.len() / 2 {
@@ -106,20 +117,27 @@ pub(super) fn copy(
     Ok(())
 }
 
-/// The first `limit` bytes of `pieces` in parts of up to `bytes`, each with the number of its
-/// piece.
-fn parts(pieces: &[CopyPiece], bytes: u64, limit: u64) -> impl Iterator<Item = (usize, CopyPiece)> {
+/// The first `limit` bytes of what was pushed, in parts, each with the number of its push: grids of
+/// short rows whole, other rows in parts of up to `bytes`. A grid is all below the limit.
+fn parts(pushed: &[CopyRows], bytes: u64, limit: u64) -> impl Iterator<Item = (usize, CopyRows)> {
     let mut left = limit;
-    let pieces = pieces.iter().enumerate().map(move |(index, piece)| {
-        let len = piece.len.min(left);
-        left -= len;
-        (index, CopyPiece { len, ..*piece })
+    let rows = pushed.iter().enumerate().flat_map(|(push, copy)| {
+        let is_whole = copy.grid.len <= MAX_ROW_BYTES;
+        let rows = copy.pieces().filter(move |_| !is_whole);
+        let rows = rows.map(|CopyPiece { src, dst, len }| CopyRows { src, dst, grid: RowGrid::one(len) });
+        is_whole.then_some(*copy).into_iter().chain(rows).map(move |rows| (push, rows))
     });
-    pieces.flat_map(move |(index, piece)| {
-        (0..piece.len.div_ceil(bytes)).map(move |part| {
+    rows.flat_map(move |(push, CopyRows { src, dst, grid })| {
+        let len = grid.bytes().unwrap_or(u64::MAX).min(left);
+        left -= len;
+        let is_whole = grid.axes != RowGrid::one(len).axes;
+        (0..if is_whole { 1 } else { len.div_ceil(bytes) }).map(move |part| {
+            if is_whole {
+                return (push, CopyRows { src, dst, grid });
+            }
             let start = part * bytes;
-            let len = bytes.min(piece.len - start);
-            (index, CopyPiece { src: piece.src + start, dst: piece.dst + start, len })
+            let grid = RowGrid::one(bytes.min(len - start));
+            (push, CopyRows { src: src + start, dst: dst + start, grid })
         })
     })
 }
@@ -134,75 +152,80 @@ struct Copier<'a> {
 }
 
 impl Copier<'_> {
-    /// Shows the source of `piece`, which the copy has left in the cache.
+    /// Shows the source of a part, which the copy has left in the cache.
     fn show(
         &mut self,
-        piece: CopyPiece,
-        index: usize,
+        part: CopyRows,
+        push: usize,
         observer: &mut dyn CopyObserver,
     ) -> Result<(), DeviceError> {
-        let CopyPiece { src, len, .. } = piece;
-        let bytes = match self.direction {
-            Direction::HostToDevice => {
-                let start: *const u8 = ptr::with_exposed_provenance(src as usize);
-                // SAFETY: as in `copy`; nobody writes the source of a copy before it is complete
-                // (`Stream`'s contract).
-                unsafe { std::slice::from_raw_parts(start, len as usize) }
-            }
-            Direction::DeviceToHost | Direction::DeviceToDevice => {
-                let from = self.from.offset(src, len)?;
-                // SAFETY: nobody writes the source of a copy before it is complete (`Stream`'s
-                // contract).
-                unsafe { self.from.device.arena.mapping().bytes(from, len) }?
-            }
-        };
-        observer.passed(index, bytes);
+        for CopyPiece { src, len, .. } in part.pieces() {
+            let bytes = match self.direction {
+                Direction::HostToDevice => {
+                    let start: *const u8 = ptr::with_exposed_provenance(src as usize);
+                    // SAFETY: as in `copy`; nobody writes the source of a copy before it is
+                    // complete (`Stream`'s contract).
+                    unsafe { std::slice::from_raw_parts(start, len as usize) }
+                }
+                Direction::DeviceToHost | Direction::DeviceToDevice => {
+                    let from = self.from.offset(src, len)?;
+                    // SAFETY: nobody writes the source of a copy before it is complete (`Stream`'s
+                    // contract).
+                    unsafe { self.from.device.arena.mapping().bytes(from, len) }?
+                }
+            };
+            observer.passed(push, bytes);
+        }
         Ok(())
     }
 
     /// Where the source of what follows is, to be fetched.
-    fn next(&self, piece: Option<CopyPiece>) -> Next {
-        let Some(CopyPiece { src, len, .. }) = piece else { return Next::NONE };
+    fn next(&self, next: Option<CopyRows>) -> Next {
+        let Some(CopyRows { src, grid, .. }) = next else { return Next::NONE };
         let from = match self.direction {
             Direction::HostToDevice => ptr::with_exposed_provenance(src as usize),
             Direction::DeviceToHost | Direction::DeviceToDevice => self.from.device.arena.mapping().hint(src),
         };
-        Next { from, len: len as usize }
+        Next { from, len: grid.len as usize }
     }
 
-    fn copy(&mut self, piece: CopyPiece, next: Option<CopyPiece>) -> Result<(), DeviceError> {
-        let CopyPiece { src, dst, len } = piece;
-        let next = self.next(next);
+    fn copy(&mut self, part: CopyRows, next: Option<CopyRows>) -> Result<(), DeviceError> {
+        let CopyRows { src, dst, grid } = part;
+        let (read, written) = (grid.src_extent().unwrap_or(u64::MAX), grid.dst_extent().unwrap_or(u64::MAX));
         let mapping = self.from.device.arena.mapping();
-        match self.direction {
+        let (from, to): (*const u8, *mut u8) = match self.direction {
             Direction::HostToDevice => {
-                let to = self.to.offset(dst, len)?;
-                let from = ptr::with_exposed_provenance(src as usize);
-                if self.streaming {
-                    // SAFETY: `CopyBatch::push_*` is the only maker of pieces: it checked the host
-                    // range against a region (exposing its provenance), whose owner the batch holds
-                    // until the operation is complete.
-                    return unsafe { mapping.stream_in(to, from, len, next, &self.fence) };
-                }
-                // SAFETY: as above.
-                unsafe { mapping.write(to, from, len) }
+                let to = self.to.offset(dst, written)?;
+                (ptr::with_exposed_provenance(src as usize), mapping.range(to, written)?)
             }
             Direction::DeviceToHost => {
-                let from = self.from.offset(src, len)?;
-                let to = ptr::with_exposed_provenance_mut(dst as usize);
-                if self.streaming {
-                    // SAFETY: as above, for the destination.
-                    return unsafe { mapping.stream_out(from, to, len, next, &self.fence) };
-                }
-                // SAFETY: as above, for the destination.
-                unsafe { mapping.read(from, to, len) }
+                let from = self.from.offset(src, read)?;
+                (mapping.range(from, read)?, ptr::with_exposed_provenance_mut(dst as usize))
             }
             Direction::DeviceToDevice => {
-                let from = self.from.offset(src, len)?;
-                let to = self.to.offset(dst, len)?;
-                mapping.copy(from, to, len)
+                // There are no grids in this direction.
+                let from = self.from.offset(src, read)?;
+                let to = self.to.offset(dst, written)?;
+                return mapping.copy(from, to, grid.len);
             }
+        };
+        // In all three cases below the device's end was found in an allocation, which the lookup
+        // holds. The other end was checked by `CopyBatch::push_*`, the only maker of copies,
+        // against a region (exposing its provenance), whose owner the batch holds until the
+        // operation is complete. Host memory is never inside the device's mapping.
+        if grid.axes != RowGrid::one(grid.len).axes {
+            let stores = if self.streaming { Stores::Streaming } else { Stores::Cached };
+            // SAFETY: as above; `fence` is dropped before the operation is reported.
+            unsafe { rows::copy(from, to, grid, stores) };
+        } else if self.streaming {
+            let next = self.next(next);
+            // SAFETY: as above; `fence` is dropped before the operation is reported.
+            unsafe { streaming::copy(from, to, grid.len as usize, next, &self.fence) };
+        } else {
+            // SAFETY: as above.
+            unsafe { to.copy_from_nonoverlapping(from, grid.len as usize) };
         }
+        Ok(())
     }
 }
 
@@ -249,7 +272,7 @@ impl<'a> Throttle<'a> {
 
 /// Turns one bit of what a batch has just written.
 pub(super) fn flip_bit(device: &EmulatedState, batch: &CopyBatch) -> Result<(), DeviceError> {
-    let Some(piece) = batch.pieces().first() else { return Ok(()) };
+    let Some(piece) = batch.pieces().next() else { return Ok(()) };
     let mut byte = [0_u8];
     if batch.direction() == Direction::DeviceToHost {
         let address: *mut u8 = ptr::with_exposed_provenance_mut(piece.dst as usize);

@@ -3,12 +3,14 @@
 
 mod build;
 mod fragments;
+mod grids;
 mod merge;
 mod runs;
 
 use std::fmt;
 
 pub use fragments::{Fragment, FragmentList, Fragments, MAX_FRAGMENTS};
+pub use grids::{Grids, RunGrid};
 pub use runs::{Run, Runs};
 
 use crate::layout::{BlockLayout, LayoutError};

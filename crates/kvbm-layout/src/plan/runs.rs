@@ -24,13 +24,7 @@ impl CopyPlan {
     /// # Errors
     /// [`PlanError::Block`] if a block is beyond its layout.
     pub fn runs(&self, src_block: u32, dst_block: u32) -> Result<Runs<'_>, PlanError> {
-        for (side, block, count) in
-            [(Side::Source, src_block, self.src_blocks), (Side::Destination, dst_block, self.dst_blocks)]
-        {
-            if block >= count {
-                return Err(PlanError::Block { side, block, count });
-            }
-        }
+        self.check_blocks(src_block, dst_block)?;
         Ok(Runs {
             rest: &self.segments,
             src_block: u64::from(src_block),
@@ -51,6 +45,17 @@ impl CopyPlan {
         visit: impl FnMut(Run),
     ) -> Result<(), PlanError> {
         self.runs(src_block, dst_block)?.for_each(visit);
+        Ok(())
+    }
+
+    pub(super) fn check_blocks(&self, src_block: u32, dst_block: u32) -> Result<(), PlanError> {
+        for (side, block, count) in
+            [(Side::Source, src_block, self.src_blocks), (Side::Destination, dst_block, self.dst_blocks)]
+        {
+            if block >= count {
+                return Err(PlanError::Block { side, block, count });
+            }
+        }
         Ok(())
     }
 }

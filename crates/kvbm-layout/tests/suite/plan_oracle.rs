@@ -65,6 +65,23 @@ fn run(plan: &CopyPlan, blocks: (u32, u32), src: &Memory, dst: &mut Memory) {
     .unwrap();
 }
 
+/// As [`run`], grid by grid.
+fn run_grids(plan: &CopyPlan, blocks: (u32, u32), src: &Memory, dst: &mut Memory) -> u64 {
+    let mut grids = 0;
+    for grid in plan.grids(blocks.0, blocks.1).unwrap() {
+        let [outer, inner] = grid.axes;
+        for (o, i) in (0..outer.count).flat_map(|o| (0..inner.count).map(move |i| (o, i))) {
+            let from = (grid.src_offset + o * outer.src_stride + i * inner.src_stride) as usize;
+            let to = (grid.dst_offset + o * outer.dst_stride + i * inner.dst_stride) as usize;
+            let len = grid.run_bytes as usize;
+            dst[grid.dst_region as usize][to..to + len]
+                .copy_from_slice(&src[grid.src_region as usize][from..from + len]);
+        }
+        grids += 1;
+    }
+    grids
+}
+
 /// Copies through the fragments of the source into a slot, if the destination is one.
 fn gather(
     fragments: &FragmentList,
@@ -103,6 +120,9 @@ proptest! {
         run(&plan, blocks, &from, &mut copied);
         prop_assert!(copied == expected, "{:?}", plan);
         prop_assert_eq!(plan.bytes_per_block(), moves.len() as u64);
+        let mut in_grids = naive::memory(&*dst, 2);
+        prop_assert_eq!(run_grids(&plan, blocks, &from, &mut in_grids), plan.num_grids());
+        prop_assert!(in_grids == expected, "{:?}", plan);
 
         // The same plan backwards brings the bytes home, and touches nothing else.
         let mut home = naive::memory(&*src, 3);

@@ -165,3 +165,26 @@ fn cells_that_touch_in_one_block_only_stay_apart() {
         list.fragments(1).unwrap().map(|at| (at.offset, at.slot_offset, at.len)).collect();
     assert_eq!(fragments, second);
 }
+
+#[test]
+fn a_conversion_has_a_grid_for_each_cell_and_other_copies_one_axis() {
+    let (h, t) = (u64::from(HEADS), u64::from(TOKENS));
+    let (nhd, universal) =
+        (separate(AxisOrder::Nhd, OuterPlacement::KvOuter), contiguous(AxisOrder::Universal));
+    for (src, dst, head_first) in [(&nhd, &universal, true), (&universal, &nhd, false)] {
+        let plan = CopyPlan::between(&**src, &**dst, &Selection::all()).unwrap();
+        let grids: Vec<_> = plan.grids(0, 0).unwrap().collect();
+        assert_eq!(grids.len() as u64, 2 * u64::from(LAYERS));
+        assert_eq!(plan.num_grids(), grids.len() as u64);
+        for grid in grids {
+            let [source, destination] = grid.axes;
+            assert_eq!((source.src_stride, destination.dst_stride), (grid.run_bytes, grid.run_bytes));
+            assert_eq!((source.count, destination.count), if head_first { (h, t) } else { (t, h) });
+            assert!(!grid.is_dense());
+        }
+    }
+    let plan = CopyPlan::between(&*nhd, &*contiguous(AxisOrder::Nhd), &Selection::all()).unwrap();
+    let grids: Vec<_> = plan.grids(0, 0).unwrap().collect();
+    assert!(grids.iter().all(|grid| grid.axes[0].count == 1), "nothing is permuted: {grids:?}");
+    assert_eq!(grids.iter().map(kvbm_layout::RunGrid::num_runs).sum::<u64>(), plan.num_runs());
+}

@@ -131,7 +131,9 @@ pub(super) fn on_host(
 ) -> Result<Result<(), Difference>, DeviceError> {
     let (mut runs, mut computed) = (Runs::new(comparison), Vec::new());
     for run in plan.runs(from, to).map_err(|error| refused(&error))? {
-        let Some((RegionBytes::Host(src), RegionBytes::Host(dst))) = regions(route, &run) else {
+        let Some((RegionBytes::Host(src), RegionBytes::Host(dst))) =
+            regions(route, run.src_region, run.dst_region)
+        else {
             return Err(not_on_host());
         };
         computed.resize(run.len as usize, 0);
@@ -172,7 +174,8 @@ impl Fetched {
         let mut at = 0;
         for &(from, to) in slots {
             for run in plan.runs(from, to).map_err(|error| refused(&error))? {
-                let Some((_, RegionBytes::Device(dst))) = regions(route, &run) else {
+                let Some((_, RegionBytes::Device(dst))) = regions(route, run.src_region, run.dst_region)
+                else {
                     return Err(not_on_host());
                 };
                 copies.push_device_to_host(dst, run.dst_offset, &scratch, at, run.len)?;
@@ -194,7 +197,7 @@ impl Fetched {
         let mut runs = Runs::new(self.comparison);
         let mut at = plan.bytes_per_block() * index as u64;
         for run in plan.runs(from, to).map_err(|error| refused(&error))? {
-            let Some((RegionBytes::Host(src), _)) = regions(route, &run) else {
+            let Some((RegionBytes::Host(src), _)) = regions(route, run.src_region, run.dst_region) else {
                 return Err(not_on_host());
             };
             // SAFETY: the claim of the plan, or the lease of a slot of the ring, keeps writers away

@@ -6,8 +6,8 @@ use super::fused::Way;
 use super::sums::{PassingSums, Summed};
 use crate::completion_queue::{CompletionQueue, Done, Stage};
 use crate::movers::Movers;
-use kvbm_device::{CopyBatch, CudaStream, Device, DeviceError, Direction, Event, Stream};
-use kvbm_layout::{CopyPlan, PlanError, Run, Selection};
+use kvbm_device::{CopyBatch, CudaStream, Device, DeviceError, Direction, Event, RowAxis, RowGrid, Stream};
+use kvbm_layout::{CopyPlan, Dim, PlanError, RunGrid, Selection};
 use kvbm_plan::{
     BlockId, BlockOutcome, BlockTransfer, ChecksumMode, Comparison, Endpoint, Failure, FailureKind, Gate,
     LayerRange, PlanId, Tier, TransferPlan,
@@ -462,7 +462,7 @@ impl<T> Copier<T> {
             };
             return self.launched(batch, None, queued);
         }
-        let mut copies = CopyBatch::with_capacity(*direction, plan.num_runs() as usize * batch.items.len());
+        let mut copies = CopyBatch::with_capacity(*direction, plan.num_grids() as usize * batch.items.len());
         let pushed = batch
             .items
             .iter()
@@ -479,7 +479,7 @@ impl<T> Copier<T> {
             Err(error) => return self.fail(batch, &error),
         }
         let sums = summed.then(|| {
-            let (sums, summed) = PassingSums::new(plan.num_runs() as usize, plan.bytes_per_block());
+            let (sums, summed) = PassingSums::new(plan.num_grids() as usize, plan.bytes_per_block());
             copies.observe(Box::new(sums));
             summed
         });
@@ -522,10 +522,9 @@ pub(super) fn refused(error: &PlanError) -> DeviceError {
     }
 }
 
-pub(super) fn regions<'a>(route: &'a Route, run: &Run) -> Option<(&'a RegionBytes, &'a RegionBytes)> {
-    let src = route.src.memory().get(run.src_region as usize)?;
-    let dst = route.dst.memory().get(run.dst_region as usize)?;
-    Some((src, dst))
+/// The memory of a region of each side.
+pub(super) fn regions(route: &Route, src: u32, dst: u32) -> Option<(&RegionBytes, &RegionBytes)> {
+    Some((route.src.memory().get(src as usize)?, route.dst.memory().get(dst as usize)?))
 }
 
 /// A mover did not copy a block.
@@ -547,13 +546,14 @@ pub(super) fn push_block(
     from: u32,
     to: u32,
 ) -> Result<(), DeviceError> {
-    for run in plan.runs(from, to).map_err(|error| refused(&error))? {
-        match regions(route, &run) {
+    for runs in plan.grids(from, to).map_err(|error| refused(&error))? {
+        let (memory, rows) = (regions(route, runs.src_region, runs.dst_region), rows_of(&runs));
+        match memory {
             Some((RegionBytes::Host(src), RegionBytes::Device(dst))) => {
-                copies.push_host_to_device(src, run.src_offset, dst, run.dst_offset, run.len)?;
+                copies.push_rows_to_device(src, runs.src_offset, dst, runs.dst_offset, rows)?;
             }
             Some((RegionBytes::Device(src), RegionBytes::Host(dst))) => {
-                copies.push_device_to_host(src, run.src_offset, dst, run.dst_offset, run.len)?;
+                copies.push_rows_to_host(src, runs.src_offset, dst, runs.dst_offset, rows)?;
             }
             _ => return Err(no_copy("a stream copy that does not join host and device memory")),
         }
@@ -561,15 +561,21 @@ pub(super) fn push_block(
     Ok(())
 }
 
+fn rows_of(runs: &RunGrid) -> RowGrid {
+    let axis = |Dim { count, src_stride, dst_stride }| RowAxis { count, src_stride, dst_stride };
+    RowGrid { len: runs.run_bytes, axes: runs.axes.map(axis) }
+}
+
 fn copy_on_host(route: &Route, plan: &CopyPlan, from: u32, to: u32) -> Result<(), DeviceError> {
-    for run in plan.runs(from, to).map_err(|error| refused(&error))? {
-        let Some((RegionBytes::Host(src), RegionBytes::Host(dst))) = regions(route, &run) else {
+    for runs in plan.grids(from, to).map_err(|error| refused(&error))? {
+        let memory = regions(route, runs.src_region, runs.dst_region);
+        let Some((RegionBytes::Host(src), RegionBytes::Host(dst))) = memory else {
             return Err(no_copy("a CPU copy of memory that is not host memory"));
         };
         // SAFETY: the claims of the plan on a slot of host memory, the leader's states of the
         // blocks of G1 and the lease of a slot of the staging ring keep everybody else away from
         // both.
-        unsafe { dst.copy_from(run.dst_offset, src, run.src_offset, run.len) }?;
+        unsafe { dst.copy_rows_from(runs.dst_offset, src, runs.src_offset, rows_of(&runs)) }?;
     }
     Ok(())
 }

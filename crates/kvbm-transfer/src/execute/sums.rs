@@ -5,9 +5,9 @@ use kvbm_disk::ContentCrc;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// The content of each block of a batch, piece after piece.
+/// The content of each block of a batch, grid after grid.
 pub(crate) struct PassingSums {
-    pieces_per_block: usize,
+    grids_per_block: usize,
     block_bytes: u64,
     content: ContentCrc,
     bytes: u64,
@@ -20,13 +20,13 @@ pub(crate) struct PassingSums {
 pub(crate) struct Summed(Arc<Mutex<Vec<u64>>>);
 
 impl PassingSums {
-    /// Of blocks of `block_bytes` bytes, each in so many pieces, in the order in which their
+    /// Of blocks of `block_bytes` bytes, each in so many grids, in the order in which their
     /// content is summed.
-    pub(crate) fn new(pieces_per_block: usize, block_bytes: u64) -> (Self, Summed) {
+    pub(crate) fn new(grids_per_block: usize, block_bytes: u64) -> (Self, Summed) {
         let result = Arc::default();
         let summed = Summed(Arc::clone(&result));
-        let (pieces_per_block, content) = (pieces_per_block.max(1), ContentCrc::new());
-        (Self { pieces_per_block, block_bytes, content, bytes: 0, finished: Vec::new(), result }, summed)
+        let (grids_per_block, content) = (grids_per_block.max(1), ContentCrc::new());
+        (Self { grids_per_block, block_bytes, content, bytes: 0, finished: Vec::new(), result }, summed)
     }
 }
 
@@ -39,8 +39,8 @@ impl Summed {
 }
 
 impl CopyObserver for PassingSums {
-    fn passed(&mut self, piece: usize, bytes: &[u8]) {
-        if piece / self.pieces_per_block != self.finished.len() {
+    fn passed(&mut self, grid: usize, bytes: &[u8]) {
+        if grid / self.grids_per_block != self.finished.len() {
             // Not what was promised: what follows would be of another block. That something is
             // missing shows at the end.
             self.finished.clear();
