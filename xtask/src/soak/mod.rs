@@ -59,7 +59,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
     let seconds = (options.hours * 3600.0) as u64;
     println!("soak for {seconds} s, seed {}", options.seed);
     let (ended_well, found) =
-        programs.run("soak", &[("--seconds", seconds), ("--seed", options.seed), ("--pause-ms", 20)])?;
+        programs.run("soak", &[("--seconds", seconds), ("--seed", options.seed), ("--pause-ms", 2)])?;
     let trends = report::trends(&found["series"]);
     let is_flat = !trends.is_empty() && trends.iter().all(|trend| trend.is_flat(FLAT));
     write(options, &found, &trends)?;
