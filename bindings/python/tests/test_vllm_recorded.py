@@ -13,10 +13,18 @@ from typing import Any
 import pytest
 from kvbm_rs import ConfigInvalid
 from vllm_replay import Recorded, ReplayError, replay
-from vllm_stand_in import PROMPT, Engine, Request
+from vllm_stand_in import PROMPT, Request
+from vllm_stand_in import Engine as AnyEngine
 from vllm_stand_in import vllm as vllm  # a fixture
 
 DATA = Path(__file__).parent / "data"
+
+
+class Engine(AnyEngine):
+    """One of its own: connectors of an engine share what another test may have left open."""
+
+    def __init__(self, vllm: Any, **changes: Any) -> None:
+        super().__init__(vllm, transfer={"engine_id": "recorded"}, **changes)
 
 
 def run_of(vllm: Any, path: Path) -> list[dict[str, Any]]:
@@ -188,7 +196,7 @@ def test_workers_of_their_own_have_files_of_their_own(vllm: Any, tmp_path: Path)
         file.name: json.loads(file.read_text().splitlines()[0])["role"]
         for file in tmp_path.iterdir()
     }
-    assert roles == {"run": "scheduler", "run.e-0": "worker 0", "run.e-1": "worker 1"}
+    assert roles == {"run": "scheduler", "run.recorded-0": "worker 0", "run.recorded-1": "worker 1"}
 
 
 def test_a_run_of_vllm_replays(vllm: Any) -> None:

@@ -84,7 +84,10 @@ class _Replay:
     def __init__(self, vllm: Any, header: dict[str, Any]) -> None:
         self._size = int(header["block_size"])
         extra = {"host": "8192", "transfer.deadline": "60s"}
-        self.engine = Engine(vllm, blocks=header["blocks"], size=self._size, extra=extra)
+        own = {"engine_id": "replayed"}
+        self.engine = Engine(
+            vllm, blocks=header["blocks"], size=self._size, extra=extra, transfer=own
+        )
         self._requests: dict[int, Request] = {}
         self._hashes: list[bytes] = []
         #: Steps that are planned and that the worker has not begun.
