@@ -139,7 +139,7 @@ impl TransferManager {
     /// Makes `event` known as `id` to [`Gate::DeviceEvent`](kvbm_plan::Gate::DeviceEvent). Plans
     /// may name it before or after; one that names an event which is never registered waits until
     /// its budget ends or it is cancelled. A later event of the same number takes its place. The
-    /// last 16,384 events are remembered; an older one counts as never registered.
+    /// last 14,000 events are remembered; an older one counts as never registered.
     pub fn register_event(&self, id: u64, event: &Event) {
         self.hub.register_event(id, event);
     }

@@ -6,9 +6,12 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 /// A point in the model's work: (iteration, layers finished in it). `u64::MAX` layers mean all.
 pub(crate) type Progress = (u64, u64);
 
-/// Registered events that are remembered: sixteen seconds at 1,000 steps of the model a second. The
-/// oldest is forgotten beyond that, complete or not. The plans that wait for it fail.
-pub(crate) const MAX_EVENTS: usize = 16_384;
+/// Registered events that are remembered: fourteen seconds at 1,000 steps of the model a second.
+/// The oldest is forgotten beyond that, complete or not. The plans that wait for it fail.
+///
+/// A table of 32,768 places takes 28,672. Where it is full of removed entries, it is cleaned if at
+/// most half of them are in use, and doubled otherwise.
+pub(crate) const MAX_EVENTS: usize = 14_000;
 
 /// Where a device event stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -195,6 +198,13 @@ mod tests {
         assert_eq!(lost, [PlanId(9)]);
         assert_eq!(gates.events.len(), MAX_EVENTS);
         assert_eq!(gates.event(0), EventState::Unregistered);
+        let mut most = 0;
+        for id in 0..8 * MAX_EVENTS as u64 {
+            gates.register_event(MAX_EVENTS as u64 + id);
+            most = most.max(gates.events.capacity());
+        }
+        assert_eq!(gates.events.len(), MAX_EVENTS);
+        assert!(most <= 28_672, "room for {most} events");
     }
 
     #[test]
