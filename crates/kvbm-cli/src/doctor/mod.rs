@@ -1,6 +1,7 @@
 //! `kvbm doctor`: what this machine offers, what is missing, and the command that fixes it. Missing
 //! parts are no failure: everything optional has a substitute.
 
+mod compression;
 mod cuda;
 mod encryption;
 mod engine;
@@ -102,13 +103,15 @@ pub fn examine(args: &DoctorArgs) -> Report {
 const CONFIGURATION: &str = "configuration";
 
 /// The configuration that is looked at, and how it was found where a file names one, with what it
-/// protects. Its volumes are joined by those that are named.
+/// protects and compresses. Its volumes are joined by those that are named.
 fn configured(args: &DoctorArgs) -> (Vec<Finding>, Config) {
     let (findings, mut config) = match args.config.as_deref().map(|path| (path, Config::load(Some(path)))) {
         None => (Vec::new(), Config::default()),
         Some((path, Ok(config))) => {
             let found = Finding::ok(CONFIGURATION, path.display().to_string());
-            (vec![found, signatures::examine(&config), encryption::examine(&config)], config)
+            let protection = [signatures::examine(&config), encryption::examine(&config)];
+            let findings = [found].into_iter().chain(protection).chain([compression::examine(&config)]);
+            (findings.collect(), config)
         }
         Some((_, Err(error))) => {
             let fix = "mend what is named; docs/config.md has every setting";

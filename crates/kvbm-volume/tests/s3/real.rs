@@ -70,6 +70,40 @@ fn encrypted_objects_are_read_by_another_node_until_they_are_forgotten() {
     }
 }
 
+/// What one node compresses is shorter in the store, and every node reads it, whatever its setting.
+/// A damaged object is a miss.
+#[cfg(feature = "compress")]
+#[test]
+fn compressed_objects_are_shorter_and_read_by_nodes_of_every_setting() {
+    use kvbm_volume::{CompressedVolume, VolumeCompression};
+    let payload: Vec<u8> =
+        (0..60_000_u32).map(|at| if at % 2 == 0 { (at / 256) as u8 } else { 0x38 }).collect();
+    for server in Server::each() {
+        let node = |setting| {
+            let store = open(server.uri("compressed"), Duration::from_secs(20));
+            CompressedVolume::new(Arc::new(store), setting)
+        };
+        let settings = [VolumeCompression::Off, VolumeCompression::Zstd, VolumeCompression::Lz4];
+        for (number, setting) in (0_u8..).zip(settings) {
+            node(setting).put_one(&key(number), &payload, within(60)).unwrap();
+            for reader in settings {
+                let found = node(reader).get_one(&key(number), payload.len(), within(60)).unwrap();
+                assert!(found == payload, "{setting:?} read with {reader:?}");
+            }
+            let name = format!("compressed/{}", key(number).object_path());
+            let mut length = 0;
+            server.tamper(&name, &mut |object| {
+                length = object.len();
+                let last = object.len() - 100;
+                object[last] ^= 1;
+            });
+            assert_eq!(length < payload.len(), setting != VolumeCompression::Off, "{setting:?}");
+            let damaged = node(setting).get_one(&key(number), payload.len(), within(60)).unwrap_err();
+            assert!(damaged.is_miss(), "{setting:?}: {damaged}");
+        }
+    }
+}
+
 #[test]
 fn large_objects_go_up_in_parts_and_are_remembered() {
     let payload: Vec<u8> = (0..13 << 20).map(|at: u32| (at % 251) as u8).collect();
