@@ -59,7 +59,7 @@ pub(crate) struct Connection {
     /// When the other end was heard last, in milliseconds since `started`.
     heard: AtomicU64,
     closed: AtomicBool,
-    /// Of a worker that is about to end.
+    /// Of the worker at this end, or at the other one.
     farewell: Farewell,
 }
 
@@ -125,15 +125,21 @@ impl Connection {
     /// Tells the leader that this worker is about to end, behind all messages, and waits until it
     /// has saved what it wants, or `until`. Whether the leader said so, or is gone.
     pub(crate) fn leave(&self, patience: Duration, until: Instant) -> bool {
-        if self.send(Lane::Bulk, leaving(patience)).is_err() {
+        if self.farewell.begin() && self.send(Lane::Bulk, leaving(patience)).is_err() {
             return self.closed.load(Ordering::Acquire);
         }
         self.farewell.wait_until(until)
     }
 
-    /// Tells a worker that is about to end that it may.
-    pub(crate) fn dismiss(&self) -> Result<(), PushError> {
-        self.send(Lane::Bulk, frame(FrameKind::Dismissed, &[]))
+    /// Tells the worker at the other end that it may end. Whether it has said that it is about to,
+    /// and was not told before.
+    pub(crate) fn dismiss(&self) -> bool {
+        let is_leaving = self.farewell.dismissed();
+        if is_leaving {
+            // One that does not get it ends when its patience does.
+            let _ = self.send(Lane::Bulk, frame(FrameKind::Dismissed, &[]));
+        }
+        is_leaving
     }
 
     /// Sends a frame, at once where nothing waits: that saves a thread's wake-up. Never waits.
@@ -206,9 +212,12 @@ impl Connection {
                 Ok((FrameKind::Body, body)) => on_body(body),
                 Ok((FrameKind::Heartbeat, _)) => {}
                 Ok((FrameKind::Refusal, body)) => break io::Error::other(read_failure(&body)),
-                Ok((FrameKind::Dismissed, _)) if on_leave.is_none() => self.farewell.over(),
+                Ok((FrameKind::Dismissed, _)) if on_leave.is_none() && self.farewell.dismissed() => {}
                 Ok((kind, body)) => {
-                    if let (FrameKind::Leaving, Some(on_leave)) = (kind, on_leave) {
+                    // A worker says once that it is about to end.
+                    if let (FrameKind::Leaving, Some(on_leave)) = (kind, on_leave)
+                        && self.farewell.begin()
+                    {
                         match patience_of(&body) {
                             Ok(patience) => on_leave(patience),
                             Err(error) => break error,

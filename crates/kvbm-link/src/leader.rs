@@ -180,15 +180,17 @@ impl LeaderLine {
         })
     }
 
-    /// Tells a worker that is about to end ([`WorkerNotice::Leaves`]) that it may. One that is gone
-    /// needs no word.
+    /// Tells the worker that is connected that it may end. One that has not said that it is about
+    /// to ([`WorkerNotice::Leaves`]) serves on: it is the successor of one that has.
     pub fn dismiss(&self) {
         let mut state = self.shared.state.lock();
+        let Some(line) = state.connection.clone() else { return };
+        // Before the worker knows: its end may come at once.
+        let before = state.absence;
         state.absence = Absence::Dismissed;
-        if let Some(line) = state.connection.clone() {
-            drop(state);
-            // One that does not hear of it ends when its patience does.
-            let _ = line.dismiss();
+        drop(state);
+        if !line.dismiss() {
+            self.shared.state.lock().absence = before;
         }
     }
 

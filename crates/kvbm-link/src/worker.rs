@@ -137,7 +137,8 @@ impl WorkerListener {
 
     /// Tells the leader that is served that this worker is about to end, and waits until the leader
     /// has saved what only this worker holds, for `patience` at most. Serves on meanwhile: call it
-    /// before [`stopper`](Self::stopper). Whether the leader has said so, or there is none.
+    /// before [`stopper`](Self::stopper). Whether the leader has let it go, or there is none: the
+    /// leader's log says what could not be saved. A repeated call waits for the same answer.
     pub fn leave(&self, patience: Duration) -> bool {
         let line = self.line.lock().upgrade();
         line.is_none_or(|line| line.leave(patience, kvbm_plan::deadline_after(Instant::now(), patience)))

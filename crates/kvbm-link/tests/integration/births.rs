@@ -134,19 +134,21 @@ fn a_worker_that_is_about_to_end_waits_until_it_is_dismissed() {
     let leader = Leader::start(&path, leader_terms(1));
     leader.send(b"before");
     leader.expect_echoes(&[b"before"]);
+    // It has not asked, so this says nothing to it, nor later.
+    leader.line.dismiss();
     let short = Duration::from_millis(50);
     assert!(!worker.listener.leave(short), "the leader said nothing");
-    assert_eq!(*leader.leaves.lock().unwrap(), [short]);
+    soon(|| (*leader.leaves.lock().unwrap() == [short]).then_some(())).unwrap();
     // It serves on meanwhile.
     std::thread::scope(|scope| {
         let leaving = scope.spawn(|| worker.listener.leave(PATIENCE));
-        soon(|| (leader.leaves.lock().unwrap().len() == 2).then_some(())).unwrap();
         leader.send(b"save this");
         leader.expect_echoes(&[b"before", b"save this"]);
         assert!(!leaving.is_finished());
         leader.line.dismiss();
         assert!(leaving.join().unwrap());
     });
+    assert_eq!(leader.leaves.lock().unwrap().len(), 1, "it says so once");
     // A leader that goes is not waited for.
     let second = Worker::start(folder.path().join("rank-1.sock"));
     let leader = Leader::start(folder.path().join("rank-1.sock"), leader_terms(1));

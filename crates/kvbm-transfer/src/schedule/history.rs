@@ -8,9 +8,10 @@
 use kvbm_plan::{BlockOutcome, Epoch, Failure, Path, PlanId, Rank, TransferReport};
 use std::collections::{HashMap, VecDeque};
 
-/// Plan ids that are remembered: eight seconds at 1,000 plans a second, and eight times the plans
-/// that a path queues by default. A plan that waits or runs is known beside these.
-pub(crate) const MAX_PLANS: usize = 8192;
+/// Plan ids that are remembered: seven seconds at 1,000 plans a second, and nearly seven times the
+/// plans that a path queues by default. A plan that waits or runs is known beside these. They are
+/// less than half of what a table of 16,384 places takes: such a table is cleaned, not doubled.
+pub(crate) const MAX_PLANS: usize = 7000;
 /// Block outcomes in the reports that are kept.
 pub(crate) const MAX_BLOCKS: usize = 65_536;
 
@@ -197,12 +198,20 @@ mod tests {
             history.insert(&report(plan, 1));
         }
         assert_eq!((history.plans.len(), history.places.len()), (MAX_PLANS, MAX_PLANS));
-        assert!(history.plans.capacity() <= MAX_PLANS && history.checksums.capacity() <= MAX_BLOCKS);
+        assert!(history.plans.capacity() <= 8192 && history.checksums.capacity() <= MAX_BLOCKS);
         assert_eq!(history.get(PlanId(19)), Known::TooOld);
         assert_eq!(history.get(PlanId(20)), Known::Finished { ok: true });
-        let last = 19 + MAX_PLANS as u64;
+        let mut most = 0;
+        for plan in 20 + MAX_PLANS as u64..20 + 16 * MAX_PLANS as u64 {
+            history.insert(&report(plan, 1));
+            most = most.max(history.places.capacity());
+        }
+        assert!(most <= 14_336, "room for {most} plans");
+        let last = 19 + 16 * MAX_PLANS as u64;
         assert_eq!(kept(&history, last), Some(report(last, 1)));
-        assert_eq!(kept(&history, 20), Some(report(20, 1)));
+        let first = last + 1 - MAX_PLANS as u64;
+        assert_eq!(kept(&history, first), Some(report(first, 1)));
+        assert_eq!(history.get(PlanId(first - 1)), Known::TooOld);
     }
 
     #[test]

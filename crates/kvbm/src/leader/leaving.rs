@@ -50,6 +50,7 @@ impl Leaving {
         }
         let ranks: Vec<Rank> = state.waiting.drain(..).map(|(rank, _)| rank).collect();
         state.is_saving = false;
+        state.dismissed.retain(|rank| !ranks.contains(rank));
         state.dismissed.extend(&ranks);
         Some(ranks)
     }

@@ -23,6 +23,11 @@ class CallbackRecording(Recording):
         self._written_chains: dict[int, tuple[Any, int]] = {}
         self._has_header = False
 
+    def _shut(self) -> None:
+        # Nothing is written behind this: no sequence has to be kept.
+        self._written_chains.clear()
+        super()._shut()
+
     def begin_callbacks(self, header: dict[str, Any]) -> None:
         """Writes the first line, once."""
         if not self._has_header:

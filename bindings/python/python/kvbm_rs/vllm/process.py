@@ -416,25 +416,38 @@ class EngineProcess:
             _PROCESSES.pop(self._key, None)
             manager, self._manager = self._manager, None
             worker, self._worker = self._worker, None
-        if isinstance(worker, Worker):
-            patience = max(_LEAST_PATIENCE, compat.worker_shutdown_seconds() - _TIME_TO_END)
-            if not worker.close(timeout=patience):
-                logger.warning(
-                    "kvbm: blocks may be lost: they were not saved within the %.1f s that vLLM gives its workers; raise "
-                    "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS",
-                    patience,
-                )
-        elif worker is not None:
-            worker.close()
-        if manager is not None:
-            if self.shadow is not None and self.shadow.requests:
-                logger.info("kvbm: %s", self.shadow.line())
-            not_saved = manager.close(timeout=5.0)
-            if not_saved is not None:
-                logger.warning("kvbm: %s", not_saved)
-        self.layout, self._tensors = None, {}
-        if self.callbacks is not None:
-            self.callbacks.close()
+        try:
+            self._end_worker(worker)
+        finally:
+            try:
+                self._end_manager(manager)
+            finally:
+                self.layout, self._tensors = None, {}
+                if self.callbacks is not None:
+                    self.callbacks.close()
+
+    @staticmethod
+    def _end_worker(worker: Worker | NodeMover | None) -> None:
+        if not isinstance(worker, Worker):
+            if worker is not None:
+                worker.close()
+            return
+        patience = max(_LEAST_PATIENCE, compat.worker_shutdown_seconds() - _TIME_TO_END)
+        if not worker.close(timeout=patience):
+            logger.warning(
+                "kvbm: blocks may be lost: they were not saved within the %.1f s that vLLM gives its workers; raise "
+                "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS",
+                patience,
+            )
+
+    def _end_manager(self, manager: KvBlockManager | NodeEngine | None) -> None:
+        if manager is None:
+            return
+        if self.shadow is not None and self.shadow.requests:
+            logger.info("kvbm: %s", self.shadow.line())
+        not_saved = manager.close(timeout=5.0)
+        if not_saved is not None:
+            logger.warning("kvbm: %s", not_saved)
 
     def count_shadow(self, request: TrackedRequest, first: int, by_tier: list[int]) -> None:
         """Counts what a request would have found, once for each request."""
