@@ -3,7 +3,8 @@
 use super::{ForgottenKey, Leader};
 use crate::metrics::EvictReason;
 use crate::slots::Commit;
-use kvbm_plan::{BlockIdentity, Failure, NamespaceId, Path, Rank, Tier, VolumeId};
+use kvbm_plan::{BlockIdentity, Failure, GroupId, NamespaceId, Path, Rank, SequenceHash, Tier, VolumeId};
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
@@ -185,14 +186,19 @@ impl Leader {
         let Some(last) = self.lasting() else { return self.offload.wait_idle(deadline) };
         // G2 first and after every batch from above: what comes down must not push out what is not
         // saved yet.
-        let save_host = || self.save(Path::new(Tier::G2, last), last, deadline, &|| ());
+        let sent = RefCell::default();
+        let save_host = || self.save(Path::new(Tier::G2, last), last, deadline, &sent, &|| ());
         save_host();
-        self.save(Path::G1_G2, last, deadline, &save_host);
-        // What the engine's memory was being copied to G2 for has arrived there now.
-        self.offload.wait_idle(deadline) && {
-            save_host();
-            self.offload.wait_idle(deadline)
+        self.save(Path::G1_G2, last, deadline, &RefCell::default(), &save_host);
+        let is_idle = self.offload.wait_idle(deadline);
+        // Copies of an engine's blocks that were under way have arrived in G2 now. What failed on
+        // its way to the disk is not sent again.
+        let is_new = |identity: &BlockIdentity| !sent.borrow().contains(&(identity.group, identity.hash));
+        if !is_idle || !self.unsaved(Tier::G2, last).iter().any(is_new) {
+            return is_idle;
         }
+        save_host();
+        self.offload.wait_idle(deadline)
     }
 
     /// The tier that blocks are saved on: the disk, else volumes.
@@ -204,8 +210,16 @@ impl Leader {
     }
 
     /// Sends every block of the source of `path` that is not saved on `last` one step down, in use
-    /// or not, chain by chain and each once. `after_each` runs after every batch.
-    fn save(&self, path: Path, last: Tier, deadline: Instant, after_each: &dyn Fn()) {
+    /// or not, chain by chain and each once. They are added to `sent`. `after_each` runs after
+    /// every batch.
+    fn save(
+        &self,
+        path: Path,
+        last: Tier,
+        deadline: Instant,
+        sent: &RefCell<HashSet<(GroupId, SequenceHash)>>,
+        after_each: &dyn Fn(),
+    ) {
         let Some(edge) = self.offload.edge(path) else { return };
         let src = path.src;
         let room = match path.dst {
@@ -218,6 +232,7 @@ impl Leader {
                 return;
             }
             let mut batch = self.offload.nothing(src);
+            sent.borrow_mut().extend(part.iter().map(|identity| (identity.group, identity.hash)));
             for identity in part {
                 if let Some(block) = self.offload.pin(src, identity.group, identity.hash) {
                     // Of the same registry, tier and kind of pin, so it is never refused.
