@@ -166,8 +166,8 @@ def test_a_worker_takes_events_of_its_stream(engine: CudaEngine, tmp_path: Path)
 def test_the_connector_for_vllm_orders_copies_by_events(
     engine: CudaEngine, vllm: Any, monkeypatch: pytest.MonkeyPatch, executor: str
 ) -> None:
-    def on_device() -> Any:
-        shape = (standing_in.BLOCKS, 2, standing_in.SIZE, 64)
+    def on_device(blocks: int, size: int) -> Any:
+        shape = (blocks, 2, size, 64)
         count = int(np.prod(shape))
         memory = (ctypes.c_float * count).from_address(engine.allocate(4 * count))
         return np.ctypeslib.as_array(memory).reshape(shape).view(standing_in.Tensor)
