@@ -126,8 +126,8 @@ impl Worker {
 
     /// Stops when no copy touches the engine's tensors any more. With a `timeout`, the manager is
     /// told before, and saves what only this worker holds: that is waited for, so many seconds at
-    /// most. Whether the manager let it go, or there is none; the
-    /// manager's log says what it could not save. A second call does nothing.
+    /// most. Whether the manager let it go, or there is none; the manager's log says what it
+    /// could not save. A second call does nothing.
     #[pyo3(signature = (timeout = 0.0))]
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let timeout = seconds(timeout)?;
