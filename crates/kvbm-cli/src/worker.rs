@@ -16,7 +16,9 @@ use crate::{interrupt, log_lines};
 
 /// How often the worker looks whether it was asked to stop.
 const TICK: Duration = Duration::from_millis(50);
-/// Time for transfers under way, once the worker was asked to stop.
+/// Time for the leader to save what only this worker holds, once the worker was asked to stop.
+const SAVE_TIME: Duration = Duration::from_secs(30);
+/// Time after that for transfers under way.
 const STOP_TIME: Duration = Duration::from_secs(30);
 
 /// Options of `kvbm worker`.
@@ -107,6 +109,14 @@ pub fn run(args: &WorkerArgs) -> Result<()> {
         scope.spawn(|| {
             while !interrupt::asked() && !ended.load(Ordering::Acquire) {
                 std::thread::sleep(TICK);
+            }
+            // A leader that goes on loses nothing. One that has ended waits for nothing.
+            if !ended.load(Ordering::Acquire) && !server.leave(SAVE_TIME) {
+                note(&format!(
+                    "kvbm worker: the leader did not say within {} s that it has saved the blocks of this rank: those \
+                     that are not on disk or on a volume are lost",
+                    SAVE_TIME.as_secs()
+                ));
             }
             stop();
             let until = Instant::now() + STOP_TIME;

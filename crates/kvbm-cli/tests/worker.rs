@@ -115,6 +115,38 @@ fn workers_serve_one_leader_after_another_and_end_when_they_are_asked() {
     assert!(!folder.path().join("run/0.sock").exists(), "the socket goes with its worker");
 }
 
+/// Mutation that makes it fail: the program does not call `leave`.
+#[test]
+fn workers_that_are_asked_to_end_before_their_leader_lose_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = configuration(folder.path());
+    let text = std::fs::read_to_string(&file).unwrap();
+    // Blocks go to disk only when there is a reason.
+    std::fs::write(&file, text.replace("write_through = true", "write_through = false\nahead_share = 0.0"))
+        .unwrap();
+    let config = Config::load(Some(&file)).unwrap();
+    let build = || KvBlockManager::<Owned>::builder().config(config.clone()).build().unwrap();
+    let start = || ["0", "1"].map(|rank| WorkerProcess::start(&file, rank));
+    let prompt: Vec<u32> = (0..16 * 4).collect();
+
+    let mut workers = start();
+    let manager = build();
+    let sequence = manager.sequence(&prompt, b"").unwrap();
+    let fresh = manager.allocate(4).unwrap();
+    drop(manager.register(manager.commit(fresh, &sequence, 0).unwrap().0).unwrap());
+    assert!(manager.wait_offloads(Instant::now() + Duration::from_secs(60)));
+    assert_eq!(manager.status().tiers[Tier::G3.index()].inactive, 0, "nothing is on disk yet");
+    for worker in &mut workers {
+        assert_eq!(worker.terminate(), Some(0));
+    }
+    let report = manager.shutdown(Duration::from_secs(60));
+    assert_eq!((report.durable_blocks, report.is_complete()), (Some(4), true), "{report:?}");
+    drop(manager);
+
+    let _workers = start();
+    assert_eq!(build().look_up(&sequence).len(), 4, "found on the disks of both ranks");
+}
+
 #[test]
 fn what_is_wrong_is_named() {
     let folder = tempfile::tempdir().unwrap();

@@ -201,7 +201,7 @@ impl Worker {
     }
 
     /// Plans with a tag ([`EngineOnboarding::tag`](crate::EngineOnboarding::tag)) that have
-    /// finished on this rank since the last call, oldest first: one entry for each plan, 65,536 at
+    /// finished on this rank since the last call, oldest first: one entry for each plan, 4,096 at
     /// most.
     pub fn drain_finished(&self) -> Vec<FinishedPlan> {
         self.manager.as_ref().map_or_else(Vec::new, |manager| manager.drain_finished())
