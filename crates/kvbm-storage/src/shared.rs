@@ -5,7 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvbm_device::{Device, DeviceError, HostRegion, PinnedHost};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{
+    MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+};
 
 use crate::mapping::{self, BASE_PAGE, HUGE_PAGE};
 use crate::system::check_request;
@@ -181,6 +183,8 @@ impl Storage for SharedStorage {
 fn sealed(len: u64, flags: MemfdFlags) -> io::Result<(OwnedFd, HostRegion)> {
     let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create("kvbm-host", flags)?;
+    // It is born with mode 0777, and `/proc/PID/fd` leads to it whoever may open it there.
+    fchmod(&file, Mode::RUSR | Mode::WUSR)?;
     ftruncate(&file, len)?;
     fcntl_add_seals(&file, SEALS | SealFlags::SEAL)?;
     let region = mapping::map_shared(&file, len)?;
@@ -198,6 +202,7 @@ mod tests {
         let ours = SharedStorage::create(70_000, HugePages::Try, None).expect("memory");
         let theirs = SharedStorage::map(dup(ours.file()).expect("a descriptor"), 70_000).expect("memory");
         assert_ne!(ours.address(), theirs.address());
+        assert_eq!(fstat(ours.file()).expect("a file").st_mode & 0o777, 0o600);
         // SAFETY: the memory is this test's alone.
         unsafe { ours.write_at(69_990, b"0123456789") }.expect("in range");
         let mut found = [0; 10];
