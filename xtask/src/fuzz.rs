@@ -39,6 +39,7 @@ const TARGETS: &[Target] = &[
     Target { name: "keys", most: 1024, seeds: &[], grows: true },
     Target { name: "link", most: 4096, seeds: &[], grows: false },
     Target { name: "object", most: 8192, seeds: &["crates/kvbm-volume/tests/corpus"], grows: true },
+    Target { name: "peer", most: 4096, seeds: &[], grows: false },
     Target { name: "plan", most: 4096, seeds: &[], grows: false },
     Target { name: "snapshot", most: 4096, seeds: &[], grows: true },
     Target { name: "stripes", most: 128, seeds: &[], grows: true },

@@ -1,8 +1,11 @@
-//! What must hold whatever a peer sends for its block set, or announces: the bodies of the fuzz
-//! targets `block_set` and `announcement` (`cargo xtask fuzz`). They panic where it does not hold.
+//! What must hold whatever a peer sends for its block set, announces or notifies: the bodies of the
+//! fuzz targets `block_set`, `announcement` and `peer` (`cargo xtask fuzz`). They panic where it
+//! does not hold.
 
 use crate::announcement::{self, MAX_BLOCK_SETS};
 use crate::codec::{MAGIC, decode, encode};
+use crate::in_process::wire as in_process;
+use crate::node::messages;
 use crate::{BlockSet, ImportError, NodeAnnouncement, SerializedBlockSet, UnixMillis};
 use crc_fast::{CrcAlgorithm, checksum};
 use kvbm_keys::DeploymentKey;
@@ -163,6 +166,26 @@ fn announced(input: &[u8], key: &DeploymentKey) -> (Vec<u8>, bool) {
     if is_signed { (announcement::signed(bytes, key), true) } else { (sealed(bytes), false) }
 }
 
+/// A notification that is accepted, and an in-process agent's metadata, are the same after they are
+/// written and read again. The first byte of the input says which of both it is.
+pub fn peer(input: &[u8]) {
+    match input.split_first() {
+        Some((0, metadata)) => match in_process::decode(metadata) {
+            Ok((name, ranges)) => {
+                let again = in_process::decode(&in_process::encode(&name, &ranges));
+                assert!(matches!(again, Ok(found) if found == (name, ranges)));
+            }
+            Err(error) => assert!(!error.to_string().is_empty()),
+        },
+        Some((_, notification)) => {
+            if let Some(message) = messages::decode(notification) {
+                assert_eq!(messages::decode(&messages::encode(&message)).as_ref(), Some(&message));
+            }
+        }
+        None => {}
+    }
+}
+
 /// Bytes behind their length of one byte, and the rest.
 fn short(bytes: &[u8]) -> (&[u8], &[u8]) {
     let (length, behind) = bytes.split_first().unwrap_or((&0, &[]));
@@ -191,6 +214,32 @@ mod tests {
     #[test]
     fn the_corpus_of_announcements_holds() {
         assert!(corpus::run("announcement", &[], announcement) > 0);
+    }
+
+    #[test]
+    fn the_corpus_of_peers_holds() {
+        assert!(corpus::run("peer", &[], peer) > 0);
+    }
+
+    /// Otherwise the lists of a message are never looked at.
+    #[test]
+    fn the_corpus_has_each_message_and_a_range_of_each_kind() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/peer");
+        let (mut messages_found, mut ranges_found) = (std::collections::HashSet::new(), 0);
+        for file in folder.read_dir().expect("committed") {
+            let input = std::fs::read(file.expect("a file").path()).expect("a file");
+            match input.split_first() {
+                Some((0, metadata)) => {
+                    let found = in_process::decode(metadata).map_or(0, |(_, ranges)| ranges.len());
+                    ranges_found = ranges_found.max(found);
+                }
+                Some((_, bytes)) => {
+                    messages_found.extend(messages::decode(bytes).map(|it| std::mem::discriminant(&it)));
+                }
+                None => {}
+            }
+        }
+        assert_eq!((messages_found.len(), ranges_found), (15, 3));
     }
 
     /// Otherwise nothing behind the signature is reached.

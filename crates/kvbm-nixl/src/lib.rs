@@ -45,7 +45,7 @@
 //! # Modules
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `fuzz` | bodies of the fuzz targets | `announcement`, `exchange`, `codec`, `error`, `block_set`, `lease` |
+//! | `fuzz` | bodies of the fuzz targets | `node`, `in_process`, `announcement`, `exchange`, `codec`, `error`, `block_set`, `lease` |
 //! | `watch` | what a node makes of the announcements that it finds | `node`, `registry`, `announcement` |
 //! | `node` | a node among peers: leases, verified reads | `registry`, `announcement`, `shapes`, `digest`, `agent`, `error`, `block_set`, `lease` |
 //! | `digest` | digests of parts of blocks | `shapes` |

@@ -2,6 +2,7 @@
 
 mod assertions;
 mod deadlines;
+mod decoders;
 mod docs;
 mod impls;
 mod invariants;
@@ -58,6 +59,7 @@ pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<()> {
 fn findings(workspace: &Workspace) -> anyhow::Result<Vec<Finding>> {
     let sources = source::load(&workspace.root, &["crates", "xtask", "ci", ".ci", ".cargo"])?;
     let code: Vec<Source> = sources.iter().filter(|source| source.is_rust()).cloned().collect();
+    let targets = source::load(&workspace.root, &["fuzz/targets"])?;
     let text = std::fs::read_to_string(workspace.root.join(map::FILE)).context("cannot read the map")?;
     let map = Map::parse(&text);
 
@@ -68,6 +70,7 @@ fn findings(workspace: &Workspace) -> anyhow::Result<Vec<Finding>> {
     findings.extend(names::check(&code));
     findings.extend(module_map::check(&code));
     findings.extend(impls::check(&code));
+    findings.extend(decoders::check(&code, &targets));
     findings.extend(prose::kept_names(&Source::new(map::FILE, text), &code));
     for source in &code {
         findings.extend(words::check(source));

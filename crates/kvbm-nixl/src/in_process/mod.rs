@@ -7,7 +7,7 @@
 mod fault;
 mod mailbox;
 mod memory;
-mod wire;
+pub(crate) mod wire;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

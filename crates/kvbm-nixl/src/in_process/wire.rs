@@ -20,7 +20,7 @@ const RANGE_BYTES: usize = 25;
 
 /// A registered range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Range {
+pub(crate) struct Range {
     kind: SegmentKind,
     device: u64,
     address: u64,
@@ -41,7 +41,7 @@ impl Range {
     }
 }
 
-pub(super) fn encode(name: &str, ranges: &BTreeSet<Range>) -> Vec<u8> {
+pub(crate) fn encode(name: &str, ranges: &BTreeSet<Range>) -> Vec<u8> {
     // `NixlOptions::validate` has bounded the name.
     let mut bytes = [&MAGIC[..], &[name.len() as u8], name.as_bytes()].concat();
     bytes.extend((ranges.len() as u32).to_le_bytes());
@@ -58,7 +58,7 @@ pub(super) fn encode(name: &str, ranges: &BTreeSet<Range>) -> Vec<u8> {
     bytes
 }
 
-pub(super) fn decode(bytes: &[u8]) -> Result<(String, BTreeSet<Range>), AgentError> {
+pub(crate) fn decode(bytes: &[u8]) -> Result<(String, BTreeSet<Range>), AgentError> {
     let bad = |reason: &str| AgentError::Metadata { bytes: bytes.len(), reason: reason.to_owned() };
     let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| bad("it does not start with kvbmagnt"))?;
     let (length, rest) = rest.split_first().ok_or_else(|| bad("it has no name"))?;

@@ -15,7 +15,7 @@ mod error;
 mod export;
 mod find;
 mod grants;
-mod messages;
+pub(crate) mod messages;
 mod publication;
 mod pump;
 mod receive_writes;
