@@ -4,15 +4,16 @@
 //! gives it a clock and planted bugs that no other build has.
 
 use crate::steps::Outcome;
-use crate::workspace::{Workspace, cargo, succeed};
+use crate::workspace::{Workspace, cargo, output_of, succeed};
 use anyhow::{Context, bail};
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Seeds of the step of `cargo xtask test`, and how long they are begun. The same ones each time: a
-/// finding of new seeds belongs to a longer run, not to a change that did not cause it.
-const STEP_SEEDS: &str = "2000";
-const STEP_SECONDS: &str = "120";
+/// Seeds of the step of `cargo xtask test` that are the same each time, and every planted bug.
+const FIXED: [&str; 3] = ["--seeds", "500", "--mutants"];
+/// How long seeds are begun that no run has had: they follow from the commit, so that a failure
+/// comes again.
+const NEW_SECONDS: &str = "120";
 
 /// The same for nodes that read from each other: a few of them, and their planted bugs.
 const NODES: [&str; 7] = ["--nodes", "40", "--seeds", "4", "--steps", "60", "--mutants"];
@@ -71,7 +72,10 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
     let run = || {
         let program = build(workspace)?;
-        for arguments in [&["--seeds", STEP_SEEDS, "--seconds", STEP_SECONDS, "--mutants"][..], &NODES] {
+        let first = new_seed(workspace).to_string();
+        println!("new seeds from {first} on");
+        let new = ["--first-seed", &first, "--seeds", "1000000", "--seconds", NEW_SECONDS];
+        for arguments in [&FIXED[..], &new, &NODES] {
             let output = Command::new(&program).args(arguments).output();
             let output = output.with_context(|| format!("cannot start {}", program.display()))?;
             if !output.status.success() {
@@ -82,6 +86,13 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
         Ok(())
     };
     run().into()
+}
+
+/// The first of the new seeds: what the commit is called, as a number. 1 where there is no commit.
+fn new_seed(workspace: &Workspace) -> u64 {
+    let mut git = Command::new("git");
+    let commit = output_of(git.args(["rev-parse", "HEAD"]).current_dir(&workspace.root)).unwrap_or_default();
+    commit.get(..12).and_then(|name| u64::from_str_radix(name, 16).ok()).unwrap_or(1)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! What engines of both kinds share: requests, an operator, accidents.
 
 use crate::plan::Setup;
+use crate::prompts::{self, PAGE, Prompt};
 use crate::random::Random;
 use crate::world::{Threads, World};
 use kvbm::config::{Blocks, Config, ModelConfig};
@@ -11,9 +12,6 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-
-/// Tokens of a block.
-pub(crate) const PAGE: u32 = 16;
 
 impl<G> Threads for KvBlockManager<G> {
     fn deadlines(&self) {
@@ -95,6 +93,8 @@ pub(crate) struct Bench<G> {
     /// The step in which each namespace was forgotten last.
     pub(crate) forgotten: BTreeMap<NamespaceId, u64>,
     pub(crate) chains: Vec<TokenSequence>,
+    /// Requests of the trace so far.
+    requests: usize,
     pub(crate) follower: Follower,
     /// Blocks that a flush has made durable and that have not left G3 since.
     pub(crate) durable: BTreeMap<BlockId, BlockIdentity>,
@@ -163,18 +163,17 @@ impl<G: 'static> Bench<G> {
         living.set(Some(Rc::clone(&manager) as Rc<dyn Threads>));
         let other = namespace("2").page_size(PAGE).dtype("bf16");
         let namespaces = [manager.namespace().clone(), other];
-        let chains = (0..setup.chains as u32)
-            .map(|chain| {
-                // Some of them begin alike.
-                let family = if random.below(2) == 0 { chain - chain % 3 } else { chain };
-                let shared = PAGE * (1 + random.below(3) as u32);
-                let token = |at: u32| if at < shared { at + 1000 * family } else { at + 1000 * chain };
-                let prompt: Vec<u32> = (0..PAGE * (1 + random.below(6) as u32)).map(token).collect();
-                let of = &namespaces[usize::from(family % 4 == 3)];
-                let sequence = manager.sequence_in(of, &prompt, b"");
-                sequence.unwrap_or_else(|error| panic!("no sequence: {error}"))
-            })
-            .collect();
+        let prompts = if setup.follows_trace {
+            prompts::of_trace(&mut random)
+        } else {
+            prompts::at_random(&mut random, setup.chains as u32)
+        };
+        let sequence = |prompt: Prompt| {
+            let of = &namespaces[usize::from(prompt.is_of_other_namespace)];
+            let sequence = manager.sequence_in(of, &prompt.tokens, b"");
+            sequence.unwrap_or_else(|error| panic!("no sequence: {error}"))
+        };
+        let chains = prompts.into_iter().map(sequence).collect();
         let follower = Follower::new(&manager);
         let (manager, forgotten, durable) = (Some(manager), BTreeMap::new(), BTreeMap::new());
         Self {
@@ -187,6 +186,7 @@ impl<G: 'static> Bench<G> {
             namespaces,
             forgotten,
             chains,
+            requests: 0,
             follower,
             durable,
             flushed: 0,
@@ -198,8 +198,13 @@ impl<G: 'static> Bench<G> {
         self.manager.clone().unwrap_or_else(|| panic!("no manager lives"))
     }
 
-    /// The chain of the next request: few are asked for often, and which ones changes.
+    /// The chain of the next request: that of the trace, over and over; without one few are asked
+    /// for often, and which ones changes.
     pub(crate) fn chain(&mut self) -> TokenSequence {
+        if self.setup.follows_trace {
+            self.requests += 1;
+            return self.chains[self.requests % self.chains.len()].clone();
+        }
         let (count, drift) = (self.chains.len(), self.world.with(|state| state.step) as usize / 200);
         let first = self.random.below(count);
         let at = self.random.below(first + 1);
@@ -361,10 +366,10 @@ impl<G: 'static> Bench<G> {
         self.world.with(|state| {
             state.tame = true;
             (0..state.ranks.len()).for_each(|rank| {
-                let disk = &mut state.ranks[rank].disk;
-                (disk.lies, disk.stuck_until) = (false, None);
+                state.ranks[rank].disk.mend();
                 state.start(rank);
             });
+            state.store.full_until = None;
         });
         let until = clock::now() + Duration::from_secs(20);
         self.pass_until(until, 100_000);

@@ -19,9 +19,10 @@
 //! | `nodes` | many nodes that read from each other | `run`, `random` |
 //! | `run` | one seed from the first step to the last | `named`, `owned`, `bench`, `plan`, `world` |
 //! | `named` | an engine whose G1 is its own memory | `bench`, `plan`, `world` |
-//! | `owned` | an engine whose G1 is a pool of kvbm's | `bench`, `plan`, `world` |
+//! | `owned` | an engine whose G1 is a pool of kvbm's | `bench`, `prompts`, `plan`, `world` |
 //! | `check` | the invariants | `bench` |
-//! | `bench` | what both engines share: requests, an operator, accidents | `plan`, `world`, `random` |
+//! | `bench` | what both engines share: requests, an operator, accidents | `prompts`, `plan`, `world`, `random` |
+//! | `prompts` | the prompts of a run | `random` |
 //! | `plan` | what a seed decides before the first step | `world`, `random` |
 //! | `world` | ranks, disks, links, a store, and what happens next | `random` |
 //! | `random` | numbers that a seed decides | - |
@@ -36,6 +37,7 @@ mod named;
 mod nodes;
 mod owned;
 mod plan;
+mod prompts;
 mod random;
 mod run;
 mod world;

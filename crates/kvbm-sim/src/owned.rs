@@ -1,7 +1,8 @@
 //! An engine whose G1 is a pool of kvbm's.
 
-use crate::bench::{Bench, Engine, Living, PAGE, below, builder};
+use crate::bench::{Bench, Engine, Living, below, builder};
 use crate::plan::Setup;
+use crate::prompts::PAGE;
 use crate::world::World;
 use kvbm::config::Blocks;
 use kvbm::{BlockBatch, Cached, Complete, G1, KvBlockManager, Onboarding, Owned, Parked, Tier};

@@ -15,6 +15,8 @@ pub(crate) struct Setup {
     pub(crate) names_blocks: bool,
     pub(crate) has_volume: bool,
     pub(crate) chains: usize,
+    /// Requests come as in a trace of conversations.
+    pub(crate) follows_trace: bool,
     pub(crate) queue_share: f64,
     pub(crate) watermark: f64,
     pub(crate) idle_iterations: u64,
@@ -42,6 +44,7 @@ impl Setup {
             slow: rate(&[0, 10, 100]),
             refuse: rate(&[0, 40]),
             repeat: rate(&[0, 5]),
+            full: rate(&[0, 50]),
         };
         let has_disk = !random.once_in(6);
         let seconds = Duration::from_secs(2);
@@ -55,6 +58,7 @@ impl Setup {
             names_blocks: random.once_in(3),
             has_volume: random.once_in(2),
             chains: 4 + random.below(8),
+            follows_trace: random.once_in(3),
             queue_share: if random.once_in(3) { 0.3 } else { 1.0 },
             watermark: if random.once_in(3) { 0.7 } else { 1.0 },
             idle_iterations: if random.once_in(3) { 5 } else { 0 },

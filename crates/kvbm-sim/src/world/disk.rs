@@ -35,6 +35,8 @@ pub(crate) struct Disk {
     pub(crate) lies: bool,
     /// Until then it makes nothing durable.
     pub(crate) stuck_until: Option<Instant>,
+    /// Until then there is no room for another record, so that nothing is written.
+    pub(crate) full_until: Option<Instant>,
 }
 
 impl Disk {
@@ -127,7 +129,12 @@ impl Disk {
                 None => self.current.remove(&slot),
             };
         }
-        (self.lies, self.stuck_until) = (false, None);
+        self.mend();
+    }
+
+    /// Nothing is wrong with it from now on.
+    pub(crate) fn mend(&mut self) {
+        (self.lies, self.stuck_until, self.full_until) = (false, None, None);
     }
 
     /// What a worker that opens the disk finds. All of it is durable then.

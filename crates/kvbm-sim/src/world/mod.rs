@@ -37,6 +37,8 @@ pub(crate) struct Faults {
     pub(crate) slow: usize,
     pub(crate) refuse: usize,
     pub(crate) repeat: usize,
+    /// Writes that find no room left on their disk, or in the store.
+    pub(crate) full: usize,
 }
 
 /// What is going to happen.
@@ -87,7 +89,7 @@ pub(crate) trait Threads {
 
 pub(crate) struct State {
     pub(crate) ranks: Vec<RankModel>,
-    store: Store,
+    pub(crate) store: Store,
     random: Random,
     pub(crate) faults: Faults,
     events: BTreeMap<(Instant, u64), Event>,

@@ -4,6 +4,7 @@ use super::Bytes;
 use kvbm_plan::{BlockIdentity, FailureKind, GroupId, NamespaceId, Rank, SequenceHash, StoredBlock};
 use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::time::Instant;
 
 /// Names an object: namespace, group, hash, rank.
 type Key = (NamespaceId, GroupId, SequenceHash, Rank);
@@ -21,6 +22,8 @@ pub(crate) struct Object {
 #[derive(Default)]
 pub(crate) struct Store {
     objects: BTreeMap<Key, Object>,
+    /// Until then it refuses writes for want of room.
+    pub(crate) full_until: Option<Instant>,
 }
 
 fn key(identity: &BlockIdentity, rank: Rank) -> Key {

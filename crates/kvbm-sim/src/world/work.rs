@@ -15,6 +15,9 @@ const LANDING: Duration = Duration::from_secs(4);
 /// How long a disk that fails to sync goes on failing, at most.
 const STUCK: Duration = Duration::from_secs(5);
 
+/// How long a disk or a store is full, at most.
+const FULL: Duration = Duration::from_secs(8);
+
 fn failed(kind: FailureKind) -> BlockOutcome {
     BlockOutcome::Failed(Failure::new(kind, "simulated"))
 }
@@ -105,6 +108,9 @@ impl State {
             Err(kind) => return failed(kind),
         };
         let identity = block.identity;
+        if let Some(kind) = self.refuses(rank, path.dst) {
+            return failed(kind);
+        }
         if path.dst == Tier::G4 && bytes.is_some() && self.fails(self.faults.land) {
             let delay = self.random.duration(LANDING);
             self.schedule(delay, Event::Land { rank: Rank(rank as u16), identity, asked: task.asked });
@@ -120,6 +126,21 @@ impl State {
             self.write(rank, path.dst, block, written, task.asked);
         }
         failed(FailureKind::Io)
+    }
+
+    /// Why a disk or a store that is full, or becomes so, takes no block.
+    fn refuses(&mut self, rank: usize, tier: Tier) -> Option<FailureKind> {
+        let fills = tier >= Tier::G3 && self.fails(self.faults.full);
+        let pause = if fills { Some(self.random.duration(FULL)) } else { None };
+        let (full_until, kind) = match tier {
+            Tier::G1 | Tier::G2 => return None,
+            Tier::G3 => (&mut self.ranks[rank].disk.full_until, FailureKind::Io),
+            Tier::G4 => (&mut self.store.full_until, FailureKind::Full),
+        };
+        if let Some(pause) = pause {
+            *full_until = Some(clock::now() + pause);
+        }
+        full_until.filter(|until| clock::now() < *until).map(|_| kind)
     }
 
     /// A worker verifies what comes from a disk or a store, and nothing else.
