@@ -23,6 +23,11 @@ const SPARE: u64 = 4;
 /// handshakes of each socket.
 const BOUND_THREADS: u64 = 256;
 
+/// Share of the streams asked for that each socket must have had: fewer show less than was asked.
+/// The step of `cargo xtask test` takes what a busy machine sends.
+const LEAST_SHARE: f64 = 0.95;
+const LEAST_SHARE_OF_STEP: f64 = 0.05;
+
 /// How long, and how many strangers.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Options {
@@ -57,7 +62,7 @@ impl Options {
 
 /// Runs it; whether every bound held.
 pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
-    let (report, wrong) = hostile(&Workspace::load()?, options)?;
+    let (report, wrong) = hostile(&Workspace::load()?, options, LEAST_SHARE)?;
     json_report::deliver(options.json.as_deref(), &report)?;
     for line in &wrong {
         println!("{line}");
@@ -67,7 +72,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
 
 /// A few seconds, as a step of `cargo xtask test`.
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
-    match hostile(workspace, &Options { seconds: 5, rate: 300, seed: 1, json: None }) {
+    let options = Options { seconds: 5, rate: 300, seed: 1, json: None };
+    match hostile(workspace, &options, LEAST_SHARE_OF_STEP) {
         Ok((_, wrong)) if wrong.is_empty() => Outcome::Passed { tests: 0 },
         Ok((report, wrong)) => {
             Outcome::Failed { why: format!("{}\n{report:#}", wrong.join("\n")), tests: 0, failed: 0 }
@@ -77,13 +83,17 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
 }
 
 /// What the program found, and a line for each bound that did not hold.
-fn hostile(workspace: &Workspace, options: &Options) -> anyhow::Result<(Value, Vec<String>)> {
+fn hostile(
+    workspace: &Workspace,
+    options: &Options,
+    least_share: f64,
+) -> anyhow::Result<(Value, Vec<String>)> {
     let programs = NodePrograms::build(workspace, "hostile")?;
     println!("strangers for {} s, {} streams a second at each socket", options.seconds, options.rate);
     let Options { seconds, rate, seed, .. } = *options;
     let arguments = [("--seconds", seconds), ("--rate", rate), ("--seed", seed), ("--pause-ms", 20)];
     let (ended_well, report) = programs.run("hostile", &arguments)?;
-    let mut wrong = judge(&report, options);
+    let mut wrong = judge(&report, options, least_share);
     if !ended_well {
         wrong.push("the honest engine: see above".to_owned());
     }
@@ -91,8 +101,10 @@ fn hostile(workspace: &Workspace, options: &Options) -> anyhow::Result<(Value, V
 }
 
 /// A line for each bound that does not hold.
-fn judge(report: &Value, options: &Options) -> Vec<String> {
+fn judge(report: &Value, options: &Options, least_share: f64) -> Vec<String> {
     let mut wrong = Vec::new();
+    let asked = options.seconds.saturating_mul(options.rate);
+    let least = asked as f64 * least_share;
     let rows = |key: &str| report[key].as_array().cloned().unwrap_or_default();
     for socket in rows("sockets") {
         let name = &socket["name"];
@@ -100,8 +112,11 @@ fn judge(report: &Value, options: &Options) -> Vec<String> {
         if waited > LONGEST_WAIT {
             wrong.push(format!("{name}: its honest client waited {waited} s; {LONGEST_WAIT} s are allowed"));
         }
-        if socket["streams"].as_u64() == Some(0) {
-            wrong.push(format!("{name}: no stranger reached it, so nothing was shown"));
+        let streams = socket["streams"].as_u64().unwrap_or(0);
+        if (streams as f64) < least {
+            wrong.push(format!(
+                "{name}: {streams} of {asked} streams reached it, {least:.0} are needed: use a quieter machine"
+            ));
         }
         if socket["alerts"].as_u64() == Some(0) {
             wrong.push(format!("{name}: it refused no certificate, so nothing was shown"));
@@ -150,11 +165,12 @@ mod tests {
     #[test]
     fn each_bound_that_does_not_hold_is_named() {
         let report = |wait: f64, most: u64, after: u64| {
-            let socket = json!({ "name": "metrics", "streams": 9, "longest_wait_s": wait });
+            let socket = json!({ "name": "metrics", "streams": 590_000, "longest_wait_s": wait });
             let process = json!({ "name": "serve", "rss_before_kib": 1000, "rss_most_kib": most,
                 "descriptors_before": 20, "descriptors_after": after,
                 "threads_before": 9, "threads_most": most / 100, "threads_after": 9 });
-            judge(&json!({ "sockets": [socket], "processes": [process] }), &parse("").unwrap())
+            let report = json!({ "sockets": [socket], "processes": [process] });
+            judge(&report, &parse("").unwrap(), LEAST_SHARE)
         };
         assert_eq!(report(1.0, 2000, 20), Vec::<String>::new());
         assert!(report(11.0, 2000, 20)[0].contains("metrics"));
@@ -162,10 +178,12 @@ mod tests {
         assert!(report(1.0, 2000, 40)[0].contains("descriptors"));
         assert!(report(1.0, 2000, 0)[0].contains("descriptors"));
         assert!(report(1.0, 60_000, 20)[0].contains("600 at most"));
-        let socket = json!({ "name": "worker_tls", "streams": 9, "longest_wait_s": 1, "alerts": 0 });
+        let socket = json!({ "name": "worker_tls", "streams": 500_000, "longest_wait_s": 1, "alerts": 0 });
         let process = json!({ "name": "worker_tls", "descriptors_after": 1 });
         let report = json!({ "sockets": [socket], "processes": [process] });
-        assert!(judge(&report, &parse("").unwrap())[0].contains("no certificate"));
-        assert_eq!(judge(&json!({}), &parse("").unwrap()).len(), 1);
+        let wrong = judge(&report, &parse("").unwrap(), LEAST_SHARE);
+        assert!(wrong[0].contains("500000 of 600000 streams") && wrong[1].contains("no certificate"));
+        assert_eq!(judge(&report, &parse("").unwrap(), LEAST_SHARE_OF_STEP).len(), 1);
+        assert_eq!(judge(&json!({}), &parse("").unwrap(), LEAST_SHARE).len(), 1);
     }
 }
