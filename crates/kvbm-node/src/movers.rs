@@ -180,8 +180,12 @@ impl MoverSession {
             Message::Transfer(report) => {
                 let id = report.plan_id.0;
                 let done = self.pending.lock().copies.remove(&id);
-                let done = done.ok_or_else(|| format!("a report of copy {id} that nobody awaits"))?;
-                done(report.blocks);
+                match done {
+                    Some(done) => done(report.blocks),
+                    // The process has attached anew, and this was still on its way on the old line.
+                    None if self.is_over.load(Ordering::Acquire) => {}
+                    None => return Err(format!("a report of copy {id} that nobody awaits")),
+                }
                 Ok(MoverNotice::Nothing)
             }
             Message::Ready { .. } => Ok(MoverNotice::Ready),
