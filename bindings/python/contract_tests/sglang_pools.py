@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,23 @@ def options(disk: Path | None = None, host: str = "64", **more: Any) -> dict[str
     if disk is not None:
         extra |= {"disk": str(disk), "disk_capacity": "256", "disk.drive_writes_per_day": 0}
     return extra | more
+
+
+def local_model(folder: Path) -> str:
+    """A model that lies in a folder, as far as SGLang's `ModelConfig` asks."""
+    folder.mkdir(exist_ok=True)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    settings = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "intermediate_size": 128,
+        "vocab_size": 100,
+    }
+    (folder / "config.json").write_text(json.dumps(settings))
+    return str(folder)
 
 
 def backend(pool: Any, extra: dict[str, Any], **changes: Any) -> Any:

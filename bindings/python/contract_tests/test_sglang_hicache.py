@@ -22,6 +22,7 @@ from kvbm_rs.sglang import KvbmHiCache
 from kvbm_rs.sglang import _sglang_compat as compat
 from sglang.srt.managers.cache_controller import HiCacheController
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageExtraInfo, PoolName
+from sglang.srt.runtime_context import get_context
 from sglang_pools import (
     PAGE,
     PAGES,
@@ -29,6 +30,7 @@ from sglang_pools import (
     fill,
     host_pool,
     indices,
+    local_model,
     mla_host_pool,
     options,
     page_hashes,
@@ -360,6 +362,42 @@ def test_ranks_and_models_share_no_pages(tmp_path: Path) -> None:
     other = backend(host_pool("layer_first"), options(tmp_path), tp_size=2)
     assert other.batch_exists(names) == 0, "pages of another layout"
     other.close()
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What kvbm's side of SGLang warned of."""
+    records = [record for record in caplog.records if record.name == "kvbm_rs.sglang"]
+    return [record.getMessage() for record in records if record.levelno >= logging.WARNING]
+
+
+def test_the_settings_of_the_process_keep_pages_apart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SGLang hands a backend none of its settings: they are those of its process."""
+    model, names = local_model(tmp_path / "model"), keys(1)
+
+    def finds(stores: bool = False, **changes: Any) -> bool:
+        with get_context().override_server_args(model_path=model, **changes):
+            pool = host_pool("page_first")
+            # The name under which models are served says nothing about them.
+            storage = backend(pool, options(tmp_path / "disk"), model_name="served")
+        found = bool(storage.batch_exists(names) == 1)
+        if stores:
+            fill(pool, 0, 1)
+            assert storage.batch_set_v1(names, indices([0])) == [True]
+        storage.close()
+        return found
+
+    with caplog.at_level(logging.WARNING, logger="kvbm_rs.sglang"):
+        assert not finds(stores=True, quantization="fp8")
+        assert finds(quantization="fp8")
+        assert not finds() and not finds(quantization="awq")
+        assert not finds(quantization="fp8", kv_cache_dtype="fp8_e4m3")
+        assert not finds(quantization="fp8", json_model_override_args='{"rope_theta": 5.0}')
+        assert not warned(caplog), "SGLang says all that counts"
+        backend(host_pool("page_first"), options()).close()
+    unknown = "it is not known what SGLang was started with: quantization, dtype"
+    assert sum(unknown in text for text in warned(caplog)) == 1
 
 
 def test_clear_removes_all() -> None:

@@ -12,13 +12,15 @@ import torch
 from kvbm_rs import ConfigInvalid, KvbmError, doctor
 from kvbm_rs.engine_names import missing
 from kvbm_rs.sglang import _sglang_compat as compat
+from kvbm_rs.sglang._sglang_settings import settings_of
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.linker_factory import create_unified_cache_linker
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinkerWrapper
-from sglang_pools import PAGE, PAGES, indices, page_hashes
+from sglang.srt.server_args import ServerArgs
+from sglang_pools import PAGE, PAGES, indices, local_model, page_hashes
 
 LAYERS = 3
 
@@ -49,6 +51,7 @@ def linker(pool: Any, disk: Path | None = None, **changes: Any) -> Any:
     extra: dict[str, Any] = {"host": "64", "host.pinned": False, "policy.admission": "all"}
     if disk is not None:
         extra |= {"disk": str(disk), "disk_capacity": "128", "disk.drive_writes_per_day": 0}
+    args = changes.pop("args", SimpleNamespace(model_path="test/model", tp_size=1))
     params = CacheInitParams(
         disable=False,
         req_to_token_pool=None,
@@ -61,7 +64,7 @@ def linker(pool: Any, disk: Path | None = None, **changes: Any) -> Any:
         "linker_extra_config": extra | changes.pop("extra", {}),
     }
     return create_unified_cache_linker(
-        SimpleNamespace(model_path="test/model", tp_size=1),
+        args,
         params,
         backend="dynamic",
         config=config,
@@ -165,6 +168,52 @@ def test_what_is_on_disk_is_copied_to_host_memory_before_it_is_promised(tmp_path
     assert store.finish_layer_wise_loading(store.start_layer_wise_loading())
     assert all(same(other, 10 + at, pool, at) for at in range(6))
     store.close()
+
+
+def test_pages_of_other_settings_are_not_found(tmp_path: Path) -> None:
+    model, names = local_model(tmp_path / "model"), keys(2)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_model.safetensors").write_bytes(b"1")
+
+    def opened(**changes: Any) -> Any:
+        args = ServerArgs(model_path=model, **changes)
+        assert settings_of(args).unknown == (), "SGLang says all that counts"
+        return linker(device_pool(), tmp_path / "disk", args=args)
+
+    def finds(**changes: Any) -> bool:
+        store = opened(**changes)
+        deadline = time.monotonic() + 1
+        while not (found := store.lookup("a", transfer(names))) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        store.close()
+        return bool(found == [1, 2])
+
+    pool = device_pool()
+    args = ServerArgs(model_path=model, quantization="fp8")
+    store = linker(pool, tmp_path / "disk", args=args)
+    stored(store, pool, names, [0, 1])
+    store.close()
+    assert finds(quantization="fp8")
+    for changes in (
+        {},
+        {"quantization": "awq"},
+        {"quantization": "fp8", "kv_cache_dtype": "fp8_e4m3"},
+        {"quantization": "fp8", "json_model_override_args": '{"rope_theta": 5.0}'},
+        {"quantization": "fp8", "lora_paths": [f"x={adapter}"]},
+    ):
+        assert not finds(**changes), changes
+    (adapter.parent / "model" / "model.safetensors").write_bytes(b"trained")
+    assert not finds(quantization="fp8")
+
+
+def test_overrides_are_in_the_models_configuration(tmp_path: Path) -> None:
+    model = local_model(tmp_path / "model")
+    made = {
+        settings_of(ServerArgs(model_path=model, json_model_override_args=text)).model_settings
+        for text in ("{}", '{"rope_theta": 5.0}', '{ "rope_theta": 5.0 }')
+    }
+    assert None not in made and len(made) == 2
 
 
 def test_a_load_that_fails_is_reported_and_raises_nothing() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import functools
 import json
+import logging
 import os
 import pickle
 import sys
@@ -454,6 +455,21 @@ def test_what_cannot_work_is_refused_at_the_start(changes: dict[str, Any], text:
     for refused in (KvbmScheduler, KvbmWorker):
         with pytest.raises(ConfigInvalid, match=text):
             refused(arguments(**changes))
+
+
+def test_what_is_not_known_of_the_engine_is_warned_of(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="kvbm_rs.trtllm"):
+        Engine().worker.shutdown()
+        texts = [record.getMessage() for record in caplog.records]
+        assert len(texts) == 2 and all("KVBM_NAMESPACE_WEIGHTS" in text for text in texts)
+        assert "the version of the weights of m is not known" in texts[0]
+        assert "quant_config, revision, the model's configuration" in texts[1]
+        caplog.clear()
+        monkeypatch.setenv("KVBM_NAMESPACE_WEIGHTS", "7")
+        Engine().worker.shutdown()
+        assert not caplog.records, "the operator says what changes"
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

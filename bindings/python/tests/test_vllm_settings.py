@@ -10,15 +10,9 @@ from typing import Any
 
 import pytest
 from kvbm_rs import Config, ConfigInvalid, Namespace
+from kvbm_rs.model_identity import adapter_stamp, adapter_version, weights_version
 from kvbm_rs.vllm import _vllm_compat as compat
-from kvbm_rs.vllm.identity import (
-    adapter_stamp,
-    adapter_version,
-    namespace_of,
-    process_root_is_random,
-    tensor_shapes,
-    weights_version,
-)
+from kvbm_rs.vllm.identity import namespace_of, process_root_is_random, tensor_shapes
 from kvbm_rs.vllm.options import Options
 
 ALONE = (0, 1)

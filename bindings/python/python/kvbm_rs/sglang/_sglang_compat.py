@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .. import Layout, Namespace
 from ..engine_names import Used
 from ..engine_names import missing as _missing
 from ..errors import ConfigInvalid, InvalidArgument
+from ._sglang_settings import Settings, running_settings, settings_of
 
 __all__ = [
     "CHECKED_VERSIONS",
@@ -178,8 +179,10 @@ class Rank:
     dp: int
     #: Options of the operator.
     extra: dict[str, Any]
-    #: The revision of the model, where SGLang says it.
-    revision: str | None = None
+    #: What SGLang was started with.
+    settings: Settings = field(default_factory=Settings)
+    #: What SGLang calls the model's pages, where that is not the model.
+    name: str | None = None
 
     @property
     def folder(self) -> str:
@@ -205,13 +208,16 @@ def rank_of_storage(config: Any) -> Rank:
             "decode context parallelism and 'tp_lcm_size' are not supported: pages are stored as each rank holds them"
         )
     own = {name: value for name, value in extra.items() if name not in _ENGINE_OPTIONS}
+    settings = running_settings()
     return Rank(
-        model=config.model_name or "",
+        model=settings.model or config.model_name or "",
         tp=(config.tp_rank, config.tp_size),
         pp=(config.pp_rank, config.pp_size),
         cp=(config.attn_cp_rank, config.attn_cp_size),
         dp=config.dp_rank,
         extra=own,
+        settings=settings,
+        name=config.model_name,
     )
 
 
@@ -239,7 +245,7 @@ def rank_of_linker(
         cp=(params.attn_cp_rank, params.attn_cp_size),
         dp=_data_parallel_rank(),
         extra=dict(extra or {}),
-        revision=getattr(server_args, "revision", None),
+        settings=settings_of(server_args),
     )
 
 
@@ -255,19 +261,22 @@ def _data_parallel_rank() -> int:
 
 def namespace_of(rank: Rank, weights: str, page_size: int, meaning: dict[str, Any]) -> Namespace:
     """The namespace of this rank's pages: bytes are stored as they are, so what decides their
-    order belongs to the identity.
+    order belongs to the identity, as does what SGLang was started with.
     """
     meaning = {
         "sglang": sglang_version(),
         "tp": rank.tp,
         "pp": rank.pp,
         "cp": rank.cp,
+        "name": rank.name,
+        "settings": rank.settings.meaning,
         **meaning,
     }
     return Namespace(
         rank.model,
         weights=weights,
         page_size=page_size,
+        rope_scaling=rank.settings.model_settings,
         kv_quantization=json.dumps(meaning, sort_keys=True),
         flat=True,
     )

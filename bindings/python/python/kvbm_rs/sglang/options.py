@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from .. import Config
 from ..errors import ConfigInvalid
+from ..model_identity import has_operator_version, weights_version
 from ..recording import RECORD_LIMIT
 from ..settings import read_settings
-from ..vllm.identity import weights_version
 from . import _sglang_compat as compat
 
 __all__ = ["Options"]
@@ -48,15 +48,23 @@ class Options:
             raise ConfigInvalid(
                 f"{where}: option 'log_level' is {level!r}: give one of {', '.join(_LEVELS)}"
             )
+        by_operator = has_operator_version(config.to_toml())
         weights = own.get("weights")
         if weights is None:
-            weights = weights_version(rank.model, rank.revision)
-            if not weights:
+            settings = rank.settings
+            weights = weights_version(settings.weights or rank.model, settings.revision)
+            if not weights and not by_operator:
                 logger.warning(
                     "kvbm: the version of the weights of %s is not known: set the option 'weights', or pages of "
                     "earlier weights of that name are found",
                     rank.model,
                 )
+        if rank.settings.unknown and not by_operator:
+            logger.warning(
+                "kvbm: it is not known what SGLang was started with: %s. Pages that were computed with other values "
+                "are found: set the option 'namespace.weights' to a text, and change it with them",
+                ", ".join(rank.settings.unknown),
+            )
         record = own.get("record")
         return cls(
             config=config,

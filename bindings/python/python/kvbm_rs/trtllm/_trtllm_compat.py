@@ -14,7 +14,7 @@ from .. import Layout, Namespace, layout_of
 from ..engine_names import Used
 from ..engine_names import missing as _missing
 from ..errors import ConfigInvalid
-from ..vllm.identity import weights_version
+from ._trtllm_settings import Settings, settings_of
 
 __all__ = [
     "CHECKED_VERSIONS",
@@ -26,6 +26,7 @@ __all__ = [
     "missing",
     "recorded_event",
     "scheduled",
+    "settings_of",
     "trtllm_version",
 ]
 
@@ -146,7 +147,9 @@ def check_arguments(llm_args: Any) -> None:
         raise ConfigInvalid("kv_cache_config.enable_block_reuse is off: kvbm loads reused blocks")
 
 
-def layout_and_namespace(llm_args: Any, tensor: Any) -> tuple[Layout, Namespace]:
+def layout_and_namespace(
+    llm_args: Any, tensor: Any, settings: Settings
+) -> tuple[Layout, Namespace]:
     """Where the blocks lie: the first axis of TensorRT-LLM's one tensor counts them."""
     size = int(llm_args.kv_cache_config.tokens_per_block)
     layout = layout_of([tensor], page_size=size)
@@ -154,12 +157,13 @@ def layout_and_namespace(llm_args: Any, tensor: Any) -> tuple[Layout, Namespace]
         "trtllm": trtllm_version(),
         "shape": list(tensor.shape[1:]),
         "dtype": str(tensor.dtype),
+        "settings": settings.meaning,
     }
-    model = str(llm_args.model)
     namespace = Namespace(
-        model,
-        weights=weights_version(model, getattr(llm_args, "revision", None)),
+        str(llm_args.model),
+        weights=settings.weights,
         page_size=size,
+        rope_scaling=settings.model_settings,
         kv_quantization=json.dumps(meaning, sort_keys=True),
     )
     return layout, namespace

@@ -12,6 +12,7 @@ from .. import Config, Fence, KvBlockManager
 from ..counts import Counts
 from ..errors import BuildFailed, ConfigInvalid, KvbmError
 from ..failures import Failures
+from ..model_identity import has_operator_version
 from ..recording import RECORD_LIMIT, build_manager
 from . import _trtllm_compat as compat
 
@@ -86,7 +87,9 @@ class EngineProcess:
         """Builds the manager over TensorRT-LLM's tensor."""
         if self._manager is not None:
             raise ConfigInvalid("register_kv_caches was called twice: one tensor is supported")
-        layout, namespace = compat.layout_and_namespace(self._llm_args, tensor)
+        known = compat.settings_of(self._llm_args)
+        self._warn(known.weights, known.unknown)
+        layout, namespace = compat.layout_and_namespace(self._llm_args, tensor, known)
         manager = self._manager = build_manager(
             self._config,
             layout,
@@ -106,6 +109,26 @@ class EngineProcess:
             size,
             layout.block_bytes / 1024,
         )
+
+    def _warn(self, weights: str, unknown: tuple[str, ...]) -> None:
+        """Names what of the engine is not known, unless the operator sets a version of it all."""
+        if has_operator_version(self._config.to_toml()):
+            return
+        way_out = "set KVBM_NAMESPACE_WEIGHTS to a text, and change it with them"
+        if not weights:
+            logger.warning(
+                "kvbm: the version of the weights of %s is not known. Blocks of earlier weights of that name are "
+                "found: %s",
+                self._llm_args.model,
+                way_out,
+            )
+        if unknown:
+            logger.warning(
+                "kvbm: it is not known what TensorRT-LLM was started with: %s. Blocks that were computed with other "
+                "values are found: %s",
+                ", ".join(unknown),
+                way_out,
+            )
 
     @property
     def manager(self) -> KvBlockManager:

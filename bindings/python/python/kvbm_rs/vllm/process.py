@@ -26,21 +26,14 @@ from .. import (
     sockets,
 )
 from ..errors import BuildFailed, KvbmError
+from ..model_identity import adapter_stamp, adapter_version, weights_version
 from ..recording import build_manager
 from . import _vllm_compat as compat
 from . import node
 from .audit import Audit, comparison_of
 from .callback_file import CallbackRecording
 from .groups import CacheGroups, layout_of_groups
-from .identity import (
-    adapter_stamp,
-    adapter_version,
-    namespace_of,
-    process_root_is_random,
-    root_is_fixed,
-    tensor_shapes,
-    weights_version,
-)
+from .identity import namespace_of, process_root_is_random, root_is_fixed, tensor_shapes
 from .options import Options
 from .requests import TrackedRequest
 from .shadow import PrefillSpeed, ShadowReport

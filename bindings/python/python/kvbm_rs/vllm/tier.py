@@ -15,12 +15,12 @@ from .. import Namespace, layout_of, logs
 from ..errors import ConfigInvalid, KvbmError
 from ..failures import Failures
 from ..guarded import guarded
+from ..model_identity import weights_version
 from ..page_jobs import FinishedJob, PageJobs
 from ..page_store import PageStore
 from ..recording import RECORD_LIMIT
 from ..settings import read_settings
 from . import _vllm_compat as compat
-from .identity import weights_version
 from .options import own_folder
 
 __all__ = ["KvbmTier"]
