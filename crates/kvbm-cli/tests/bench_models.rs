@@ -59,7 +59,15 @@ fn compression_is_measured_on_planes_and_on_blocks_as_they_are() {
     let find = |name: &str| rows.iter().find(|row| row["name"] == name).unwrap();
     let ratio = |name: &str| find(name)["ratio"].as_f64().unwrap();
     assert!(ratio("zstd 1 planes") > 1.3 && ratio("zstd 1 planes") > 1.1 * ratio("zstd 1 as is"));
-    assert!(find("zstd 1 planes")["made_up"] == true && rows.len() == 10 + 1);
+    assert!(find("zstd 1 planes")["made_up"] == true && rows.len() == 10 + 6 + 1);
+    // A scale for 32 codes; normally distributed numbers become what is nearest.
+    for (name, kept, mean) in [("fp8_e4m3", 33, 0.03), ("int8", 33, 0.01), ("int4", 17, 0.2)] {
+        assert!((ratio(name) - 64.0 / f64::from(kept)).abs() < 0.01, "{name}: {}", ratio(name));
+        let error = |which: &str| find(name)[which].as_f64().unwrap();
+        assert!((mean / 4.0..mean).contains(&error("mean_error")), "{name}: {}", error("mean_error"));
+        assert!(error("largest_error") < mean * 4.0, "{name}: {}", error("largest_error"));
+        assert!(ratio(&format!("{name}, zstd 1")) >= ratio(name));
+    }
     // No core compresses as fast as memory copies.
     let link = find("link");
     assert!(

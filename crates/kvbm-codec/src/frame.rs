@@ -16,10 +16,11 @@
 
 use std::fmt;
 
-use crc_fast::{CrcAlgorithm, checksum};
+use crc_fast::{CrcAlgorithm, Digest, checksum};
 
 use crate::Codec;
 use crate::entropy::{Decoder, Encoder};
+use crate::form::is_lossy;
 use crate::planes;
 
 /// Bytes before the chunks.
@@ -66,6 +67,17 @@ pub enum FrameError {
     /// What came out is not what went in.
     #[error("the checksum of the decompressed content does not match")]
     Checksum,
+    /// It is lossy, and of another form than the caller's contents, which may be exact.
+    #[error("it is lossy (codes {lossy} of numbers {element}), which contents of this namespace are not")]
+    Lossy {
+        /// Number of the codes.
+        lossy: u8,
+        /// Number of the element type.
+        element: u8,
+    },
+    /// A code or a scale that nothing encodes to.
+    #[error("a code of the frame is out of range")]
+    Code,
     /// The codec got no memory.
     #[error("no memory for the codec")]
     Memory,
@@ -116,6 +128,10 @@ impl Compressor {
         (frame.len() < most).then_some(frame)
     }
 
+    pub(crate) fn codec(&self) -> Codec {
+        self.encoder.codec()
+    }
+
     fn add(&mut self, chunk: &[u8], width: usize, frame: &mut Vec<u8>) {
         let (elements, rest) = chunk.split_at(chunk.len() / width * width);
         self.planes.resize(elements.len(), 0);
@@ -154,6 +170,9 @@ impl Expander {
     pub fn open(&mut self, frame: &[u8], content: &mut [u8]) -> Result<(), FrameError> {
         let (header, mut rest) = frame.split_first_chunk::<FRAME_HEADER_BYTES>().ok_or(FrameError::Cut)?;
         let (codec, width, zeros) = (header[0], header[1], &header[2..8]);
+        if is_lossy(codec) {
+            return Err(FrameError::Lossy { lossy: codec, element: width });
+        }
         let known = Codec::from_id(codec).filter(|_| matches!(width, 1 | 2 | 4 | 8));
         let known = known.ok_or(FrameError::Unknown { codec, width })?;
         if zeros != [0; 6] {
@@ -166,7 +185,7 @@ impl Expander {
         for chunk in content.chunks_mut(CHUNK) {
             rest = self.chunk(known, usize::from(width), rest, chunk)?;
         }
-        if rest.len() > MOST_PADDING || rest.iter().any(|byte| *byte != 0) {
+        if !is_padding(rest) {
             return Err(FrameError::Trailing);
         }
         if number(&header[16..24]) == content_sum(content) { Ok(()) } else { Err(FrameError::Checksum) }
@@ -215,11 +234,33 @@ impl fmt::Debug for Expander {
     }
 }
 
-fn content_sum(content: &[u8]) -> u64 {
+/// Whether bytes may follow a frame.
+pub(crate) fn is_padding(rest: &[u8]) -> bool {
+    rest.len() <= MOST_PADDING && rest.iter().all(|byte| *byte == 0)
+}
+
+/// The checksum of a content that comes in parts.
+pub(crate) struct ContentSum(Digest);
+
+impl ContentSum {
+    pub(crate) fn new() -> Self {
+        Self(Digest::new(CrcAlgorithm::Crc64Nvme))
+    }
+
+    pub(crate) fn update(&mut self, part: &[u8]) {
+        self.0.update(part);
+    }
+
+    pub(crate) fn finish(&self) -> u64 {
+        self.0.finalize()
+    }
+}
+
+pub(crate) fn content_sum(content: &[u8]) -> u64 {
     checksum(CrcAlgorithm::Crc64Nvme, content)
 }
 
-fn number(bytes: &[u8]) -> u64 {
+pub(crate) fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 

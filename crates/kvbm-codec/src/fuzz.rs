@@ -1,7 +1,7 @@
 //! What must hold whatever a store gives back: the body of the fuzz target `frame`
 //! (`cargo xtask fuzz`). It panics where it does not hold.
 
-use crate::{Codec, Compressor, Expander, FRAME_HEADER_BYTES};
+use crate::{Codec, Compressor, Element, Expander, FRAME_HEADER_BYTES, Lossy, LossyForm, lossy_frame};
 use crc_fast::{CrcAlgorithm, checksum};
 
 /// Longest content that is asked for.
@@ -21,14 +21,47 @@ pub fn frame(input: &[u8]) {
         frame[8..16].copy_from_slice(&asked.to_le_bytes());
     }
     let mut content = vec![0; asked as usize];
+    if let Some(form) = form_of(&frame) {
+        lossy(form, &frame, &mut content);
+        return;
+    }
     if let Err(error) = Expander::default().open(&frame, &mut content) {
         assert!(!error.to_string().is_empty());
         return;
     }
-    let sum = checksum(CrcAlgorithm::Crc64Nvme, &content).to_le_bytes();
-    assert_eq!(frame[16..24], sum, "it has the sum of what it was made of");
+    check_sum(&frame, &content);
     comes_back(&content, Some(u32::from(frame[1])));
     comes_back(&content, None);
+}
+
+fn check_sum(frame: &[u8], content: &[u8]) {
+    let sum = checksum(CrcAlgorithm::Crc64Nvme, content).to_le_bytes();
+    assert_eq!(frame[16..24], sum, "it has the sum of what comes back from it");
+}
+
+/// The lossy form that a frame says to be of.
+fn form_of(frame: &[u8]) -> Option<LossyForm> {
+    let [lossy, element, ..] = frame else { return None };
+    let lossy = Lossy::ALL.into_iter().find(|known| *known as u8 == *lossy)?;
+    let element = Element::ALL.into_iter().find(|known| *known as u8 == *element)?;
+    Some(LossyForm { lossy, element })
+}
+
+/// A lossy frame does not open for who is exact. A frame of what was opened gives the same back.
+fn lossy(form: LossyForm, frame: &[u8], content: &mut [u8]) {
+    assert!(Expander::default().open(frame, content).is_err(), "it is lossy");
+    if let Err(error) = Expander::default().open_lossy(form, frame, content) {
+        assert!(!error.to_string().is_empty());
+        return;
+    }
+    check_sum(frame, content);
+    for codec in Codec::ALL {
+        let mut packer = Compressor::new(codec).ok();
+        let Some(frame) = lossy_frame(form, content, packer.as_mut()) else { continue };
+        let mut opened = vec![0; content.len()];
+        assert_eq!(Expander::default().open_lossy(form, &frame, &mut opened), Ok(()), "{codec}");
+        assert!(opened == content, "{form:?} {codec}");
+    }
 }
 
 fn comes_back(content: &[u8], width: Option<u32>) {

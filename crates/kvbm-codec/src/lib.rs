@@ -1,11 +1,15 @@
-//! Lossless compression of KV blocks.
+//! Compression of KV blocks, lossless and lossy.
 //!
 //! The bytes of a floating-point number differ in kind: its exponent takes few values in a block,
 //! its mantissa takes all. So a chunk of a block is first cut into *planes*, one for each byte of
 //! an element. Then each plane is compressed by itself, or stays as it is where that saves too
 //! little.
 //!
-//! **Knows:** bytes, the width of their elements, and two compressors.
+//! A lossy frame has a short code for each number, and a scale for every 32 of them. Its checksum
+//! is that of the content as it comes back. A frame of that content has the same codes: a block
+//! that is written and read many times changes once.
+//!
+//! **Knows:** bytes, the type or width of their elements, and two compressors.
 //! **Must never know:** which block they are of, where they lie.
 //!
 //! A frame is untrusted: whoever opens it says how long its content is. Nothing is allocated by a
@@ -25,18 +29,26 @@
 //! # Modules
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `fuzz` | the body of the fuzz target | `frame`, `entropy` |
-//! | `frame` | frames: chunks of planes, and a checksum of the content | `entropy`, `planes` |
+//! | `fuzz` | the body of the fuzz target | `lossy`, `frame`, `form`, `entropy` |
+//! | `lossy` | lossy frames: codes, scales, and a checksum of what comes back | `frame`, `quantise`, `form`, `entropy` |
+//! | `quantise` | numbers to codes and back | `form` |
+//! | `frame` | frames: chunks of planes, and a checksum of the content | `form`, `entropy`, `planes` |
+//! | `form` | which numbers become which codes | - |
 //! | `entropy` | the compressors of planes | - |
 //! | `planes` | elements to planes and back | - |
 #![forbid(unsafe_code)]
 
 mod entropy;
+mod form;
 mod frame;
 #[cfg(any(test, feature = "fuzz"))]
 #[doc(hidden)]
 pub mod fuzz;
+mod lossy;
 mod planes;
+mod quantise;
 
 pub use entropy::Codec;
+pub use form::{Element, Lossy, LossyForm};
 pub use frame::{Compressor, Expander, FRAME_HEADER_BYTES, FrameError};
+pub use lossy::{is_compressed, lossy_frame};

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kvbm_codec::{Codec, Compressor, Expander, FrameError};
-use kvbm_plan::{NamespaceId, VolumeDescriptor};
+use kvbm_codec::{Codec, Compressor, Expander, FrameError, LossyForm, is_compressed, lossy_frame};
+use kvbm_plan::{GroupId, NamespaceId, VolumeDescriptor};
 use parking_lot::Mutex;
 
-use crate::compression::{CompressionStats, VolumeCompression};
+use crate::compression::{CompressionStats, LossyTerms, VolumeCompression};
 use crate::seal::FoundFrame;
 use crate::trade::{Trade, Way};
 use crate::{
@@ -23,13 +23,17 @@ const MOST_FRAMED: u64 = 32 << 20;
 const MOST_TOOLS: usize = 8;
 
 /// The objects of one deployment on another volume, compressed as it is set where they become
-/// shorter. Objects that are compressed, and objects that are not, are read whatever is set.
+/// shorter. Objects that are compressed, and objects that are not, are read whatever is set. Where
+/// it is lossy, objects of another lossy form are damaged ones, and so are lossy ones where it is
+/// not.
 ///
 /// A frame is opened into the caller's buffers, so an object takes no more memory than the block
 /// that it should be, whatever it says.
 pub struct CompressedVolume {
     inner: Arc<dyn Volume>,
     setting: VolumeCompression,
+    /// By cache group; none where blocks are stored exactly.
+    lossy: Vec<LossyForm>,
     compressors: Mutex<Vec<Compressor>>,
     expanders: Mutex<Vec<Expander>>,
     trade: Mutex<Trade>,
@@ -57,6 +61,7 @@ impl CompressedVolume {
         Self {
             inner,
             setting,
+            lossy: Vec::new(),
             compressors: Mutex::default(),
             expanders: Mutex::default(),
             trade: Mutex::default(),
@@ -64,7 +69,18 @@ impl CompressedVolume {
         }
     }
 
-    /// Whether the next objects are compressed, and with what.
+    /// The same, lossy.
+    #[must_use]
+    pub fn with_lossy(mut self, lossy: &LossyTerms) -> Self {
+        self.lossy = lossy.forms();
+        self
+    }
+
+    fn form_of(&self, group: GroupId) -> Option<LossyForm> {
+        self.lossy.get(usize::from(group.0)).copied()
+    }
+
+    /// Whether the next objects are compressed without loss, and with what.
     fn way(&self) -> Option<Codec> {
         match self.setting {
             VolumeCompression::Off => None,
@@ -75,14 +91,20 @@ impl CompressedVolume {
     }
 
     /// Frames of the objects that become shorter.
-    fn frame(&self, codec: Codec, requests: &[PutRequest<'_>]) -> Framed {
+    fn frame(&self, codec: Option<Codec>, requests: &[PutRequest<'_>]) -> Framed {
         let began = Instant::now();
-        let kept = self.compressors.lock().pop();
-        let Some(mut compressor) = kept.or_else(|| Compressor::new(codec).ok()) else {
+        let kept = || self.compressors.lock().pop();
+        let mut compressor = codec.and_then(|codec| kept().or_else(|| Compressor::new(codec).ok()));
+        if compressor.is_none() && self.lossy.is_empty() {
             return Framed { frames: vec![None; requests.len()], took: Duration::ZERO };
+        }
+        let frame = |request: &PutRequest<'_>| {
+            frame_of(self.form_of(request.key.group), compressor.as_mut(), request)
         };
-        let frames = requests.iter().map(|request| frame_of(&mut compressor, request)).collect();
-        keep(&self.compressors, compressor);
+        let frames = requests.iter().map(frame).collect();
+        if let Some(compressor) = compressor {
+            keep(&self.compressors, compressor);
+        }
         Framed { frames, took: began.elapsed() }
     }
 
@@ -106,8 +128,9 @@ impl CompressedVolume {
         self.inner.put(&inner, deadline)
     }
 
-    /// Opens what was read where it is a frame.
-    fn open(&self, request: &mut GetRequest<'_>, length: u64) -> Result<(), FrameError> {
+    /// Opens what was read where it is a frame. Whether that took decompression.
+    fn open(&self, request: &mut GetRequest<'_>, length: u64) -> Result<bool, FrameError> {
+        let form = self.form_of(request.key.group);
         let parts = request.pieces.iter_mut().map(|piece| &mut **piece).filter(|piece| !piece.is_empty());
         let mut parts: Vec<&mut [u8]> = parts.collect();
         let mut frame = Vec::with_capacity(usize::try_from(length).unwrap_or(0).min(total(&parts)));
@@ -116,11 +139,15 @@ impl CompressedVolume {
             frame.extend_from_slice(&part[..part.len().min(rest)]);
         }
         let mut expander = self.expanders.lock().pop().unwrap_or_default();
+        let mut open = |content: &mut [u8]| match form {
+            Some(form) => expander.open_lossy(form, &frame, content),
+            None => expander.open(&frame, content),
+        };
         let opened = match &mut parts[..] {
-            [whole] => expander.open(&frame, whole),
+            [whole] => open(whole),
             parts => {
                 let mut whole = vec![0; total(parts)];
-                let opened = expander.open(&frame, &mut whole);
+                let opened = open(&mut whole);
                 let mut rest = &whole[..];
                 for part in parts {
                     let (bytes, later) = rest.split_at(part.len());
@@ -131,7 +158,7 @@ impl CompressedVolume {
             }
         };
         keep(&self.expanders, expander);
-        opened
+        opened.map(|()| is_compressed(&frame))
     }
 }
 
@@ -147,7 +174,11 @@ fn keep<T>(tools: &Mutex<Vec<T>>, tool: T) {
 }
 
 /// The frame of an object, of a length that its pieces divide; `None` where it is not shorter.
-fn frame_of(compressor: &mut Compressor, request: &PutRequest<'_>) -> Option<Vec<u8>> {
+fn frame_of(
+    form: Option<LossyForm>,
+    mut compressor: Option<&mut Compressor>,
+    request: &PutRequest<'_>,
+) -> Option<Vec<u8>> {
     let (length, pieces) = (length_of(&request.pieces), u64::from(request.form.pieces));
     if !(1..=u64::from(MAX_PIECES)).contains(&pieces) || !length.is_multiple_of(pieces) {
         // The volume says what is wrong with it.
@@ -157,7 +188,9 @@ fn frame_of(compressor: &mut Compressor, request: &PutRequest<'_>) -> Option<Vec
         [whole] => Cow::Borrowed(*whole),
         pieces => Cow::Owned(pieces.concat()),
     };
-    let mut frame = compressor.frame(&content, None)?;
+    let lossy = form.and_then(|form| lossy_frame(form, &content, compressor.as_deref_mut()));
+    // What has no lossy form is compressed without loss.
+    let mut frame = lossy.or_else(|| compressor?.frame(&content, None))?;
     frame.resize(frame.len().next_multiple_of(request.form.pieces as usize), 0);
     ((frame.len() as u64) < length).then_some(frame)
 }
@@ -189,7 +222,7 @@ impl Volume for CompressedVolume {
         let began = Instant::now();
         let results = self.inner.get(&mut inner, deadline);
         drop(inner);
-        // Bytes of blocks that came compressed, and as they are.
+        // Bytes of blocks that took decompression, and that did not.
         let (mut framed, mut plain) = (0, 0);
         let open =
             |((request, found), result): ((&mut GetRequest<'_>, FoundFrame), Result<(), VolumeError>)| {
@@ -200,8 +233,8 @@ impl Volume for CompressedVolume {
                     let key = request.key;
                     let corrupt =
                         |error| VolumeError::Corrupt { volume, key, reason: ObjectCorruption::Frame(error) };
-                    self.open(request, length).map_err(corrupt)?;
-                    framed += content;
+                    let is_compressed = self.open(request, length).map_err(corrupt)?;
+                    *(if is_compressed { &mut framed } else { &mut plain }) += content;
                 } else {
                     plain += content;
                 }
@@ -227,7 +260,8 @@ impl Volume for CompressedVolume {
             let (now, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
             rest = later;
             let nothing = || Framed { frames: vec![None; now.len()], took: Duration::ZERO };
-            let framed = way.map_or_else(nothing, |codec| self.frame(codec, now));
+            let is_as_it_is = way.is_none() && self.lossy.is_empty();
+            let framed = if is_as_it_is { nothing() } else { self.frame(way, now) };
             let began = Instant::now();
             let put = self.put_all(now, &framed.frames, deadline);
             let took = began.elapsed();
@@ -288,7 +322,7 @@ impl Volume for CompressedVolume {
         };
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Some(CompressionStats {
-            compresses,
+            compresses: compresses || !self.lossy.is_empty(),
             written: count(&self.counts.written),
             written_stored: count(&self.counts.written_stored),
             read: count(&self.counts.read),

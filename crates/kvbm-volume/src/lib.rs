@@ -55,7 +55,7 @@
 //! | `object` | bytes of an object: header and payload | `error`, `request`, `seal`, `key` |
 //! | `batch` | batches over stores that take one object at a time | `error`, `request`, `key` |
 //! | `error` | errors | `request`, `key` |
-//! | `compression` | whether objects are compressed | - |
+//! | `compression` | whether objects are compressed, with loss or without | - |
 //! | `request` | what to read and to write | `seal`, `key` |
 //! | `key_object` | objects that hold wrapped data keys | `key` |
 //! | `seal` | how objects are summed: with the deployment's key or without | - |
@@ -101,7 +101,7 @@ mod volume;
 pub use batch::{Keyed, one_by_one};
 #[cfg(feature = "compress")]
 pub use compressed::CompressedVolume;
-pub use compression::{CompressionStats, VolumeCompression};
+pub use compression::{CompressionStats, LossyCodes, LossyNumbers, LossyTerms, VolumeCompression};
 pub use data_keys::{DestroyedKey, REFRESH, VolumeEncryption};
 pub use directory::DirectoryVolume;
 pub use encrypted::EncryptedVolume;

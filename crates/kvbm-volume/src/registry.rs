@@ -10,7 +10,7 @@ use parking_lot::RwLock;
 use crate::data_keys::refuse_encrypted;
 use crate::volume::check;
 use crate::{
-    DirectoryVolume, EncryptedVolume, MemoryVolume, RegistryError, Volume, VolumeCompression,
+    DirectoryVolume, EncryptedVolume, LossyTerms, MemoryVolume, RegistryError, Volume, VolumeCompression,
     VolumeDescriptor, VolumeEncryption,
 };
 
@@ -27,6 +27,8 @@ pub struct VolumeTerms {
     pub encryption: Option<VolumeEncryption>,
     /// Whether they are compressed. Without the feature `compress` they are not.
     pub compression: VolumeCompression,
+    /// Shortened with loss so; exact where `None`. It belongs to what the namespace stands for.
+    pub lossy: Option<LossyTerms>,
 }
 
 /// Volumes by id. Unregistering one does not disturb operations in progress: they hold it.
@@ -108,13 +110,13 @@ impl VolumeRegistry {
         let other_keys = |source| RegistryError::Keys { id, uri, source: Box::new(source) };
         let volume: Arc<dyn Volume> = match self.terms.clone() {
             None => volume,
-            Some(VolumeTerms { namespace, encryption: None, compression }) => {
+            Some(VolumeTerms { namespace, encryption: None, compression, lossy }) => {
                 refuse_encrypted(&*volume, namespace).map_err(other_keys)?;
-                compressed(volume, compression)
+                compressed(volume, compression, lossy)
             }
-            Some(VolumeTerms { namespace, encryption: Some(encryption), compression }) => {
+            Some(VolumeTerms { namespace, encryption: Some(encryption), compression, lossy }) => {
                 let encrypted = EncryptedVolume::open(volume, namespace, encryption).map_err(other_keys)?;
-                compressed(Arc::new(encrypted), compression)
+                compressed(Arc::new(encrypted), compression, lossy)
             }
         };
         let mut volumes = self.volumes.write();
@@ -186,12 +188,17 @@ impl fmt::Debug for VolumeRegistry {
 
 /// The volume with compressed objects, which are read also where none are written.
 #[cfg(feature = "compress")]
-fn compressed(volume: Arc<dyn Volume>, compression: VolumeCompression) -> Arc<dyn Volume> {
-    Arc::new(crate::CompressedVolume::new(volume, compression))
+fn compressed(
+    volume: Arc<dyn Volume>,
+    compression: VolumeCompression,
+    lossy: Option<LossyTerms>,
+) -> Arc<dyn Volume> {
+    let volume = crate::CompressedVolume::new(volume, compression);
+    Arc::new(if let Some(lossy) = lossy { volume.with_lossy(&lossy) } else { volume })
 }
 
 #[cfg(not(feature = "compress"))]
-fn compressed(volume: Arc<dyn Volume>, _: VolumeCompression) -> Arc<dyn Volume> {
+fn compressed(volume: Arc<dyn Volume>, _: VolumeCompression, _: Option<LossyTerms>) -> Arc<dyn Volume> {
     volume
 }
 

@@ -106,6 +106,8 @@ pub(crate) fn settings(config: &Config, g1_blocks: u32) -> Vec<SharedSetting> {
         ("directories of disk", directories.to_string()),
         ("disk.encrypt", config.disk.encrypt.to_string()),
         ("volumes.encrypt", config.volumes.encrypt.to_string()),
+        ("volumes.lossy", config.volumes.lossy.to_string()),
+        ("volumes.lossy_dtype", config.volumes.lossy_dtype.map_or("none", |dtype| dtype.name()).to_owned()),
     ]
     .map(|(name, value)| SharedSetting { name: name.to_owned(), value })
     .to_vec()

@@ -1,6 +1,6 @@
 //! Whether blocks are compressed on their way to volumes, and whether that can be a gain.
 
-use kvbm::config::{Config, VolumeCompress};
+use kvbm::config::{Config, VolumeCompress, VolumeLossy};
 
 use super::{Finding, Status};
 
@@ -17,7 +17,13 @@ pub(super) fn examine(config: &Config) -> Finding {
     let is_local = |uri: &str| LOCAL.iter().any(|scheme| uri.starts_with(scheme));
     let local: Vec<&str> =
         volumes.iter().map(|volume| volume.uri.as_str()).filter(|uri| is_local(uri)).collect();
-    let found = |what: &str| format!("blocks on volumes ({} configured) are {what}", volumes.len());
+    let loss = match config.volumes.lossy {
+        VolumeLossy::Off => String::new(),
+        lossy => format!(
+            "lossy ({lossy}): what comes back is not what was computed, and tokens may differ; they are "
+        ),
+    };
+    let found = |what: &str| format!("blocks on volumes ({} configured) are {loss}{what}", volumes.len());
     match compress {
         VolumeCompress::Off => Finding::ok(NAME, found("not compressed")),
         VolumeCompress::Auto => Finding::ok(NAME, found("compressed while that makes a volume faster")),
@@ -61,5 +67,12 @@ mod tests {
             assert!(finding.status == status && finding.found.contains(found), "{finding:?}");
             assert_eq!(finding.fix.is_some(), status != Status::Ok);
         }
+        let mut config = Config::default();
+        config.volumes.lossy = VolumeLossy::Int8;
+        config.volume = vec![VolumeConfig { uri: "dir:///a".to_owned(), ..VolumeConfig::default() }];
+        let found = examine(&config).found;
+        assert!(
+            found.contains("lossy (int8): ") && found.contains("tokens may differ; they are not compressed")
+        );
     }
 }

@@ -189,6 +189,7 @@ fn a_wrong_key_none_and_one_too_many_are_refused_by_name_and_change_nothing() {
         namespace: NAMESPACE,
         encryption: seed.map(encryption),
         compression: VolumeCompression::Off,
+        lossy: None,
     };
     let refused = |store: &Arc<MemoryVolume>, terms: VolumeTerms| {
         let registry = VolumeRegistry::new().for_deployment(terms).unwrap();

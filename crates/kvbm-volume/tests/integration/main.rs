@@ -4,6 +4,7 @@
 mod compressed;
 mod corpus;
 mod encrypted;
+mod lossy;
 mod model;
 #[path = "../support/random.rs"]
 mod random;

@@ -405,7 +405,7 @@ fn complete(given: Namespace, config: &Config) -> Result<Namespace, ConfigError>
         let rule = "was given to the builder: say all of it there, or leave it out and set [namespace] alone";
         return Err(ConfigError::Rule { key: "namespace", value: model, rule: rule.to_owned() });
     }
-    Ok(config.model.namespace(given))
+    Ok(config.model.namespace(given).dtype(config.content()))
 }
 
 /// Signatures let anybody who can read them try out secrets.

@@ -153,6 +153,20 @@ choice! {
 }
 
 choice! {
+    /// Whether blocks on volumes have short codes in place of their numbers.
+    VolumeLossy {
+        /// They are as they were computed.
+        Off = "off",
+        /// 8-bit floating point with 3 bits of mantissa.
+        Fp8E4m3 = "fp8_e4m3",
+        /// Whole numbers of 8 bits.
+        Int8 = "int8",
+        /// Whole numbers of 4 bits.
+        Int4 = "int4",
+    }
+}
+
+choice! {
     /// How chains on a volume are found.
     VolumeLookup {
         /// By asking it for a few of their blocks.

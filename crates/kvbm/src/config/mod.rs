@@ -33,6 +33,7 @@ mod error;
 mod groups;
 mod http;
 mod hugging_face;
+mod lossy;
 mod model;
 mod nearest;
 mod offload;
@@ -60,7 +61,7 @@ use kvbm_tokens::{ChainRoot, HashAlgorithm, Namespace};
 pub use choices::{
     Admission, Algorithm, BandwidthModel, ChainRootKind, CopyWay, DeviceKind, DeviceOrder, DiskEngine,
     DiskMode, EvictionPolicy, HostOrder, LayoutKind, RemoteAgentKind, VerifyHost, VolumeCompress,
-    VolumeLookup, VolumeOffload, WhenFull,
+    VolumeLookup, VolumeLossy, VolumeOffload, WhenFull,
 };
 pub use error::{ConfigError, Origin};
 pub use groups::{CacheGroup, CacheGroups, LayerContent, ScaledPart, Scales, UnknownScales};
@@ -206,7 +207,7 @@ impl Config {
         let seed = || ours.chain_root_seed.clone().unwrap_or_default().into_bytes();
         let mut namespace = Namespace::new(&ours.model)
             .weights(&ours.weights)
-            .dtype(self.model.content())
+            .dtype(self.content())
             .page_size(self.model.page_size)
             .algorithm(match ours.algorithm {
                 Algorithm::Blake3 => HashAlgorithm::Blake3,

@@ -12,7 +12,7 @@ use super::Config;
 use super::choices::{
     Admission, Algorithm, BandwidthModel, ChainRootKind, CopyWay, DeviceKind, DeviceOrder, DiskEngine,
     DiskMode, EvictionPolicy, HostOrder, LayoutKind, RemoteAgentKind, VerifyHost, VolumeCompress,
-    VolumeLookup, VolumeOffload, WhenFull,
+    VolumeLookup, VolumeLossy, VolumeOffload, WhenFull,
 };
 use super::groups::CacheGroups;
 use super::offload::{OFFLOAD_G1_G2, OFFLOAD_G2_G3};
@@ -415,6 +415,16 @@ section! {
         /// `zstd`, or with `auto` while that makes a volume faster by what is measured. What is
         /// there is read whatever is set. Needs the feature `compress`.
         compress: VolumeCompress = VolumeCompress::Off, [""];
+        /// Shorten blocks with loss before they are compressed and written: a code of 8 or 4 bits
+        /// in place of each number, and a scale for 32 of them. What comes back is near what was
+        /// computed and not equal to it, so tokens may differ. It is part of the namespace: blocks
+        /// of another setting are not found, on any tier. For blocks of `bf16`, `f16` or `f32`
+        /// alone. Needs the feature `compress`.
+        lossy: VolumeLossy = VolumeLossy::Off, [""];
+        /// What all tensors without axes (`model.opaque_tensors`, `rank_bytes`) consist of: `bf16`,
+        /// `f16` or `f32`. With `lossy` it has to be said, for kvbm cannot see it: the connectors
+        /// of all engines have such tensors. Of another type, blocks would come back as rubbish.
+        lossy_dtype: Option<DType> = None, [""];
         /// Threads of each path that wait for a volume, up to 16 blocks each at a time: each volume
         /// has its own.
         threads: u32 = 4, ["threads per volume, path and rank"], 1 to MAX_THREADS;

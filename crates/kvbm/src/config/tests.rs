@@ -85,12 +85,13 @@ fn a_full_file_sets_every_key() {
     config.validate().unwrap();
     let defaults = Config::default();
     for key in keys() {
-        // One has no meaning on a GPU, two stand in place of the model's axes, and two in place of
-        // others of their section.
+        // One has no meaning on a GPU, two stand in place of the model's axes, one is for those
+        // alone, and two stand in place of others of their section.
         let only_choice = [
             "device.bandwidth_model",
             "model.opaque_tensors",
             "model.groups",
+            "volumes.lossy_dtype",
             "encryption.key_file",
             "encryption.previous_key_command",
         ]
@@ -98,7 +99,7 @@ fn a_full_file_sets_every_key() {
         let set = only_choice || key.secret || key.value(&config) != key.value(&defaults);
         assert!(set, "{} has its default {:?}", key.path(), key.value(&config));
     }
-    assert_eq!(config.model.dtype, DType::F8E4M3);
+    assert_eq!(config.model.dtype, DType::F16);
     assert_eq!(config.host.capacity, Bytes::gib(8).into());
     assert_eq!(config.disk.capacity, Blocks(16_000).into());
     assert_eq!(config.disk.more_dirs, Paths::from_iter(["cache-b", "cache-c"]));

@@ -41,6 +41,7 @@ impl Config {
         self.validate_admin()?;
         self.validate_encryption()?;
         self.validate_compression()?;
+        self.validate_lossy()?;
         http::validate("metrics", self.metrics.http, &self.metrics.security())?;
         self.validate_tiers()?;
         self.validate_volumes()?;

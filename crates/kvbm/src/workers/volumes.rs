@@ -1,13 +1,16 @@
 //! The volumes of the workers of this process.
 
 use super::WorkerError;
-use crate::config::{self, CacheGroup, Config, LayerContent, VolumeCompress};
+use crate::config::{self, CacheGroup, Config, LayerContent, VolumeCompress, VolumeLossy};
 use crate::encryption::operator_keys;
-use kvbm_layout::{HeadSlice, Holders, slice_for_rank};
+use kvbm_layout::{DType, HeadSlice, Holders, slice_for_rank};
 use kvbm_plan::Rank;
 use kvbm_tokens::NamespaceTag;
 use kvbm_transfer::{VolumeGroup, VolumeTier};
-use kvbm_volume::{BlobSlice, ObjectSeal, VolumeCompression, VolumeEncryption, VolumeRegistry, VolumeTerms};
+use kvbm_volume::{
+    BlobSlice, LossyCodes, LossyNumbers, LossyTerms, ObjectSeal, VolumeCompression, VolumeEncryption,
+    VolumeRegistry, VolumeTerms,
+};
 use std::sync::Arc;
 
 /// Opens the volumes that are configured, for the deployment of namespace `tag`. None where there
@@ -27,8 +30,8 @@ pub(crate) fn open_volumes(
     Ok(Some(Arc::new(registry)))
 }
 
-/// Volumes whose objects are encrypted and compressed, or are not, as it is configured. Reads
-/// files, and runs commands.
+/// Volumes whose objects are encrypted, compressed and lossy, or are not, as it is configured.
+/// Reads files, and runs commands.
 pub(super) fn for_deployment(
     config: &Config,
     registry: VolumeRegistry,
@@ -42,7 +45,28 @@ pub(super) fn for_deployment(
         VolumeCompress::Zstd => VolumeCompression::Zstd,
         VolumeCompress::Auto => VolumeCompression::Auto,
     };
-    Ok(registry.for_deployment(VolumeTerms { namespace: tag, encryption, compression })?)
+    let lossy = lossy_terms(config);
+    Ok(registry.for_deployment(VolumeTerms { namespace: tag, encryption, compression, lossy })?)
+}
+
+/// How blocks are shortened with loss, if they are.
+fn lossy_terms(config: &Config) -> Option<LossyTerms> {
+    let codes = match config.volumes.lossy {
+        VolumeLossy::Off => return None,
+        VolumeLossy::Fp8E4m3 => LossyCodes::Fp8E4m3,
+        VolumeLossy::Int8 => LossyCodes::Int8,
+        VolumeLossy::Int4 => LossyCodes::Int4,
+    };
+    let numbers = |dtype: DType| match dtype {
+        DType::BF16 => Some(LossyNumbers::Bf16),
+        DType::F16 => Some(LossyNumbers::F16),
+        DType::F32 => Some(LossyNumbers::F32),
+        _ => None,
+    };
+    // A configuration that is valid has no other types.
+    let types = config.lossy_types().ok()?;
+    let numbers = types.into_iter().map(numbers).collect::<Option<_>>()?;
+    Some(LossyTerms { codes, numbers })
 }
 
 /// What the worker of `rank` needs to know.

@@ -32,6 +32,7 @@ mod layers;
 mod lifetime;
 mod links;
 mod losses;
+mod lossy_volumes;
 mod offload;
 mod opaque;
 mod park;

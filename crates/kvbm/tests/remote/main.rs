@@ -154,6 +154,24 @@ fn peers_may_have_another_number_of_ranks() {
     }
 }
 
+/// Mutation that makes it fail: `volumes.lossy` does not enter the namespace.
+#[cfg(feature = "compress")]
+#[test]
+fn exact_and_lossy_nodes_find_nothing_of_each_other() {
+    use kvbm::config::VolumeLossy;
+
+    let world = World::new();
+    let lossy = |config: &mut Config| config.volumes.lossy = VolumeLossy::Int8;
+    let [a, b] = [1, 2].map(|id| world.node(id, [32, 64], lossy).manager);
+    let [c, d] = [3, 4].map(|id| world.node(id, [32, 64], |_| {}).manager);
+    put(&a, &tokens(&a, 1, 10));
+    put(&c, &tokens(&c, 2, 10));
+    let found =
+        |manager: &KvBlockManager<Owned>, start| manager.match_prefix(&tokens(manager, start, 10)).len();
+    eventually("nodes of one kind find each other", || (found(&b, 1), found(&d, 2)) == (10, 10));
+    assert_eq!([found(&b, 2), found(&c, 1), found(&d, 1)], [0, 0, 0]);
+}
+
 #[test]
 fn nodes_that_come_and_go_are_noticed() {
     let world = World::new();

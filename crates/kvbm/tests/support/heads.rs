@@ -4,7 +4,7 @@
 use super::store::hashes;
 use super::{expected, namespace, soon, unlimited};
 use kvbm::builder::WithOwned;
-use kvbm::config::{Blocks, Config, LayerContent, LayoutKind, ModelConfig};
+use kvbm::config::{Blocks, Config, LayerContent, LayoutKind, ModelConfig, VolumeLossy};
 use kvbm::device::{CopyBatch, Direction, HostBuffer};
 use kvbm::layout::{AxisOrder, DType, FragmentList, FullyContiguous, Selection, slice_for_rank};
 use kvbm::{BlockId, Builder, GroupId, KvBlockManager, Owned, SequenceHash, TokenSequence, Worker};
@@ -56,8 +56,9 @@ pub fn of_heads(hash: SequenceHash, worker: &Worker, group: GroupId, config: &Co
     let bytes = worker.g1_of(group).expect("G1 here").bytes_per_block() as usize / heads.len();
     let mut block: Vec<u8> =
         heads.flat_map(|head| expected(hash, head as u16 + 100 * group.0, bytes)).collect();
-    if config.model.dtype == DType::F16 {
-        // Exponents of a model take few values; all other bytes are noise, here as there.
+    if config.model.dtype == DType::F16 || config.volumes.lossy != VolumeLossy::Off {
+        // Exponents of a model take few values, of bf16 too; all other bytes are noise, here as
+        // there.
         block.iter_mut().skip(1).step_by(2).for_each(|upper| *upper = 0x38 | *upper & 0x83);
     }
     block
@@ -82,8 +83,19 @@ pub fn compute_unlike(manager: &KvBlockManager<Owned>, block: BlockId, hash: Seq
 
 /// Compares a block of a cache group on every rank.
 pub fn check(manager: &KvBlockManager<Owned>, group: GroupId, block: BlockId, hash: SequenceHash) {
+    check_as(manager, group, block, hash, &|_, bytes| bytes);
+}
+
+/// The same where a block of a group comes back as `back` says.
+fn check_as(
+    manager: &KvBlockManager<Owned>,
+    group: GroupId,
+    block: BlockId,
+    hash: SequenceHash,
+    back: &dyn Fn(GroupId, Vec<u8>) -> Vec<u8>,
+) {
     for worker in manager.workers().iter() {
-        let wanted = of_heads(hash, worker, group, manager.config());
+        let wanted = back(group, of_heads(hash, worker, group, manager.config()));
         let mut buffer = HostBuffer::zeroed(wanted.len());
         copy(worker, group, block, &buffer, Direction::DeviceToHost);
         let found = buffer.exclusive_bytes().expect("the copy is over");
@@ -121,6 +133,15 @@ fn copy(worker: &Worker, group: GroupId, block: BlockId, buffer: &HostBuffer, di
 /// Computes and registers what is missing of a sequence in each cache group; compares every byte of
 /// what is not. How many blocks came from somewhere.
 pub fn serve(manager: &KvBlockManager<Owned>, sequence: &TokenSequence) -> usize {
+    serve_as(manager, sequence, &|_, bytes| bytes)
+}
+
+/// The same where a block of a group, in universal order, comes back as `back` says.
+pub fn serve_as(
+    manager: &KvBlockManager<Owned>,
+    sequence: &TokenSequence,
+    back: &dyn Fn(GroupId, Vec<u8>) -> Vec<u8>,
+) -> usize {
     let found = match manager.onboard_groups(manager.match_groups(sequence)).wait() {
         Ok(found) => found,
         Err(error) => error.arrived,
@@ -128,7 +149,7 @@ pub fn serve(manager: &KvBlockManager<Owned>, sequence: &TokenSequence) -> usize
     let hashes = hashes(sequence);
     for (group, part) in (0_u16..).map(GroupId).zip(&found.parts) {
         for (&block, &hash) in part.blocks.block_ids().iter().zip(&hashes[part.start..]) {
-            check(manager, group, block, hash);
+            check_as(manager, group, block, hash, back);
         }
         for range in manager.kept_blocks(group, hashes.len()) {
             let range = range.start.max(found.len)..range.end;

@@ -2,15 +2,17 @@
 //!
 //! The ratio depends on the content, so it is asked for: `--kv` names a file of blocks as they lie
 //! in host memory or in an object. Without it the elements are random numbers of a normal
-//! distribution, which says what the codecs do, and nothing of a model. Then the blocks go over
-//! links of several bandwidths, with each setting of `volumes.compress`.
+//! distribution, which says what the codecs do, and nothing of a model. The settings of
+//! `volumes.lossy` have errors too. Then the blocks go over links of several bandwidths, with each
+//! setting of `volumes.compress`.
 
 mod link;
+mod lossy;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use kvbm::layout::DType;
-use kvbm_codec::{Codec, Compressor, Expander};
+use kvbm_codec::{Codec, Compressor, Expander, FrameError, LossyForm, lossy_frame};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -79,6 +81,9 @@ pub struct Row {
     pub write_gain_below_gb_per_s: f64,
     /// A link below this bandwidth is read faster by one core that opens.
     pub read_gain_below_gb_per_s: f64,
+    /// Of a lossy one, how far from the numbers what comes back is.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub errors: Option<lossy::Errors>,
 }
 
 /// A codec, or a link.
@@ -99,13 +104,18 @@ pub fn run(args: &CompressionArgs) -> Result<Rows> {
     let zstd = LEVELS.map(|level| (Codec::Zstd, level));
     let codecs = zstd.into_iter().chain([(Codec::Lz4, Codec::DEFAULT_LEVEL)]);
     let all: Vec<_> = planes.flat_map(|planes| codecs.clone().map(move |codec| (planes, codec))).collect();
-    let progress = Progress::new("codecs", all.len() as u64);
+    let lossy = lossy::ways(args.dtype)?;
+    let progress = Progress::new("codecs", (all.len() + lossy.len()) as u64);
     let mut rows = Vec::new();
     for ((width, shown), (codec, level)) in all {
         let level_shown = if codec == Codec::Zstd { format!(" {level}") } else { String::new() };
         let name = format!("{codec}{level_shown} {shown}");
-        let measured = measure(&blocks, Compressor::with_level(codec, level)?, width, args.rounds)?;
-        rows.push(row(args, name, &blocks, &measured));
+        let way = Way::Exact(Compressor::with_level(codec, level)?, width);
+        rows.push(row(args, name, &blocks, &measure(&blocks, way, args.rounds)?));
+        progress.advance(1);
+    }
+    for (name, way) in lossy {
+        rows.push(row(args, name, &blocks, &measure(&blocks, way, args.rounds)?));
         progress.advance(1);
     }
     progress.finish();
@@ -164,34 +174,63 @@ fn half(bits: u32) -> u16 {
         .map_or(sign, |exponent| sign | exponent << 10 | mantissa)
 }
 
+/// How a block is made shorter.
+enum Way {
+    /// Without loss, of elements of so many bytes.
+    Exact(Compressor, u32),
+    /// With loss, and without loss after that where there is a compressor.
+    Lossy(LossyForm, Option<Compressor>),
+}
+
+impl Way {
+    fn frame(&mut self, block: &[u8]) -> Option<Vec<u8>> {
+        match self {
+            Self::Exact(compressor, width) => compressor.frame(block, Some(*width)),
+            Self::Lossy(form, packer) => lossy_frame(*form, block, packer.as_mut()),
+        }
+    }
+
+    fn open(&self, expander: &mut Expander, frame: &[u8], block: &mut [u8]) -> Result<(), FrameError> {
+        match self {
+            Self::Exact(..) => expander.open(frame, block),
+            Self::Lossy(form, _) => expander.open_lossy(*form, frame, block),
+        }
+    }
+}
+
 struct Measured {
     compressed_blocks: usize,
+    errors: Option<lossy::Errors>,
     stored: usize,
     compress: Duration,
     decompress: Duration,
 }
 
-fn measure(blocks: &[&[u8]], mut compressor: Compressor, width: u32, rounds: u32) -> Result<Measured> {
+fn measure(blocks: &[&[u8]], mut way: Way, rounds: u32) -> Result<Measured> {
     let mut best: Option<Measured> = None;
     let mut expander = Expander::default();
     let mut opened = vec![0; blocks[0].len()];
     for _ in 0..rounds {
         let (mut compress, mut decompress) = (Duration::ZERO, Duration::ZERO);
-        let (mut stored, mut compressed_blocks) = (0, 0);
+        let (mut stored, mut compressed_blocks, mut errors) = (0, 0, lossy::Sums::default());
         for block in blocks {
             let began = Instant::now();
-            let frame = compressor.frame(block, Some(width));
+            let frame = way.frame(block);
             compress += began.elapsed();
             stored += frame.as_ref().map_or(block.len(), Vec::len);
             let began = Instant::now();
             // What is not compressed is read where it goes.
             let Some(frame) = frame else { continue };
             compressed_blocks += 1;
-            expander.open(&frame, &mut opened)?;
+            way.open(&mut expander, &frame, &mut opened)?;
             decompress += began.elapsed();
-            ensure!(opened == *block, "a block does not come back");
+            match way {
+                Way::Exact(..) => ensure!(opened == *block, "a block does not come back"),
+                Way::Lossy(form, _) => errors.add(form.element, block, &opened),
+            }
         }
-        let found = Measured { compressed_blocks, stored, compress, decompress };
+        let errors = matches!(way, Way::Lossy(..)).then(|| errors.errors());
+        let found = Measured { compressed_blocks, errors, stored, compress, decompress };
         best = Some(match best {
             None => found,
             Some(best) => Measured {
@@ -222,11 +261,22 @@ fn row(args: &CompressionArgs, name: String, blocks: &[&[u8]], measured: &Measur
         decompress_gb_per_s: if decompress > 0.0 { 1.0 / decompress } else { 0.0 },
         write_gain_below_gb_per_s: below(compress),
         read_gain_below_gb_per_s: below(decompress),
+        errors: measured.errors,
     }
 }
 
 fn table(args: &CompressionArgs, rows: &[Row], links: &[link::LinkRow]) -> String {
-    let mut codecs = Table::new(["", "ratio", "compress", "open", "write gain below", "read gain below"]);
+    let mut codecs = Table::new([
+        "",
+        "ratio",
+        "compress",
+        "open",
+        "write gain below",
+        "read gain below",
+        "mean error",
+        "largest",
+    ]);
+    let share = |share: f64| format!("{:.2} %", 100.0 * share);
     let speed = |gb_per_s: f64| format!("{gb_per_s:.2} GB/s");
     for row in rows {
         codecs.row([
@@ -236,6 +286,8 @@ fn table(args: &CompressionArgs, rows: &[Row], links: &[link::LinkRow]) -> Strin
             speed(row.decompress_gb_per_s),
             speed(row.write_gain_below_gb_per_s),
             speed(row.read_gain_below_gb_per_s),
+            row.errors.map_or(String::new(), |errors| share(errors.mean_error)),
+            row.errors.map_or(String::new(), |errors| share(errors.largest_error)),
         ]);
     }
     let mut over =
