@@ -17,6 +17,7 @@ use Feed::{Target, Test};
 
 /// Files of libraries with a function `decode` or `decode_..`.
 const DECODERS: &[(&str, Feed)] = &[
+    ("crates/kvbm-codec/src/quantise.rs", Target("frame")),
     ("crates/kvbm-disk/src/keyring/file.rs", Target("keys")),
     ("crates/kvbm-disk/src/record.rs", Target("journal")),
     ("crates/kvbm-disk/src/stripes.rs", Target("stripes")),
