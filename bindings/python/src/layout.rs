@@ -188,7 +188,7 @@ impl Layout {
     fn groups(&self) -> Vec<(String, Vec<usize>)> {
         let bytes = |group: &TensorGroup| group.tensors.iter().map(|tensor| tensor.block_bytes).collect();
         let named = self.groups.iter().filter(|group| group.is_named);
-        named.map(|group| (kind_name(group.kind), bytes(group))).collect()
+        named.map(|group| (group.kind.to_string(), bytes(group))).collect()
     }
 
     /// What a node daemon has to be told of these blocks: the section `[model]` of its
@@ -196,11 +196,13 @@ impl Layout {
     #[getter]
     fn daemon_model(&self) -> Result<String> {
         let model = self.model()?;
+        let tokens = model.page_size;
         if model.has_groups() {
-            let text = "the layout has cache groups, and a node daemon keeps blocks of models without";
-            return Err(Error::argument(text));
+            let group = |group: &CacheGroup| format!("    \"{group}\",\n");
+            let groups: String = model.groups.as_slice().iter().map(group).collect();
+            return Ok(format!("[model]\npage_size = {tokens}\ngroups = [\n{groups}]\n"));
         }
-        let (tokens, tensors) = (model.page_size, &model.opaque_tensors);
+        let tensors = &model.opaque_tensors;
         Ok(format!("[model]\npage_size = {tokens}\nopaque_tensors = \"{tensors}\"\n"))
     }
 
@@ -238,15 +240,12 @@ fn kind_of(text: &str) -> Result<GroupKind> {
     }
 }
 
-fn kind_name(kind: GroupKind) -> String {
-    match kind {
-        GroupKind::Full => "full".to_owned(),
-        GroupKind::SlidingWindow(tokens) => format!("window={tokens}"),
-        GroupKind::State => "state".to_owned(),
-    }
-}
-
 impl Layout {
+    /// What the layers of each cache group keep.
+    pub(crate) fn kinds(&self) -> Vec<GroupKind> {
+        self.groups.iter().map(|group| group.kind).collect()
+    }
+
     /// Whether its tensors lie in memory of this process.
     pub(crate) fn has_memory(&self) -> bool {
         self.tensors().any(|tensor| tensor.memory.is_some())

@@ -11,8 +11,8 @@ use crate::integers::{block_ids, seconds};
 use crate::layout::{EngineMemory, Layout};
 use crate::loads::{FinishedLoad, OffloadStarted, Ticket};
 use crate::sequence::{AnySequence, Namespace};
-use kvbm::{BlockId, Rank};
-use kvbm_node::{EngineTerms, MoverMemory, NodeEngine as Attached, NodeStatus};
+use kvbm::{BlockId, GroupId, Rank};
+use kvbm_node::{EngineTerms, MoverMemory, NodeEngine as Attached, NodePromise, NodeStatus};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::os::fd::AsRawFd;
@@ -42,16 +42,14 @@ struct Open {
     points: AtomicU64,
 }
 
+/// What a process of an engine attaches with.
+pub(crate) fn terms_of(socket: PathBuf, layout: &Layout, engine: String, ranks: u16) -> EngineTerms {
+    EngineTerms { ranks, groups: layout.kinds(), ..EngineTerms::new(socket, engine, layout.num_blocks()) }
+}
+
 /// The memory of a rank, for the movers of this process.
-pub(crate) fn mover_of(rank: u16, memory: &EngineMemory) -> Result<MoverMemory> {
-    let [g1] = &memory.groups[..] else {
-        let groups = memory.groups.len();
-        let text = format!(
-            "the layout has {groups} cache groups, and a node daemon keeps blocks of one: use a KvBlockManager"
-        );
-        return Err(Error::argument(text));
-    };
-    Ok(MoverMemory { rank: Rank(rank), device: memory.device(), g1: g1.clone() })
+pub(crate) fn mover_of(rank: u16, memory: &EngineMemory) -> MoverMemory {
+    MoverMemory { rank: Rank(rank), device: memory.device(), g1: memory.groups.clone() }
 }
 
 /// How a process is attached.
@@ -104,11 +102,11 @@ impl NodeEngine {
         namespace.check_persistable().map_err(Error::from)?;
         namespace.hasher().map_err(Error::from)?;
         let memory = if layout.has_memory() { Some(layout.bind(py)?) } else { None };
-        let terms = EngineTerms { ranks, ..EngineTerms::new(socket, engine, layout.num_blocks()) };
+        let terms = terms_of(socket, layout, engine, ranks);
         let open = detached(py, move || {
             let device = memory.as_ref().and_then(|memory| memory.device.clone());
             let events = device.map(EngineEvents::new).transpose()?;
-            let movers = memory.iter().map(|memory| mover_of(0, memory)).collect::<Result<_>>()?;
+            let movers = memory.iter().map(|memory| mover_of(0, memory)).collect();
             let engine = Attached::attach(terms, true, movers)?;
             Ok(Arc::new(Open { engine, events, points: AtomicU64::new(0) }))
         })?;
@@ -144,20 +142,24 @@ impl NodeEngine {
 
     /// As of a manager. Nothing is found while there is no daemon, or where it does not answer in
     /// half a second.
-    #[pyo3(signature = (request, sequence, first = 0))]
+    #[pyo3(signature = (request, sequence, first = 0, *, end = None))]
     fn look_up(
         &self,
         py: Python<'_>,
         request: &str,
         sequence: AnySequence<'_>,
         first: usize,
+        end: Option<usize>,
     ) -> PyResult<Option<Ticket>> {
         let chain = sequence.chain();
-        self.call(py, |open| match open.engine.look_up(request, chain, first)? {
-            kvbm::LookUp::Ready { blocks, by_tier } => {
-                Ok(Some(Ticket { blocks, by_tier, groups: Vec::new() }))
+        let chain = chain.slice(0..end.unwrap_or(chain.len()));
+        self.call(py, |open| {
+            let NodePromise { found, groups } = open.engine.look_up_groups(request, chain, first)?;
+            let groups = groups.into_iter().map(|range| (range.start, range.end)).collect();
+            match found {
+                kvbm::LookUp::Ready { blocks, by_tier } => Ok(Some(Ticket { blocks, by_tier, groups })),
+                kvbm::LookUp::Pending => Ok(None),
             }
-            kvbm::LookUp::Pending => Ok(None),
         })
     }
 
@@ -204,6 +206,25 @@ impl NodeEngine {
         self.call(py, |open| Ok(open.engine.commit_with(request, &ids, after, timeout)?))
     }
 
+    /// As of a manager, for models with several cache groups. Raises `KvbmError` where there is no
+    /// daemon: nothing was started then.
+    #[pyo3(signature = (request, ids, after = None, *, timeout = None))]
+    fn commit_groups(
+        &self,
+        py: Python<'_>,
+        request: &str,
+        ids: Vec<Bound<'_, PyAny>>,
+        after: Option<&Fence>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let ids = ids.iter().map(block_ids).collect::<PyResult<Vec<_>>>()?;
+        let (after, timeout) = (Fence::of_node(after)?, timeout.map(seconds).transpose()?);
+        self.call(py, |open| {
+            let ids: Vec<&[BlockId]> = ids.iter().map(Vec::as_slice).collect();
+            Ok(open.engine.commit_groups(request, &ids, after, timeout)?)
+        })
+    }
+
     /// As of a manager.
     fn abandon(&self, py: Python<'_>, request: &str) -> PyResult<bool> {
         self.call(py, |open| Ok(open.engine.abandon(request)?))
@@ -234,7 +255,7 @@ impl NodeEngine {
     }
 
     /// As of a manager. Nothing is started while there is no daemon.
-    #[pyo3(signature = (ids, sequence, first = 0, after = None))]
+    #[pyo3(signature = (ids, sequence, first = 0, after = None, *, group = 0))]
     fn offload(
         &self,
         py: Python<'_>,
@@ -242,10 +263,11 @@ impl NodeEngine {
         sequence: AnySequence<'_>,
         first: usize,
         after: Option<&Fence>,
+        group: u16,
     ) -> PyResult<OffloadStarted> {
         let (ids, after) = (block_ids(ids)?, Fence::of_node(after)?);
         let chain = sequence.chain();
-        self.call(py, |open| Ok(open.engine.offload_after(&ids, chain, first, after)?.into()))
+        self.call(py, |open| Ok(open.engine.offload_group(GroupId(group), &ids, chain, first, after)?.into()))
     }
 
     /// As of a manager: the engine may overwrite these blocks when it returns.

@@ -6,8 +6,8 @@ use crate::errors::{Error, Result};
 use crate::guard::detached;
 use crate::integers::{block_ids, seconds};
 use crate::layout::Layout;
-use crate::node_engine::{mover_of, status_dict};
-use kvbm_node::{EngineTerms, NodeEngine as Attached};
+use crate::node_engine::{mover_of, status_dict, terms_of};
+use kvbm_node::NodeEngine as Attached;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
@@ -55,10 +55,10 @@ impl NodeMover {
             return Err(Error::argument(format!("rank {rank} of {ranks} ranks: ranks begin at 0")).into());
         }
         let memory = layout.bind(py)?;
-        let terms = EngineTerms { ranks, ..EngineTerms::new(socket, engine, layout.num_blocks()) };
+        let terms = terms_of(socket, layout, engine, ranks);
         let open = detached(py, move || {
             let events = memory.device.clone().map(EngineEvents::new).transpose()?;
-            let engine = Attached::attach(terms, false, vec![mover_of(rank, &memory)?])?;
+            let engine = Attached::attach(terms, false, vec![mover_of(rank, &memory)])?;
             Ok(Arc::new(Open { engine, events }))
         })?;
         Ok(Self { open: Closable::new("NodeMover", open) })

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import LAYERS, NUM_BLOCKS, PAGE_SIZE, FakeEngine
 from kvbm_rs import (
@@ -97,6 +98,63 @@ def test_what_an_engine_saves_another_one_loads(tmp_path: Path) -> None:
                 node.forget(node.namespace, wait=True)
         with pytest.raises(ClosedError, match="the NodeEngine was closed"):
             node.step()
+
+
+def test_every_cache_group_of_a_request_comes_back(tmp_path: Path) -> None:
+    pages = [np.zeros((NUM_BLOCKS, 512), dtype=np.int8) for _ in range(2)]
+    layout = Layout(NUM_BLOCKS, PAGE_SIZE)
+    for kind, tensors in (
+        ("window=6", pages),
+        ("full", pages),
+        ("state", [pages[0][:, :301]]),
+    ):
+        layout.begin_group(kind)
+        for tensor in tensors:
+            layout.add_tensor(tensor)
+    assert layout.daemon_model == (
+        "[model]\npage_size = 4\ngroups = [\n"
+        '    "window=6 layers=2 rank_bytes=512",\n'
+        '    "full layers=2 rank_bytes=512",\n'
+        '    "state layers=1 rank_bytes=301",\n]\n'
+    )
+    settings = '[namespace]\nmodel = "daemon"\n[host]\ncapacity = 64\npinned = false\n[policy]\nadmission = "all"\n'
+    socket = socket_of(tmp_path)
+    with NodeServer(Config.from_toml(layout.daemon_model + settings), socket):
+        with NodeEngine(socket, layout, NAMESPACE, engine="groups") as node:
+            assert node.wait_ready(PATIENCE), node.status()
+            tokens = TokenSequence(node.namespace, list(range(4 * PAGE_SIZE)))
+            ids = [[1, 2], [3, 4, 5, 6], [7]]
+            for group, first in enumerate((2, 0, 3)):
+                for block in ids[group]:
+                    for page in pages:
+                        page[block] = 10 * group + block
+                assert node.offload(ids[group], tokens, first, group=group).started == len(
+                    ids[group]
+                )
+            assert node.wait_offloads(PATIENCE)
+            found = node.look_up("r", tokens)
+            assert found is not None and found.blocks == 4
+            assert found.groups == [(2, 4), (0, 4), (3, 4)]
+            short = node.look_up("s", tokens, end=3)
+            assert short is not None and short.blocks == 0 and short.groups == []
+            with pytest.raises(KvbmError, match="the engine has 3 cache groups"):
+                node.commit("r", [11, 12, 13, 14])
+            to = [[11, 12], [13, 14, 15, 16], [17]]
+            node.commit_groups("r", to, timeout=PATIENCE)
+            until(lambda: node.open_tickets == (0, 0))
+            (load,) = node.finished()
+            assert (load.arrived, load.wanted, load.failures) == (4, 4, [])
+            for group, (blocks, loaded) in enumerate(zip(ids, to)):
+                for block, into in zip(blocks, loaded):
+                    end = 301 if group == 2 else 512
+                    assert (pages[0][into][:end] == 10 * group + block).all()
+            assert not pages[0][17][301:].any(), "a state is copied at its own length"
+        one = Layout.of_workers(NUM_BLOCKS, PAGE_SIZE, [512] * 2)
+        with NodeEngine(socket, one, NAMESPACE, engine="one") as node:
+            until(lambda: "refuses" in (node.status()["reason"] or ""))
+            assert "the engine has 1 (full), the daemon has 3 (window=6, full, state)" in str(
+                node.status()["reason"]
+            )
 
 
 def test_without_a_daemon_everything_is_a_miss(tmp_path: Path) -> None:
@@ -236,3 +294,13 @@ def test_the_daemon_as_a_program(tmp_path: Path) -> None:
         [sys.executable, "-m", "kvbm_rs.serve", str(tmp_path / "none")], capture_output=True
     )
     assert wrong.returncode == 1 and b"none" in wrong.stderr
+    # Of a model with several cache groups, without a word of `[device]`.
+    group = "layers=2 rank_bytes=512"
+    file.write_text(
+        f'[model]\npage_size = {PAGE_SIZE}\ngroups = ["window=6 {group}", "full {group}"]\n'
+        f'[namespace]\nmodel = "daemon"\n[host]\ncapacity = 64\npinned = false\n'
+        f'[node]\nsocket = "{socket_of(tmp_path)}"\n'
+    )
+    program = start()
+    program.terminate()
+    assert program.wait(PATIENCE) == 0

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::Args;
 use kvbm::admin::{AdminEngine, AdminHost};
-use kvbm::config::Config;
+use kvbm::config::{Capacity, Config};
 use kvbm_node::{AttachedEngine, LineTimes, NodeServer};
 
 use crate::args::WrongUsage;
@@ -61,7 +61,9 @@ pub struct ServeArgs {
 
 /// Serves engines until SIGTERM or Ctrl-C.
 pub fn run(args: &ServeArgs) -> Result<()> {
-    let mut config = Config::load(Some(&args.config))?;
+    // G1 belongs to the engines: what `[device]` says does not matter.
+    let no_device = |config: &mut Config| config.device.capacity = Capacity::NONE;
+    let mut config = Config::load_with(Some(&args.config), no_device)?;
     if args.admin.is_some() {
         config.admin.socket.clone_from(&args.admin);
         config.validate()?;

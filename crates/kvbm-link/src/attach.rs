@@ -11,9 +11,9 @@ use std::io::{self, Write};
 /// Begins every offer: another program's bytes are found at once.
 const MAGIC: [u8; 8] = *b"KVBMNODE";
 /// Versions of this protocol that this build speaks, the first and the last.
-const PROTOCOLS: [u16; 2] = [2, 2];
-/// Longest terms in bytes.
-pub(crate) const MAX_TERMS: usize = 1536;
+const PROTOCOLS: [u16; 2] = [3, 3];
+/// Longest terms of a process that attaches, in bytes.
+pub const MAX_TERMS: usize = 2000;
 /// Most characters of a refusal.
 const MAX_SHOWN: usize = 900;
 
@@ -179,9 +179,14 @@ mod tests {
 
     #[test]
     fn another_version_and_another_program_are_distinguished() {
-        let strange = Offer { magic: MAGIC, protocols: [7, 9], build: "9".into(), terms: Vec::new() };
-        let reason = decode_offer(&encode(&strange).unwrap()).unwrap().unwrap_err();
-        assert!(reason.contains("7 to 9 (kvbm 9) there"), "{reason}");
+        // The second knew one cache group.
+        for [first, last] in [[7, 9], [2, 2]] {
+            let protocols = [first, last];
+            let strange = Offer { magic: MAGIC, protocols, build: "9".into(), terms: vec![0xff; 1536] };
+            let reason = decode_offer(&encode(&strange).unwrap()).unwrap().unwrap_err();
+            let there = format!("protocol {first} to {last} (kvbm 9) there, 3 to 3 (kvbm ");
+            assert!(reason.starts_with(&there), "{reason}");
+        }
         let strange =
             Offer { magic: *b"KVBMLINK", protocols: PROTOCOLS, build: "9".into(), terms: Vec::new() };
         assert!(decode_offer(&encode(&strange).unwrap()).is_err());

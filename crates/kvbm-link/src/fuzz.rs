@@ -1,13 +1,14 @@
 //! What must hold of any bytes that the other end sends: the body of the fuzz target `link`
 //! (`cargo xtask fuzz`). It panics where it does not hold.
 
+use crate::attach::{MAX_TERMS, decode_offer as decode_attach_offer};
 use crate::frame::{FrameKind, MAX_HANDSHAKE, frame, read_frame};
 use crate::handshake::{LeaderTerms, SharedSetting, WorkerTerms, decode_offer, read_answer, read_failure};
 use kvbm_plan::{Epoch, Rank};
 
 /// A frame that is read is written as the same bytes. An offer ends with an answer or a refusal
-/// that fits into a frame. What is no offer, and what a leader reads as its answer, ends with an
-/// error that says something.
+/// that fits into a frame; one of a process that attaches has terms of a bounded length. What is no
+/// offer, and what a leader reads as its answer, ends with an error that says something.
 pub fn link(input: &[u8]) {
     let mut rest = input;
     loop {
@@ -17,6 +18,7 @@ pub fn link(input: &[u8]) {
         assert_eq!(frame(kind, &body), read);
         answer(&body);
         refuse(&body);
+        attach(&body);
         if let Err(error) = read_answer(kind, &body) {
             assert!(!error.to_string().is_empty());
         }
@@ -34,6 +36,15 @@ fn answer(body: &[u8]) {
     let refused = versions.and_then(|()| worker.check(&terms, Some(terms.epoch)));
     let Err(refusal) = refused else { return };
     assert!(!refusal.field.is_empty() || terms.settings.iter().any(|setting| setting.name.is_empty()));
+}
+
+/// A daemon reads it as the offer of a process that attaches.
+fn attach(body: &[u8]) {
+    match decode_attach_offer(body) {
+        Ok(Ok(terms)) => assert!(terms.len() <= MAX_TERMS),
+        Ok(Err(versions)) => assert!(!versions.is_empty()),
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
 }
 
 /// A worker that differs from it refuses it with a frame that can be read.

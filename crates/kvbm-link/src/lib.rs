@@ -102,7 +102,7 @@ mod waiting;
 mod worker;
 
 pub use address::{TlsFiles, WorkerAddress, WorkerAddressError};
-pub use attach::AttachError;
+pub use attach::{AttachError, MAX_TERMS};
 pub use attached::{DaemonLine, Welcomed};
 pub use connection::LineTimes;
 pub use daemon::{

@@ -5,8 +5,8 @@
 
 use crate::error::{NodeError, NotFree};
 use crate::mover::{Mover, MoverMemory};
-use crate::protocol::{Answer, Ask, Call, DaemonNotice, Role, Terms, Welcome, decode, encode};
-use crate::shape::shape_of;
+use crate::protocol::{Answer, Ask, Call, DaemonNotice, GroupIds, Role, Terms, Welcome, decode, encode};
+use crate::shape::ModelShape;
 use crate::terms::{EngineTerms, NodeLoad, NodeStatus, numbers};
 use kvbm::BlockId;
 use kvbm::plan::deadline_after;
@@ -188,14 +188,16 @@ impl Shared {
     }
 
     fn offer(&self, role: Role, memory: Option<&MoverMemory>) -> Terms {
-        let EngineTerms { engine, blocks, ranks, namespace, .. } = &self.terms;
+        let EngineTerms { engine, blocks, ranks, namespace, groups, .. } = &self.terms;
+        let g1 = memory.iter().flat_map(|memory| &memory.g1);
         Terms {
             role,
             engine: engine.clone(),
             blocks: *blocks,
             ranks: *ranks,
             namespace: namespace.map(|tag| *tag.as_bytes()),
-            shape: memory.map_or_else(Vec::new, |memory| shape_of(memory.g1.layout().config())),
+            model: ModelShape::new(groups, g1.map(|g1| g1.layout().config())),
+            host: None,
         }
     }
 
@@ -449,13 +451,22 @@ impl Shared {
     pub(crate) fn commit(
         &self,
         request: &str,
-        ids: &[BlockId],
+        ids: &[&[BlockId]],
         after: Option<u64>,
         time: Option<Duration>,
     ) -> Result<(), NodeError> {
         let wait_ms = time.map_or(0, |time| u32::try_from(time.as_millis()).unwrap_or(u32::MAX).max(1));
         let after = after.unwrap_or(0);
-        let ask = Ask::Commit { request: request.to_owned(), ids: numbers(ids), after, wait_ms };
+        let groups = self.terms.groups.len();
+        if ids.len() != groups {
+            let given = ids.len();
+            return Err(NodeError::Refused(format!(
+                "{given} lists of block ids, and the engine has {groups} cache groups: give a list for each"
+            )));
+        }
+        let ids = GroupIds::of(ids);
+        let wanted = ids.blocks() as usize;
+        let ask = Ask::Commit { request: request.to_owned(), ids, after, wait_ms };
         ask.check().map_err(NodeError::Refused)?;
         let mut state = self.state.lock();
         let line = self.line(&state)?;
@@ -463,7 +474,7 @@ impl Shared {
             return Err(NodeError::Refused(format!("request {request} is being loaded")));
         }
         // The outcome comes after it is awaited.
-        state.loads.insert(request.to_owned(), ids.len());
+        state.loads.insert(request.to_owned(), wanted);
         let number = state.number;
         drop(state);
         let sent = line.send(Lane::Bulk, &encode(&Call { id: 0, ask }));

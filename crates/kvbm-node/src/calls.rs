@@ -2,16 +2,20 @@
 
 use crate::lives::Life;
 use crate::node::Node;
-use crate::protocol::{Answer, Ask, Call, DaemonNotice, Load, decode, encode};
+use crate::protocol::{Answer, Ask, Call, DaemonNotice, GroupIds, Load, decode, encode};
 use kvbm::plan::deadline_after;
 use kvbm::tokens::NamespaceTag;
-use kvbm::{BlockId, Fence, LoadOptions, LookUp, OffloadStarted};
+use kvbm::{BlockId, Fence, GroupId, LoadOptions, LookUp, OffloadStarted};
 use kvbm_link::{AttachedSender, AttachedSession};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A call does not wait longer, whatever it asks for.
 const MAX_WAIT: Duration = Duration::from_secs(10);
+
+/// No block is promised.
+const NOTHING: Answer = Answer::Ready { blocks: 0, by_tier: [0; 4], promised: Vec::new() };
 
 /// The line to a scheduler.
 pub(crate) struct SchedulerSession {
@@ -31,20 +35,19 @@ impl SchedulerSession {
             Ask::LookUp { request, run, first } => {
                 let open = self.node.open.read();
                 if !*open || !self.life.can_copy() {
-                    return Ok(Some(Answer::Ready { blocks: 0, by_tier: [0; 4] }));
+                    return Ok(Some(NOTHING));
                 }
                 let (request, hashes) = (self.life.request(&request), run.hashes());
-                let found = manager.tickets().look_up(&request, run.chain(&hashes), first as usize);
+                let tickets = manager.tickets();
+                let found = tickets.look_up(&request, run.chain(&hashes), first as usize);
                 match found.map_err(|error| error.to_string())? {
-                    LookUp::Ready { blocks, by_tier } => {
-                        Answer::Ready { blocks: blocks as u32, by_tier: by_tier.map(|count| count as u32) }
-                    }
+                    LookUp::Ready { blocks, by_tier } => ready(blocks, by_tier, tickets.promised(&request)),
                     LookUp::Pending => Answer::Pending,
                 }
             }
             Ask::Commit { request, ids, after, wait_ms } => {
                 if let Err(why) = self.commit(&request, &ids, after, wait_ms) {
-                    let load = Load { request, arrived: 0, wanted: ids.len() as u32, failures: vec![why] };
+                    let load = Load { request, arrived: 0, wanted: ids.blocks(), failures: vec![why] };
                     self.out.answer(&encode(&DaemonNotice::Finished(load)));
                 }
                 return Ok(None);
@@ -52,13 +55,14 @@ impl SchedulerSession {
             Ask::Abandon { request } => {
                 Answer::Known(manager.tickets().abandon(&self.life.request(&request)))
             }
-            Ask::Offload { ids, run, first, after } => {
+            Ask::Offload { group, ids, run, first, after } => {
                 let open = self.node.open.read();
                 if !*open || !self.life.can_copy() {
                     return Err("movers of some ranks are not ready: offer the blocks again later".into());
                 }
                 let (ids, hashes, after) = (self.shared(&ids)?, run.hashes(), self.fence(after)?);
-                let started = manager.offload(&ids, run.chain(&hashes), first as usize, after);
+                let (group, first) = (GroupId(group), first as usize);
+                let started = manager.offload_group(group, &ids, run.chain(&hashes), first, after);
                 self.started(&started.map_err(|error| error.to_string())?)
             }
             Ask::Released { ids } => {
@@ -124,12 +128,13 @@ impl SchedulerSession {
         self.life.fence(number, register)
     }
 
-    fn commit(&self, request: &str, ids: &[u32], after: u64, wait_ms: u32) -> Result<(), String> {
+    fn commit(&self, request: &str, ids: &GroupIds, after: u64, wait_ms: u32) -> Result<(), String> {
         let open = self.node.open.read();
         if !*open {
             return Err("another daemon takes the place of this one".into());
         }
-        let (request, ids) = (self.life.request(request), self.shared(ids)?);
+        let (request, all) = (self.life.request(request), self.shared(ids.all())?);
+        let ids: Vec<&[BlockId]> = ids.places().into_iter().map(|place| &all[place]).collect();
         let mut options = LoadOptions::default();
         if let Some(fence) = self.fence(after)? {
             options = options.after(fence);
@@ -138,7 +143,19 @@ impl SchedulerSession {
             options = options.until(deadline_after(Instant::now(), Duration::from_millis(wait_ms.into())));
         }
         let tickets = self.node.manager.tickets();
-        tickets.commit_with(&request, &ids, options).map_err(|error| error.to_string())
+        tickets.commit_groups(&request, &ids, options).map_err(|error| error.to_string())
+    }
+}
+
+/// What was found, unless its ticket has ended since: one of another request may have needed room.
+fn ready(blocks: usize, by_tier: [usize; 4], promised: Vec<Range<usize>>) -> Answer {
+    if promised.is_empty() {
+        return NOTHING;
+    }
+    Answer::Ready {
+        blocks: blocks as u32,
+        by_tier: by_tier.map(|count| count as u32),
+        promised: promised.into_iter().map(|range| (range.start as u32, range.end as u32)).collect(),
     }
 }
 

@@ -4,11 +4,11 @@ use crate::attachment::Shared;
 use crate::error::{NodeError, NotFree};
 use crate::mover::MoverMemory;
 use crate::protocol::{Answer, Ask, Run};
-use crate::terms::{EngineTerms, NodeLoad, NodeOffload, NodeStatus, numbers};
+use crate::terms::{EngineTerms, NodeLoad, NodeOffload, NodePromise, NodeStatus, numbers};
 use kvbm::device::Event;
 use kvbm::plan::deadline_after;
 use kvbm::tokens::NamespaceTag;
-use kvbm::{BlockChain, BlockId, LookUp};
+use kvbm::{BlockChain, BlockId, GroupId, LookUp};
 use rustix::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -32,8 +32,13 @@ impl NodeEngine {
     /// `movers`: the blocks of the ranks that this process copies for.
     ///
     /// # Errors
-    /// [`NodeError::System`].
+    /// [`NodeError::System`]; [`NodeError::Groups`]: a mover's memory is not that of the engine's
+    /// cache groups.
     pub fn attach(terms: EngineTerms, scheduler: bool, movers: Vec<MoverMemory>) -> Result<Self, NodeError> {
+        let needed = terms.groups.len();
+        if let Some(other) = movers.iter().find(|mover| mover.g1.len() != needed) {
+            return Err(NodeError::Groups { rank: other.rank, found: other.g1.len(), needed });
+        }
         let system = |error: std::io::Error| NodeError::System(error.to_string());
         let shared = Arc::new(Shared::new(terms, scheduler, movers).map_err(system)?);
         let own = Arc::clone(&shared);
@@ -64,16 +69,30 @@ impl NodeEngine {
         chain: impl Into<BlockChain<'a>>,
         first: usize,
     ) -> Result<LookUp, NodeError> {
+        self.look_up_groups(request, chain, first).map(|promise| promise.found)
+    }
+
+    /// As [`look_up`](Self::look_up), with the blocks of each cache group.
+    ///
+    /// # Errors
+    /// As [`look_up`](Self::look_up).
+    pub fn look_up_groups<'a>(
+        &self,
+        request: &str,
+        chain: impl Into<BlockChain<'a>>,
+        first: usize,
+    ) -> Result<NodePromise, NodeError> {
         let run = Run::of(chain.into());
         let ask = Ask::LookUp { request: request.to_owned(), run, first: first as u32 };
         match self.shared.call(ask) {
-            Ok(Answer::Pending) => Ok(LookUp::Pending),
-            Ok(Answer::Ready { blocks, by_tier }) => {
-                Ok(LookUp::Ready { blocks: blocks as usize, by_tier: by_tier.map(|count| count as usize) })
+            Ok(Answer::Pending) => Ok(NodePromise { found: LookUp::Pending, groups: Vec::new() }),
+            Ok(Answer::Ready { blocks, by_tier, promised }) => {
+                let by_tier = by_tier.map(|count| count as usize);
+                let found = LookUp::Ready { blocks: blocks as usize, by_tier };
+                let range = |(first, end): (u32, u32)| first as usize..end as usize;
+                Ok(NodePromise { found, groups: promised.into_iter().map(range).collect() })
             }
-            Ok(_) | Err(NodeError::Detached { .. } | NodeError::Late(_)) => {
-                Ok(LookUp::Ready { blocks: 0, by_tier: [0; 4] })
-            }
+            Ok(_) | Err(NodeError::Detached { .. } | NodeError::Late(_)) => Ok(NodePromise::nothing()),
             Err(error) => Err(error),
         }
     }
@@ -100,7 +119,23 @@ impl NodeEngine {
         after: Option<u64>,
         time: Option<Duration>,
     ) -> Result<(), NodeError> {
-        if ids.is_empty() {
+        self.commit_groups(request, &[ids], after, time)
+    }
+
+    /// As [`commit_with`](Self::commit_with), with an id for each block of each cache group that
+    /// [`look_up_groups`](Self::look_up_groups) has named. All of them arrive or none. No ids in
+    /// any group end the ticket.
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit); [`NodeError::Refused`]: not a list for each cache group.
+    pub fn commit_groups(
+        &self,
+        request: &str,
+        ids: &[&[BlockId]],
+        after: Option<u64>,
+        time: Option<Duration>,
+    ) -> Result<(), NodeError> {
+        if ids.iter().all(|ids| ids.is_empty()) {
             return self.abandon(request).map(|_known| ());
         }
         self.shared.commit(request, ids, after, time)
@@ -171,8 +206,24 @@ impl NodeEngine {
         first: usize,
         after: Option<u64>,
     ) -> Result<NodeOffload, NodeError> {
+        self.offload_group(GroupId(0), ids, chain, first, after)
+    }
+
+    /// As [`offload_after`](Self::offload_after), of blocks of a cache group. Those of a window or
+    /// state may begin anywhere in the sequence.
+    ///
+    /// # Errors
+    /// As [`offload`](Self::offload).
+    pub fn offload_group<'a>(
+        &self,
+        group: GroupId,
+        ids: &[BlockId],
+        chain: impl Into<BlockChain<'a>>,
+        first: usize,
+        after: Option<u64>,
+    ) -> Result<NodeOffload, NodeError> {
         let (run, after) = (Run::of(chain.into()), after.unwrap_or(0));
-        let ask = Ask::Offload { ids: numbers(ids), run, first: first as u32, after };
+        let ask = Ask::Offload { group: group.0, ids: numbers(ids), run, first: first as u32, after };
         match self.shared.call(ask) {
             Ok(Answer::Started { started, present, refused }) => Ok(NodeOffload {
                 started: started as usize,

@@ -1,6 +1,6 @@
 //! What can go wrong.
 
-use kvbm::{BlockId, BuildError};
+use kvbm::{BlockId, BuildError, Rank};
 use kvbm_link::BindError;
 
 /// A node daemon that does not start.
@@ -10,12 +10,6 @@ pub enum DaemonError {
     /// The manager cannot be built.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// A model with several cache groups.
-    #[error(
-        "model.groups = {0} cache groups: a node daemon keeps blocks of one; give each engine a cache of its own \
-         (docs/models.md)"
-    )]
-    Groups(usize),
     /// The socket cannot be listened at.
     #[error(transparent)]
     Bind(#[from] BindError),
@@ -59,6 +53,18 @@ pub enum NodeError {
     /// This process has no scheduler's line.
     #[error("this process has no scheduler: attach with one to make calls")]
     NoScheduler,
+    /// Memory of a rank that is not that of the engine's cache groups.
+    #[error(
+        "blocks of {found} cache groups on rank {rank}, and the engine has {needed}: give one layout for each"
+    )]
+    Groups {
+        /// The rank.
+        rank: Rank,
+        /// Groups of the memory.
+        found: usize,
+        /// Groups of the engine's terms.
+        needed: usize,
+    },
     /// The system refuses a thread or a descriptor.
     #[error("cannot attach: {0}")]
     System(String),

@@ -2,10 +2,9 @@
 //! says which blocks are in it. The index is a file in memory: it may be long.
 
 use kvbm::config::Config;
-use kvbm::layout::BlockLayout;
 use kvbm::plan::BlockIdentity;
 use kvbm::storage::SharedStorage;
-use kvbm::{BlockId, HostContent, KeptHost, Rank, SharedHost, WorkerError};
+use kvbm::{BlockId, GroupKind, HostContent, KeptHost, Rank, SharedHost, WorkerError};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
@@ -13,8 +12,8 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
 
-use crate::protocol::{decode, encode};
-use crate::shape::shape_of;
+use crate::protocol::{HostTerms, Terms, decode, encode};
+use crate::shape::{Difference, ModelShape};
 
 /// Most bytes of an index, for each slot of host memory and in all.
 const MAX_BLOCK_BYTES: u64 = 128;
@@ -23,21 +22,55 @@ const MAX_REST: u64 = 1 << 16;
 pub(crate) const MAX_RANKS: usize = 63;
 
 /// The blocks in the memory of a rank.
-#[derive(Serialize, Deserialize)]
-struct RankIndex {
+#[derive(PartialEq, Serialize, Deserialize)]
+pub(crate) struct RankIndex {
     /// Of the rank's memory.
     bytes: u64,
     blocks: Vec<(BlockId, BlockIdentity, u64)>,
 }
 
-/// What two daemons must agree on, with names for people: how the memory of each rank lies.
-pub(crate) fn terms_of(config: &Config) -> Result<Vec<(String, String)>, WorkerError> {
-    let layout: Arc<dyn BlockLayout> = SharedHost::layout_of(config, Rank(0))?;
-    let mut terms = shape_of(layout.config());
-    let [_, g2, _] = config.capacity_blocks();
-    terms.push(("blocks of host memory (host.capacity)".into(), g2.to_string()));
-    terms.push(("bytes with staging rings (transfer.staging)".into(), layout.total_bytes().to_string()));
-    Ok(terms)
+/// What two daemons must agree on: how the memory of each rank lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HandoverTerms {
+    pub(crate) model: ModelShape,
+    pub(crate) host: HostTerms,
+}
+
+impl HandoverTerms {
+    /// Of a daemon of this configuration.
+    pub(crate) fn of(config: &Config) -> Result<Self, WorkerError> {
+        let layouts = SharedHost::layouts_of(config, Rank(0))?;
+        let model = ModelShape::new(&kinds_of(config), layouts.iter().map(|layout| layout.config()));
+        let [_, blocks, _] = config.capacity_blocks();
+        let bytes = layouts.iter().map(|layout| layout.total_bytes()).max().unwrap_or(0);
+        Ok(Self { model, host: HostTerms { blocks, bytes } })
+    }
+
+    /// The first difference between the terms of another daemon and these.
+    pub(crate) fn difference(&self, theirs: &Terms) -> Option<Difference> {
+        let host = |name: &str, of: fn(HostTerms) -> u64| {
+            let theirs = theirs.host.map(of);
+            let shown = || theirs.map_or_else(|| "no such value".into(), |value| value.to_string());
+            (theirs != Some(of(self.host))).then(|| Difference {
+                name: name.into(),
+                theirs: shown(),
+                ours: of(self.host).to_string(),
+            })
+        };
+        theirs
+            .model
+            .difference(&self.model)
+            .or_else(|| host("blocks of host memory (host.capacity)", |host| host.blocks))
+            .or_else(|| host("bytes with staging rings (transfer.staging)", |host| host.bytes))
+    }
+}
+
+/// What the layers of each cache group keep.
+pub(crate) fn kinds_of(config: &Config) -> Vec<GroupKind> {
+    match config.model.groups.as_slice() {
+        [] => vec![GroupKind::Full],
+        groups => groups.iter().map(|group| group.kind).collect(),
+    }
 }
 
 /// The files that are passed on: the index, then the memory of each rank.

@@ -28,20 +28,22 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `server` | the daemon: one manager, many engines | `successor`, `calls`, `node`, `lives`, `movers`, `handover`, `shape`, `protocol`, `error` |
+//! | `server` | the daemon: one manager, many engines | `successor`, `calls`, `node`, `lives`, `movers`, `handover`, `slots`, `shape`, `protocol`, `error` |
 //! | `successor` | a daemon takes the place of another one | `node`, `handover`, `shape`, `protocol` |
 //! | `calls` | a scheduler's calls, carried out | `node`, `lives`, `protocol` |
-//! | `node` | what all sessions share | `lives`, `movers`, `protocol` |
+//! | `node` | what all sessions share | `lives`, `movers`, `handover`, `shape`, `protocol` |
 //! | `lives` | engines that are attached, and their blocks | `movers`, `points`, `protocol` |
 //! | `points` | points of an engine's work that copies wait for | - |
 //! | `movers` | the movers of one rank, as the daemon's worker sees them | `protocol` |
+//! | `fuzz` | what must hold of any bytes that come over the socket | `handover`, `slots`, `shape`, `protocol` |
 //! | `handover` | what the new daemon is given: memory, and an index of it | `shape`, `protocol` |
 //! | `engine` | the engine's side: its calls | `attachment`, `mover`, `terms`, `protocol`, `error` |
 //! | `attachment` | attaching, and attaching again | `mover`, `terms`, `shape`, `protocol`, `error` |
-//! | `mover` | copies in the engine's process | `protocol` |
+//! | `mover` | copies in the engine's process | `slots`, `protocol` |
+//! | `slots` | how the slots of host memory lie, for whoever maps it | `protocol` |
 //! | `terms` | what a process attaches with, and what its calls return | `protocol` |
-//! | `shape` | what both sides must agree on of a block | - |
-//! | `protocol` | what is said over the socket | - |
+//! | `protocol` | what is said over the socket | `shape` |
+//! | `shape` | what both sides must agree on of the cache groups and their blocks | - |
 //! | `error` | errors | - |
 #![forbid(unsafe_code)]
 
@@ -49,6 +51,8 @@ mod attachment;
 mod calls;
 mod engine;
 mod error;
+#[cfg(test)]
+mod fuzz;
 mod handover;
 mod lives;
 mod mover;
@@ -58,6 +62,7 @@ mod points;
 mod protocol;
 mod server;
 mod shape;
+mod slots;
 mod successor;
 mod terms;
 
@@ -66,4 +71,4 @@ pub use error::{DaemonError, NodeError, NotFree};
 pub use kvbm_link::LineTimes;
 pub use mover::MoverMemory;
 pub use server::{AttachedEngine, NodeServer};
-pub use terms::{EngineTerms, NodeLoad, NodeOffload, NodeStatus};
+pub use terms::{EngineTerms, NodeLoad, NodeOffload, NodePromise, NodeStatus};

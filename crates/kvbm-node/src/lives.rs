@@ -298,10 +298,19 @@ fn notify_ready(scheduler: Option<AttachedSender>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shape::ModelShape;
 
     fn terms(engine: &str, blocks: u32) -> Terms {
         let engine = engine.to_owned();
-        Terms { role: Role::Scheduler, engine, blocks, ranks: 1, namespace: None, shape: Vec::new() }
+        Terms {
+            role: Role::Scheduler,
+            engine,
+            blocks,
+            ranks: 1,
+            namespace: None,
+            model: ModelShape::default(),
+            host: None,
+        }
     }
 
     #[test]

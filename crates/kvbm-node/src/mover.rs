@@ -2,13 +2,15 @@
 //! process.
 
 use crate::protocol::{Bytes, Memory, Moved, Welcome, encode};
+use crate::slots;
 use kvbm::device::Device;
-use kvbm::layout::{BlockLayout, LayoutDescriptor};
 use kvbm::plan::{BlockOutcome, Command, Epoch, Failure, FailureKind, Message, TransferReport, wire};
-use kvbm::storage::{BoundLayout, HostRegion, Population, PopulationEnd, RegionBinding, SharedStorage};
+use kvbm::storage::{
+    BoundLayout, HostRegion, Population, PopulationEnd, RegionBinding, SharedStorage, Storage,
+};
 use kvbm::{BlockId, Rank};
 use kvbm_link::{AttachedSender, Lane};
-use kvbm_transfer::{PathConfig, PathConfigs, TransferManager, VerifyHost, WorkerConfig};
+use kvbm_transfer::{GroupMemory, PathConfig, PathConfigs, TransferManager, VerifyHost, WorkerConfig};
 use parking_lot::Mutex;
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
@@ -27,8 +29,9 @@ pub struct MoverMemory {
     pub rank: Rank,
     /// The device that they lie on; none where they are host memory.
     pub device: Option<Arc<dyn Device>>,
-    /// The blocks.
-    pub g1: BoundLayout,
+    /// How blocks of each cache group lie there, by the groups' ids. A block id means one group's
+    /// block at a time, so their memory may be the same.
+    pub g1: Vec<BoundLayout>,
 }
 
 /// Copies for one line to the daemon.
@@ -62,13 +65,21 @@ impl Mover {
         files: Vec<OwnedFd>,
     ) -> Result<(), String> {
         let (host, region) = map(memory, welcome.memory.as_ref(), files)?;
+        if host.len() != memory.g1.len() {
+            let (theirs, ours) = (host.len(), memory.g1.len());
+            return Err(format!(
+                "the daemon described slots of {theirs} cache groups, the engine has {ours}"
+            ));
+        }
         if welcome.memory.as_ref().is_some_and(|memory| memory.populated) {
             *self.population.lock() = populate(region, self.rank);
         }
         let mut config = WorkerConfig::new(self.rank, self.epoch, welcome.namespace);
         config.device.clone_from(&memory.device);
-        config.g1 = Some(memory.g1.clone());
-        config.g2 = Some(host);
+        let mut groups = memory.g1.iter().cloned().zip(host);
+        (config.g1, config.g2) = groups.next().unzip();
+        let memory_of = |(g1, g2)| GroupMemory { g1: Some(g1), g2: Some(g2) };
+        config.other_groups = groups.map(memory_of).collect();
         config.claimed_elsewhere = true;
         config.verify_host = VerifyHost::Never;
         config.staging_bytes = 0;
@@ -152,16 +163,16 @@ fn populate(region: HostRegion, rank: Rank) -> Option<Population> {
     Population::start(vec![region], false, ended).ok()
 }
 
-/// The daemon's memory in this process: slots of G2 and of staging rings.
+/// The daemon's memory in this process: slots of G2 and of staging rings, as blocks of each cache
+/// group lie in them.
 fn map(
     memory: &MoverMemory,
     shared: Option<&Memory>,
     files: Vec<OwnedFd>,
-) -> Result<(BoundLayout, HostRegion), String> {
+) -> Result<(Vec<BoundLayout>, HostRegion), String> {
     let shared = shared.ok_or("the daemon described no memory")?;
     let file = files.into_iter().next().ok_or("the daemon passed no memory")?;
-    let layout = LayoutDescriptor::decode(&shared.layout.0).map_err(|error| error.to_string())?;
-    let layout: Arc<dyn BlockLayout> = Arc::new(layout.layout().clone());
+    let layouts = slots::layouts(shared)?;
     let mut storage = SharedStorage::map(file, shared.bytes).map_err(|error| error.to_string())?;
     if let Some(device) = &memory.device {
         // It serves without: copies are slower then.
@@ -173,8 +184,12 @@ fn map(
         }
     }
     let region = storage.region().clone();
-    let bound = BoundLayout::bind(layout, vec![RegionBinding::new(Arc::new(storage))]);
-    Ok((bound.map_err(|error| error.to_string())?, region))
+    let storage: Arc<dyn Storage> = Arc::new(storage);
+    let bind = |layout| {
+        let bound = BoundLayout::bind(layout, vec![RegionBinding::new(Arc::clone(&storage))]);
+        bound.map_err(|error| error.to_string())
+    };
+    Ok((layouts.into_iter().map(bind).collect::<Result<_, _>>()?, region))
 }
 
 /// Page-locking gigabytes takes seconds: the log shows each tenth that is done.

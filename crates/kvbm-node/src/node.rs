@@ -1,9 +1,10 @@
 //! What all sessions of a daemon share.
 
+use crate::handover::HandoverTerms;
 use crate::lives::{Life, Lives};
 use crate::movers::{Range, RankMovers};
 use crate::protocol::{DaemonNotice, Load};
-use kvbm::{BlockId, Engine, FinishedLoad, KvBlockManager, SharedHost};
+use kvbm::{BlockId, Engine, FinishedLoad, GroupKind, KvBlockManager, SharedHost};
 use parking_lot::RwLock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::Arc;
@@ -21,11 +22,13 @@ pub(crate) struct Node {
     pub(crate) movers: Vec<Arc<RankMovers>>,
     pub(crate) hosts: Vec<SharedHost>,
     pub(crate) lives: Lives,
+    /// What the layers of each cache group keep.
+    pub(crate) kinds: Vec<GroupKind>,
     pub(crate) stopping: Arc<AtomicBool>,
     /// Whether calls that start transfers are carried out. They are under way with a lock on it.
     pub(crate) open: RwLock<bool>,
     /// What a daemon that takes over must agree on.
-    pub(crate) handover_terms: Vec<(String, String)>,
+    pub(crate) handover_terms: HandoverTerms,
     /// Another daemon has its host memory.
     pub(crate) handed_over: AtomicBool,
 }

@@ -3,11 +3,13 @@
 //! A mover's line carries commands of `kvbm-plan` and [`Moved`] once it is attached; a scheduler's
 //! line carries [`Call`] and [`DaemonNotice`].
 
+use crate::shape::{MAX_GROUPS, ModelShape};
 use kvbm::tokens::NamespaceTag;
-use kvbm::{BlockChain, ChainOrigin, SequenceHash};
+use kvbm::{BlockChain, BlockId, ChainOrigin, SequenceHash};
 use serde::de::{DeserializeOwned, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
+use std::ops::Range;
 
 /// Most blocks of a chain, and most ids, of one call.
 pub(crate) const MAX_BLOCKS: usize = 1 << 16;
@@ -40,8 +42,20 @@ pub(crate) struct Terms {
     pub(crate) ranks: u16,
     /// Tag of the namespace, where the process knows it.
     pub(crate) namespace: Option<[u8; HASH]>,
-    /// Of a mover: what both sides must agree on of a block's shape, with names for people.
-    pub(crate) shape: Vec<(String, String)>,
+    /// What both sides must agree on of the model: of the scheduler the kinds of its cache groups,
+    /// of a mover and of a successor also the shapes of their blocks.
+    pub(crate) model: ModelShape,
+    /// Of a successor: its host memory.
+    pub(crate) host: Option<HostTerms>,
+}
+
+/// Host memory of each rank, as two daemons must agree on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct HostTerms {
+    /// Blocks of G2.
+    pub(crate) blocks: u64,
+    /// Bytes, with the staging rings.
+    pub(crate) bytes: u64,
 }
 
 /// What a process is told as it is attached.
@@ -61,8 +75,11 @@ pub(crate) struct Welcome {
 pub(crate) struct Memory {
     /// Its bytes.
     pub(crate) bytes: u64,
-    /// How its slots lie: a descriptor of `kvbm-layout`.
-    pub(crate) layout: Bytes,
+    /// Its slots, and bytes of each: they follow one another, and hold a block of any cache group.
+    pub(crate) slots: u32,
+    pub(crate) slot_bytes: u64,
+    /// How a block of each cache group lies in its slot: descriptors of `kvbm-layout` of one block.
+    pub(crate) layouts: Vec<Bytes>,
     /// Whether all of its pages are there: who maps it may touch them ahead of their use.
     pub(crate) populated: bool,
 }
@@ -83,11 +100,11 @@ pub(crate) enum Ask {
     /// Never answered: [`DaemonNotice::Finished`] follows, also where nothing was started. `after`:
     /// the point of the engine's work that copies wait for ([`Moved::Passed`]); 0: none. `wait_ms`:
     /// the load ends then, with what has arrived; 0: as the daemon is configured.
-    Commit { request: String, ids: Vec<u32>, after: u64, wait_ms: u32 },
+    Commit { request: String, ids: GroupIds, after: u64, wait_ms: u32 },
     /// Answered with [`Answer::Known`].
     Abandon { request: String },
-    /// Answered with [`Answer::Started`]. `after`: as above.
-    Offload { ids: Vec<u32>, run: Run, first: u32, after: u64 },
+    /// Answered with [`Answer::Started`]. The blocks are of one cache group. `after`: as above.
+    Offload { group: u16, ids: Vec<u32>, run: Run, first: u32, after: u64 },
     /// Answered with [`Answer::Blocks`]: those that a copy still touches.
     Released { ids: Vec<u32> },
     /// The same, after `wait_ms` at most.
@@ -122,13 +139,26 @@ pub(crate) enum DaemonNotice {
 /// See [`Ask`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Answer {
-    Ready { blocks: u32, by_tier: [u32; 4] },
+    /// `promised`: for each cache group the blocks of the run that a load brings, the first and the
+    /// end. Empty where nothing is promised.
+    Ready {
+        blocks: u32,
+        by_tier: [u32; 4],
+        promised: Vec<(u32, u32)>,
+    },
     Pending,
     Known(bool),
-    Started { started: u32, present: u32, refused: Vec<(u32, String)> },
+    Started {
+        started: u32,
+        present: u32,
+        refused: Vec<(u32, String)>,
+    },
     Blocks(Vec<u32>),
     Count(u64),
-    Counts { tickets: u32, loads: u32 },
+    Counts {
+        tickets: u32,
+        loads: u32,
+    },
 }
 
 /// What a mover sends to the daemon.
@@ -148,6 +178,54 @@ pub(crate) struct Load {
     pub(crate) wanted: u32,
     /// Why the others did not arrive, the first few.
     pub(crate) failures: Vec<String>,
+}
+
+/// Ids of blocks of each cache group, group by group.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GroupIds {
+    ids: Vec<u32>,
+    /// How many there are of each group.
+    counts: Vec<u32>,
+}
+
+impl GroupIds {
+    pub(crate) fn of(groups: &[&[BlockId]]) -> Self {
+        let ids = groups.iter().flat_map(|ids| ids.iter().map(|id| id.0)).collect();
+        Self { ids, counts: groups.iter().map(|ids| ids.len() as u32).collect() }
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// Where those of each group are among all of them.
+    pub(crate) fn places(&self) -> Vec<Range<usize>> {
+        let mut next = 0;
+        let place = |count: &u32| {
+            next += *count as usize;
+            next - *count as usize..next
+        };
+        self.counts.iter().map(place).collect()
+    }
+
+    /// Blocks of the sequence, as far as the ids say: those of the group that has most.
+    pub(crate) fn blocks(&self) -> u32 {
+        self.counts.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Whether the counts are those of the ids.
+    fn check(&self) -> Result<(), String> {
+        let (groups, ids) = (self.counts.len(), self.ids.len());
+        if groups > MAX_GROUPS {
+            return Err(format!("block ids of {groups} cache groups in one call, at most {MAX_GROUPS} go"));
+        }
+        let counted: u64 = self.counts.iter().map(|count| u64::from(*count)).sum();
+        if counted != ids as u64 {
+            return Err(format!("{ids} block ids, and {counted} by their cache groups"));
+        }
+        Ok(())
+    }
 }
 
 /// A run of blocks, by hash.
@@ -217,7 +295,9 @@ impl Ask {
         };
         match self {
             Self::LookUp { request, run, .. } => name(request).and_then(|()| run.check()),
-            Self::Commit { request, ids, .. } => name(request).and_then(|()| count(ids)),
+            Self::Commit { request, ids, .. } => {
+                name(request).and_then(|()| count(&ids.ids)).and_then(|()| ids.check())
+            }
             Self::Abandon { request } => name(request),
             Self::Offload { ids, run, .. } => count(ids).and_then(|()| run.check()),
             Self::Prefetch { run } => run.check(),
@@ -307,6 +387,20 @@ mod tests {
         }
         assert!(Ask::Abandon { request: "x".repeat(MAX_NAME + 1) }.check().is_err());
         assert!(Ask::Released { ids: vec![0; MAX_BLOCKS + 1] }.check().is_err());
+        let commit = |ids| Ask::Commit { request: "r".into(), ids, after: 0, wait_ms: 0 };
+        let ids: Vec<_> = (0..5).map(BlockId).collect();
+        let groups = GroupIds::of(&[&ids[..3], &[], &ids[3..]]);
+        assert_eq!((groups.all(), groups.blocks()), (&[0, 1, 2, 3, 4][..], 3));
+        assert_eq!(groups.places(), [0..3, 3..3, 3..5]);
+        assert_eq!(commit(groups).check(), Ok(()));
+        for (ids, counts) in [
+            (vec![0; 3], vec![2]),
+            (vec![0; 3], vec![4, u32::MAX]),
+            (Vec::new(), vec![0; MAX_GROUPS + 1]),
+            (vec![0; MAX_BLOCKS + 1], vec![MAX_BLOCKS as u32 + 1]),
+        ] {
+            assert!(commit(GroupIds { ids, counts }).check().is_err());
+        }
         assert!(decode::<Call>(b"\xc1").is_err() && decode::<Call>(&[0xdd, 0xff, 0xff, 0xff, 0xff]).is_err());
     }
 }

@@ -2,12 +2,13 @@
 
 use crate::calls::SchedulerSession;
 use crate::error::DaemonError;
-use crate::handover;
+use crate::handover::{self, HandoverTerms};
 use crate::lives::{Life, Lives};
 use crate::movers::{MoverNotice, MoverSession, RankMovers};
 use crate::node::Node;
-use crate::protocol::{Bytes, MAX_NAME, Memory, Role, Terms, Welcome, decode, encode};
-use crate::shape::{difference, shape_of};
+use crate::protocol::{MAX_NAME, Memory, Role, Terms, Welcome, decode, encode};
+use crate::shape::{Difference, ModelShape};
+use crate::slots;
 use crate::successor;
 use kvbm::config::{Capacity, Config};
 use kvbm::{Engine, KeptHost, KvBlockManager, Movers, ShutdownReport};
@@ -43,12 +44,6 @@ pub struct AttachedEngine {
     pub ready: bool,
 }
 
-/// A plan of a mover names no cache group.
-fn expect_one_group(config: &Config) -> Result<(), DaemonError> {
-    let groups = config.model.groups.as_slice().len();
-    if groups > 1 { Err(DaemonError::Groups(groups)) } else { Ok(()) }
-}
-
 impl NodeServer {
     /// Builds the manager of `config`, whose `[device]` says nothing here, and listens at `socket`:
     /// a private socket, in a folder in which no other user writes. All engines together have
@@ -81,7 +76,6 @@ impl NodeServer {
         times: LineTimes,
     ) -> Result<Self, DaemonError> {
         // What is wrong here is found before the other daemon ends.
-        expect_one_group(config)?;
         let mut checked = config.clone();
         checked.device.capacity = Capacity::NONE;
         checked.validate().map_err(kvbm::BuildError::from)?;
@@ -98,7 +92,6 @@ impl NodeServer {
         times: LineTimes,
         kept: Option<Vec<KeptHost>>,
     ) -> Result<Self, DaemonError> {
-        expect_one_group(config)?;
         let ranks = config.parallelism.tensor_parallel as usize;
         let movers: Vec<_> = (0..ranks).map(|_| Arc::<RankMovers>::default()).collect();
         let each = movers.iter().map(|movers| Arc::clone(movers) as Arc<dyn Movers>);
@@ -112,9 +105,10 @@ impl NodeServer {
         let listener = AttachListener::bind(socket, times)?;
         let lives = Lives::new(engine_blocks, ranks as u16);
         let stopping = Arc::default();
-        let handover_terms = handover::terms_of(config).map_err(kvbm::BuildError::from)?;
+        let handover_terms = HandoverTerms::of(config).map_err(kvbm::BuildError::from)?;
+        let kinds = handover::kinds_of(config);
         let (open, handed_over) = (RwLock::new(true), AtomicBool::new(false));
-        let node = Node { manager, movers, hosts, lives, stopping, open, handover_terms, handed_over };
+        let node = Node { manager, movers, hosts, lives, kinds, stopping, open, handover_terms, handed_over };
         Ok(Self { listener: Arc::new(listener), node: Arc::new(node) })
     }
 
@@ -251,19 +245,23 @@ impl Service {
         })
     }
 
-    /// The memory that a process with these terms maps.
+    /// Whether an engine with these terms serves this model, and the memory that it maps.
     fn memory(&self, terms: &Terms) -> Result<Option<Memory>, String> {
-        let Role::Mover(rank) = terms.role else { return Ok(None) };
-        let host =
-            self.node.hosts.get(usize::from(rank)).ok_or_else(|| format!("there is no rank {rank}"))?;
-        let ours = shape_of(host.slots.layout().config());
-        if let Some(difference) = difference(&terms.shape, &ours) {
-            return Err(difference);
+        let host = match terms.role {
+            Role::Mover(rank) => {
+                let host = self.node.hosts.get(usize::from(rank));
+                Some(host.ok_or_else(|| format!("there is no rank {rank}"))?)
+            }
+            _ => None,
+        };
+        let blocks = host.iter().flat_map(|host| &host.slots).map(|slots| slots.layout().config());
+        let ours = ModelShape::new(&self.node.kinds, blocks);
+        if let Some(Difference { name, theirs, ours }) = terms.model.difference(&ours) {
+            return Err(format!(
+                "{name}: the engine has {theirs}, the daemon has {ours}; start both for the same model"
+            ));
         }
-        let layout = host.slots.describe().map_err(|error| error.to_string())?;
-        let layout = Bytes(layout.encode().map_err(|error| error.to_string())?);
-        let populated = host.memory.is_populated();
-        Ok(Some(Memory { bytes: host.memory.region().len(), layout, populated }))
+        host.map(slots::describe).transpose()
     }
 
     fn attach_mover(

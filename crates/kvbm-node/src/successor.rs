@@ -3,10 +3,10 @@
 //! The old daemon ends its transfers, shuts its manager down, passes memory and index on, and ends.
 //! The new one waits for that: what the old one still had open (a disk, the socket) is free then.
 
-use crate::handover::{self, MAX_RANKS};
+use crate::handover::{self, HandoverTerms, MAX_RANKS};
 use crate::node::Node;
 use crate::protocol::{MAX_NAME, Role, Terms, Welcome, encode};
-use crate::shape::first_difference;
+use crate::shape::Difference;
 use kvbm::KeptHost;
 use kvbm::config::Config;
 use kvbm::plan::deadline_after;
@@ -93,9 +93,9 @@ fn check(node: &Node, terms: &Terms) -> Result<(), String> {
                 .into(),
         );
     }
-    match first_difference(&terms.shape, &node.handover_terms) {
+    match node.handover_terms.difference(terms) {
         None => Ok(()),
-        Some((name, theirs, ours)) => Err(format!(
+        Some(Difference { name, theirs, ours }) => Err(format!(
             "{name}: the new daemon has {theirs}, this one {ours}; leave it as it was, or stop this one and start the \
              new one without --take-over"
         )),
@@ -149,7 +149,7 @@ impl AttachedSession for Handed {
 
 /// Takes the host memory of the daemon at `socket`, and returns when that has ended.
 pub(crate) fn take_over(config: &Config, socket: &Path, times: LineTimes) -> Result<Vec<KeptHost>, String> {
-    let shape = handover::terms_of(config).map_err(|error| error.to_string())?;
+    let HandoverTerms { model, host } = HandoverTerms::of(config).map_err(|error| error.to_string())?;
     let name = format!("daemon {}", std::process::id());
     debug_assert!(name.len() <= MAX_NAME);
     let terms = Terms {
@@ -158,7 +158,8 @@ pub(crate) fn take_over(config: &Config, socket: &Path, times: LineTimes) -> Res
         blocks: 0,
         ranks: u16::try_from(config.parallelism.tensor_parallel).unwrap_or(u16::MAX),
         namespace: Some(*config.namespace().tag().as_bytes()),
-        shape,
+        model,
+        host: Some(host),
     };
     let times = LineTimes { handshake: ANSWER_TIME, ..times };
     let mut welcomed = Welcomed::attach(socket, &encode(&terms), times).map_err(|error| error.to_string())?;

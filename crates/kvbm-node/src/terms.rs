@@ -1,9 +1,10 @@
 //! What an engine's process attaches with, and what its calls return.
 
 use crate::protocol::Load;
-use kvbm::BlockId;
 use kvbm::tokens::NamespaceTag;
+use kvbm::{BlockId, GroupKind, LookUp};
 use kvbm_link::LineTimes;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,6 +19,9 @@ pub struct EngineTerms {
     pub blocks: u32,
     /// Its ranks.
     pub ranks: u16,
+    /// What the layers of each of its cache groups keep, by the groups' ids: the daemon refuses
+    /// others.
+    pub groups: Vec<GroupKind>,
     /// Tag of its namespace: the daemon refuses another one.
     pub namespace: Option<NamespaceTag>,
     /// Times of the lines. A daemon that is silent counts as gone.
@@ -27,13 +31,14 @@ pub struct EngineTerms {
 }
 
 impl EngineTerms {
-    /// An engine of one rank, with the usual times.
+    /// An engine of one rank, whose layers cache alike, with the usual times.
     pub fn new(socket: impl Into<PathBuf>, engine: impl Into<String>, blocks: u32) -> Self {
         Self {
             socket: socket.into(),
             engine: engine.into(),
             blocks,
             ranks: 1,
+            groups: vec![GroupKind::Full],
             namespace: None,
             times: LineTimes::default(),
             call_time: Duration::from_millis(500),
@@ -61,6 +66,22 @@ pub enum NodeStatus {
     },
 }
 
+/// What the daemon promises a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodePromise {
+    /// Blocks of the sequence.
+    pub found: LookUp,
+    /// For each cache group the blocks of the sequence that a load brings, as
+    /// [`Tickets::promised`](kvbm::Tickets::promised) says. Empty where nothing is promised.
+    pub groups: Vec<Range<usize>>,
+}
+
+impl NodePromise {
+    pub(crate) fn nothing() -> Self {
+        Self { found: LookUp::Ready { blocks: 0, by_tier: [0; 4] }, groups: Vec::new() }
+    }
+}
+
 /// What an offload began with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeOffload {
@@ -77,9 +98,10 @@ pub struct NodeOffload {
 pub struct NodeLoad {
     /// Who asked for it.
     pub request: String,
-    /// Blocks from the front that hold verified bytes.
+    /// Blocks from the front that hold verified bytes; all or none, where there are several cache
+    /// groups.
     pub arrived: usize,
-    /// Blocks asked for.
+    /// Blocks asked for: of the sequence, where there are several cache groups.
     pub wanted: usize,
     /// Why the others did not arrive, the first few.
     pub failures: Vec<String>,

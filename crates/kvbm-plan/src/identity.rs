@@ -3,6 +3,7 @@
 use crate::{GroupId, NamespaceId};
 use kvbm_tokens::{ChainLink, ChainOrigin, SequenceHash};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// The name of a block's content. `hash` chains all tokens before the block, so equal hashes mean
 /// equal content; `parent` and `position` travel beside it so that a receiver can rebuild the
@@ -67,4 +68,15 @@ pub enum GroupKind {
     SlidingWindow(u32),
     /// Recurrent state: the last block alone carries everything before it.
     State,
+}
+
+/// As configurations spell it: `full`, `window=TOKENS` or `state`.
+impl fmt::Display for GroupKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Full => f.write_str("full"),
+            Self::SlidingWindow(tokens) => write!(f, "window={tokens}"),
+            Self::State => f.write_str("state"),
+        }
+    }
 }

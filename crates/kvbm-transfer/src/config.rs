@@ -378,6 +378,12 @@ impl WorkerConfig {
         if self.movers.is_some() && (self.g1.is_some() || self.g2.is_none()) {
             return Err(bad("movers", "set", "needs g2, and no g1: G1 belongs to other processes"));
         }
+        let groups = self.other_groups.len() + 1;
+        let rings = self.movers.iter().flat_map(|tier| &tier.rings);
+        if let Some(ring) = rings.map(|ring| ring.slots.len()).find(|found| *found != groups) {
+            let rule = format!("must have slots for {groups} cache groups, as g2");
+            return Err(bad("movers.rings", format!("{ring} layouts"), rule));
+        }
         if self.claimed_elsewhere && (self.g3.is_some() || self.volumes.is_some()) {
             return Err(bad(
                 "claimed_elsewhere",

@@ -10,8 +10,9 @@ pub type MoveDone = Box<dyn FnOnce(Vec<BlockOutcome>) + Send>;
 
 /// Copies between G1 and host memory where G1 belongs to other processes.
 pub trait Movers: Send + Sync {
-    /// Starts a copy. It has an id that no other copy of this worker has. Slots of G2 beyond its
-    /// last block are slots of staging rings. Never waits.
+    /// Starts a copy of blocks of one cache group, which the plan names. It has an id that no other
+    /// copy of this worker has. Slots of G2 beyond its last block are slots of staging rings. Never
+    /// waits.
     ///
     /// `done` is called once, from any thread, when nothing can read or write these blocks and
     /// slots for this copy any more: not before the process that has the copy has answered, or has
@@ -23,7 +24,7 @@ pub trait Movers: Send + Sync {
 /// G1 of a worker that has none: blocks of other processes.
 #[derive(Clone)]
 pub struct MoverTier {
-    /// Blocks of G1, of all processes together.
+    /// Blocks of G1, of all processes together: each holds a block of any cache group.
     pub blocks: u32,
     /// Who copies.
     pub movers: Arc<dyn Movers>,
@@ -35,8 +36,9 @@ pub struct MoverTier {
 /// A staging ring in memory that other processes map.
 #[derive(Clone, Debug)]
 pub struct MoverRing {
-    /// Its slots, laid out like slots of the disk ([`disk_layout`](crate::disk_layout)).
-    pub slots: BoundLayout,
+    /// Its slots as blocks of each cache group lie in them: in the order of the disk
+    /// ([`disk_layout`](crate::disk_layout)), and in slots as long as those of G2.
+    pub slots: Vec<BoundLayout>,
     /// What movers call its first slot, as a slot of G2.
     pub first: u32,
 }

@@ -245,7 +245,6 @@ impl Parts {
         let config = &self.config;
         let blocks = |bound: Option<&BoundLayout>| bound.map_or(0, BoundLayout::num_blocks);
         let g3 = config.g3.as_ref().map_or(0, |tier| tier.engine.info().num_slots);
-        // Movers copy blocks of the one cache group.
         let movers = config.movers.as_ref().map(|tier| tier.blocks);
         let group = |[g1, g2]: [Option<&BoundLayout>; 2]| GroupLimits {
             slots: [movers.unwrap_or_else(|| blocks(g1)), blocks(g2), g3, 0],
@@ -294,9 +293,10 @@ impl Parts {
         if site.path.src != Tier::G3 && site.path.dst != Tier::G3 {
             if let Some(tier) = &config.movers {
                 // What a mover copies has as many bytes on both sides.
-                let route = route(site.path, host.bound().clone(), host.bound().clone())?;
+                let routes = host.layouts().map(|slots| route(site.path, slots.clone(), slots.clone()));
+                let routes = routes.collect::<Result<_, _>>()?;
                 let lane = self.mover_lane(tier, site.path, 0);
-                return Ok(Box::new(MemoryCarrier::new(site, host, vec![route], lane, depth)));
+                return Ok(Box::new(MemoryCarrier::new(site, host, routes, lane, depth)));
             }
             let mut routes = Vec::new();
             for (group, memory) in config.groups().enumerate() {
@@ -387,8 +387,9 @@ impl Parts {
                 return Err(bad("threads", limits.threads.to_string(), rule));
             }
             let MoverRing { slots, first } = &tier.rings[usize::from(path == Path::G4_G1)];
-            let route = route(path, slots.clone(), slots.clone())?;
-            return Ok((vec![slots.clone()], vec![route], self.mover_lane(tier, path, *first)));
+            let routes = slots.iter().map(|slots| route(path, slots.clone(), slots.clone()));
+            let routes = routes.collect::<Result<_, _>>()?;
+            return Ok((slots.clone(), routes, self.mover_lane(tier, path, *first)));
         }
         let both = |memory: [Option<&BoundLayout>; 2]| Some((memory[0]?.clone(), memory[1]?.clone()));
         let Some(groups) = config.groups().map(both).collect::<Option<Vec<_>>>() else {

@@ -672,7 +672,12 @@ class NodeEngine:
         `timeout` seconds.
         """
     def look_up(
-        self, request: str, sequence: TokenSequence | ExternalSequence, first: int = 0
+        self,
+        request: str,
+        sequence: TokenSequence | ExternalSequence,
+        first: int = 0,
+        *,
+        end: int | None = None,
     ) -> Ticket | None:
         """As of a manager. Nothing is found while there is no daemon, or where it does not answer in
         half a second.
@@ -692,6 +697,17 @@ class NodeEngine:
         timeout: float | None = None,
     ) -> None:
         """As of a manager. Raises `KvbmError` where there is no daemon: nothing was started then."""
+    def commit_groups(
+        self,
+        request: str,
+        ids: Sequence[Sequence[int] | Buffer],
+        after: Fence | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """As of a manager, for models with several cache groups. Raises `KvbmError` where there is no
+        daemon: nothing was started then.
+        """
     def abandon(self, request: str) -> bool:
         """As of a manager."""
     def finished(self) -> list[FinishedLoad]:
@@ -704,6 +720,8 @@ class NodeEngine:
         sequence: TokenSequence | ExternalSequence,
         first: int = 0,
         after: Fence | None = None,
+        *,
+        group: int = 0,
     ) -> OffloadStarted:
         """As of a manager. Nothing is started while there is no daemon."""
     def released(self, ids: Sequence[int] | Buffer) -> list[int]:

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 
 from . import Config, NodeServer
 from .errors import KvbmError
@@ -33,8 +34,11 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked.set())
     try:
-        server = NodeServer(Config.load(arguments[0]))
-    except KvbmError as error:
+        # The server checks it: G1 belongs to the engines, so what `[device]` says does not matter.
+        config = Config.from_toml(Path(arguments[0]).read_text(), arguments[0])
+        config.apply_environment()
+        server = NodeServer(config)
+    except (KvbmError, OSError, UnicodeError) as error:
         print(f"kvbm: {error}", file=sys.stderr)
         return 1
     print(f"kvbm serve: at {server.socket}; process {os.getpid()}", flush=True)

@@ -2,10 +2,9 @@
 
 use crate::support::{blocks, sequence};
 use crate::{BLOCKS, Options, RANKS, Random, SEQUENCES, support};
-use kvbm::Rank;
 use kvbm::device::Event;
-use kvbm::storage::{BoundLayout, SystemAllocator, limit_free_heap, release_free_heap};
-use kvbm_node::{EngineTerms, MoverMemory, NodeEngine};
+use kvbm::storage::{limit_free_heap, release_free_heap};
+use kvbm_node::EngineTerms;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
@@ -87,14 +86,8 @@ fn load(
 }
 
 fn attach(options: &Options) -> support::TestEngine {
-    let memory = |_| BoundLayout::allocate(support::layout(G1_BLOCKS, 1), &SystemAllocator::default());
-    let ranks: Vec<_> = (0..RANKS).map(memory).collect::<Result<_, _>>().unwrap();
-    let movers = (0..RANKS)
-        .zip(&ranks)
-        .map(|(rank, g1)| MoverMemory { rank: Rank(rank), device: None, g1: g1.clone() })
-        .collect();
     let terms = EngineTerms { ranks: RANKS, ..EngineTerms::new(options.socket(), &options.name, G1_BLOCKS) };
-    support::TestEngine { node: NodeEngine::attach(terms, true, movers).unwrap(), ranks }
+    support::TestEngine::with(terms, support::Model::OneGroup)
 }
 
 fn say(line: &str) {

@@ -1,17 +1,20 @@
 //! Who is attached, and who is refused with both sides' values.
 
-use crate::support::{Daemon, PATIENCE, TestEngine, config, layout, sequence, socket, terms};
+use crate::support::{Daemon, Model, PATIENCE, TestEngine, config, layout, sequence, socket, terms};
 use kvbm::storage::{BoundLayout, SystemAllocator};
 use kvbm::tokens::NamespaceTag;
-use kvbm::{LookUp, Rank};
+use kvbm::{GroupKind, LookUp, Rank};
 use kvbm_node::{EngineTerms, MoverMemory, NodeEngine, NodeError, NodeStatus};
 use std::time::{Duration, Instant};
 
 /// Why this engine is not attached, once that is said.
 fn refusal(terms: EngineTerms, blocks: u32, heads: u32) -> String {
     let g1 = BoundLayout::allocate(layout(blocks, heads), &SystemAllocator::default()).unwrap();
-    let mover = MoverMemory { rank: Rank(0), device: None, g1 };
-    let engine = NodeEngine::attach(terms, true, vec![mover]).unwrap();
+    refusal_of(terms, vec![MoverMemory { rank: Rank(0), device: None, g1: vec![g1] }])
+}
+
+fn refusal_of(terms: EngineTerms, movers: Vec<MoverMemory>) -> String {
+    let engine = NodeEngine::attach(terms, true, movers).unwrap();
     let until = Instant::now() + PATIENCE;
     loop {
         match engine.status() {
@@ -44,6 +47,72 @@ fn what_does_not_fit_is_refused_with_both_values() {
 }
 
 #[test]
+fn an_engine_of_other_cache_groups_is_refused_with_both_values() {
+    let (one, three) = (Model::OneGroup, Model::ThreeGroups);
+    let kinds = |of: &[usize]| of.iter().map(|at| three.kinds()[*at]).collect::<Vec<_>>();
+    let memory =
+        |of: &[usize], ranks| of.iter().map(|at| three.memory(16, ranks)[*at].clone()).collect::<Vec<_>>();
+    let window = |tokens| vec![GroupKind::SlidingWindow(tokens), GroupKind::Full, GroupKind::State];
+    let told = "cache groups (model.groups): the engine has";
+    for (daemon, groups, g1, expected) in [
+        (
+            one,
+            three.kinds(),
+            three.memory(16, 1),
+            format!("{told} 3 (window=7, full, state), the daemon has 1 (full)"),
+        ),
+        (
+            three,
+            one.kinds(),
+            one.memory(16, 1),
+            format!("{told} 1 (full), the daemon has 3 (window=7, full, state)"),
+        ),
+        (three, kinds(&[0, 1]), memory(&[0, 1], 1), format!("{told} 2 (window=7, full), the daemon has 3")),
+        (
+            three,
+            window(8),
+            three.memory(16, 1),
+            "cache group 0, what its layers keep: the engine has window=8, the daemon has window=7".into(),
+        ),
+        (
+            three,
+            kinds(&[1, 0, 2]),
+            memory(&[1, 0, 2], 1),
+            "cache group 0, what its layers keep: the engine has full, the daemon has window=7".into(),
+        ),
+        (
+            three,
+            three.kinds(),
+            memory(&[0, 0, 2], 1),
+            "cache group 1, layers: the engine has 2, the daemon has 3".into(),
+        ),
+        (
+            three,
+            three.kinds(),
+            three.memory(16, 2),
+            "cache group 0, elements of a token: the engine has 8, the daemon has 16".into(),
+        ),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = socket(&folder);
+        let _daemon = Daemon::start(&socket, &daemon.config(1, "[host]\ncapacity = \"8 blocks\"\n"));
+        let terms = EngineTerms { groups, ..terms(&socket, "engine", 16, 1) };
+        let reason = refusal_of(terms.clone(), vec![MoverMemory { rank: Rank(0), device: None, g1 }]);
+        assert!(reason.contains(&expected), "{reason}");
+        if terms.groups != daemon.kinds() {
+            // A scheduler that copies nothing is told as much.
+            let reason = refusal_of(terms, Vec::new());
+            assert!(reason.contains(&expected), "{reason}");
+        }
+    }
+    let terms =
+        EngineTerms { groups: three.kinds(), ..terms(std::path::Path::new("/none"), "engine", 16, 1) };
+    let mover = MoverMemory { rank: Rank(0), device: None, g1: one.memory(16, 1) };
+    let error = NodeEngine::attach(terms, true, vec![mover]).err().unwrap();
+    assert_eq!(error, NodeError::Groups { rank: Rank(0), found: 1, needed: 3 });
+}
+
+#[test]
 fn without_a_daemon_everything_is_a_miss_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let (socket, config) = (socket(&folder), config(1, "[host]\ncapacity = \"8 blocks\"\n"));
@@ -70,7 +139,7 @@ fn scheduler_and_movers_may_be_processes_of_their_own() {
     let scheduler = NodeEngine::attach(terms(&socket, "engine", 16, 2), true, Vec::new()).unwrap();
     let mover = |rank| {
         let g1 = BoundLayout::allocate(layout(16, 1), &SystemAllocator::default()).unwrap();
-        let memory = MoverMemory { rank: Rank(rank), device: None, g1 };
+        let memory = MoverMemory { rank: Rank(rank), device: None, g1: vec![g1] };
         NodeEngine::attach(terms(&socket, "engine", 16, 2), false, vec![memory]).unwrap()
     };
     let first = mover(0);

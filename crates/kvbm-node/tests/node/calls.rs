@@ -22,7 +22,7 @@ impl Parts {
         let memory: Vec<_> = (0..2).map(allocate).collect();
         let mover = |rank: u16| {
             let g1 = memory[usize::from(rank)].clone();
-            let memory = MoverMemory { rank: Rank(rank), device: None, g1 };
+            let memory = MoverMemory { rank: Rank(rank), device: None, g1: vec![g1] };
             NodeEngine::attach(terms(socket, "parts", 16, 2), false, vec![memory]).unwrap()
         };
         let movers = (0..2).map(mover).collect();
@@ -157,7 +157,7 @@ fn a_daemon_that_does_not_answer_is_waited_for_once() {
     let (socket, config) = (socket(&folder), config(1, "[host]\ncapacity = \"16 blocks\"\n"));
     let daemon = Daemon::start(&socket, &config);
     let memory = BoundLayout::allocate(layout(16, 2), &SystemAllocator::default()).unwrap();
-    let mover = MoverMemory { rank: Rank(0), device: None, g1: memory };
+    let mover = MoverMemory { rank: Rank(0), device: None, g1: vec![memory] };
     // No answer comes in no time.
     let call_time = Duration::ZERO;
     let terms = EngineTerms { call_time, times: LineTimes::default(), ..terms(&socket, "e", 16, 1) };

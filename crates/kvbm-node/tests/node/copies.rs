@@ -1,8 +1,9 @@
 //! What is copied, and that every byte of it is right.
 
-use crate::support::{Daemon, TestEngine, config, sequence, socket};
+use crate::support::{Daemon, Model, PATIENCE, TestEngine, config, sequence, socket};
 use kvbm::storage::StorageExt;
 use kvbm::{Tier, TokenSequence};
+use std::time::{Duration, Instant};
 
 fn saved(engine: &TestEngine, tokens: &TokenSequence) {
     engine.save(tokens, &(0..tokens.num_blocks() as u32).collect::<Vec<_>>());
@@ -10,72 +11,109 @@ fn saved(engine: &TestEngine, tokens: &TokenSequence) {
 
 #[test]
 fn what_one_engine_saves_its_next_life_and_another_engine_load() {
-    for ranks in [1, 2] {
+    for (model, ranks, order) in
+        Model::ALL.into_iter().flat_map(|model| [(model, 1, "universal"), (model, 2, "nhd")])
+    {
         let folder = tempfile::tempdir().unwrap();
-        let (socket, config) = (socket(&folder), config(ranks, "[host]\ncapacity = \"64 blocks\"\n"));
+        let more = format!("[host]\ncapacity = \"64 blocks\"\norder = \"{order}\"\n");
+        let (socket, config) = (socket(&folder), model.config(ranks, &more));
         let _daemon = Daemon::start(&socket, &config);
         let tokens = sequence(&config, 1, 9);
-        let first = TestEngine::attach(&socket, "first", 16, ranks as u16);
+        let attach = |name| TestEngine::attach_of(model, &socket, name, 64, ranks as u16);
+        let first = attach("first");
         saved(&first, &tokens);
-        let other = TestEngine::attach(&socket, "other", 32, ranks as u16);
+        let other = attach("other");
         let ids: Vec<u32> = (20..29).collect();
         let load = other.load("r", &tokens, &ids);
-        assert_eq!((load.arrived, load.failures.len()), (9, 0), "{load:?}");
-        assert!(other.holds(&tokens, 0, &ids));
+        assert_eq!((load.arrived, load.wanted, load.failures.len()), (9, 9, 0), "{load:?}");
+        assert!(other.holds_all(&tokens, &ids), "{model:?}");
         drop(first);
-        let again = TestEngine::attach(&socket, "first", 16, ranks as u16);
+        let again = attach("first");
         let ids: Vec<u32> = (3..12).rev().collect();
         assert_eq!(again.load("r", &tokens, &ids).arrived, 9);
-        assert!(again.holds(&tokens, 0, &ids));
+        assert!(again.holds_all(&tokens, &ids), "{model:?}");
         assert_eq!(again.found("s", &sequence(&config, 2, 9)), 0, "nobody has saved that");
     }
 }
 
 #[test]
 fn blocks_on_disk_come_through_the_staging_ring() {
-    let folder = tempfile::tempdir().unwrap();
-    let disk = folder.path().join("disk");
-    let more = format!(
-        "[host]\ncapacity = \"64 blocks\"\n[disk]\ndir = {:?}\ncapacity = \"64 blocks\"\n[policy]\nadmission = \"all\"\n",
-        disk.display().to_string()
-    );
-    let (socket, config) = (socket(&folder), config(2, &more));
-    let tokens = sequence(&config, 1, 7);
-    let daemon = Daemon::start(&socket, &config);
-    let engine = TestEngine::attach(&socket, "engine", 16, 2);
-    saved(&engine, &tokens);
-    daemon.server.manager().wait_offloads(std::time::Instant::now() + crate::support::PATIENCE);
-    daemon.stop();
-    // The engine goes on with misses, and attaches to the next daemon by itself.
-    let daemon = Daemon::start(&socket, &config);
-    let until = std::time::Instant::now() + crate::support::PATIENCE;
-    while engine.found("r", &tokens) == 0 && std::time::Instant::now() < until {
-        std::thread::sleep(std::time::Duration::from_millis(5));
+    for model in Model::ALL {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = folder.path().join("disk");
+        let more = format!(
+            "[host]\ncapacity = \"64 blocks\"\n[disk]\ndir = {:?}\ncapacity = \"64 blocks\"\n[policy]\nadmission = \"all\"\n",
+            disk.display().to_string()
+        );
+        let (socket, config) = (socket(&folder), model.config(2, &more));
+        let tokens = sequence(&config, 1, 7);
+        let daemon = Daemon::start(&socket, &config);
+        let engine = TestEngine::attach_of(model, &socket, "engine", 64, 2);
+        saved(&engine, &tokens);
+        daemon.server.manager().wait_offloads(Instant::now() + PATIENCE);
+        daemon.stop();
+        // The engine goes on with misses, and attaches to the next daemon by itself.
+        let daemon = Daemon::start(&socket, &config);
+        let until = Instant::now() + PATIENCE;
+        while engine.found("r", &tokens) == 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let tier = |tier: Tier| daemon.server.manager().status().tiers[tier.index()].inactive as usize;
+        let saved = (tier(Tier::G2), tier(Tier::G3));
+        assert_eq!(saved, (0, engine.needed(7)), "{model:?}: host memory is empty, the disk is not");
+        let ids: Vec<u32> = (8..15).collect();
+        assert_eq!(engine.load("r", &tokens, &ids).arrived, 7);
+        assert!(engine.holds_all(&tokens, &ids), "{model:?}");
     }
-    let tier = |tier: Tier| daemon.server.manager().status().tiers[tier.index()].inactive;
-    assert_eq!((tier(Tier::G2), tier(Tier::G3)), (0, 7), "host memory is empty, the disk is not");
-    let ids: Vec<u32> = (8..15).collect();
-    assert_eq!(engine.load("r", &tokens, &ids).arrived, 7);
-    assert!(engine.holds(&tokens, 0, &ids));
+}
+
+#[test]
+fn blocks_on_a_volume_come_through_the_staging_ring() {
+    for model in Model::ALL {
+        let folder = tempfile::tempdir().unwrap();
+        let more = format!(
+            "[host]\ncapacity = \"64 blocks\"\n[policy]\nadmission = \"all\"\n\
+             [[volume]]\nuri = \"dir://{}\"\n",
+            folder.path().join("volume").display()
+        );
+        std::fs::create_dir(folder.path().join("volume")).unwrap();
+        let (socket, config) = (socket(&folder), model.config(2, &more));
+        let tokens = sequence(&config, 1, 7);
+        let daemon = Daemon::start(&socket, &config);
+        let engine = TestEngine::attach_of(model, &socket, "engine", 64, 2);
+        saved(&engine, &tokens);
+        daemon.server.manager().wait_offloads(Instant::now() + PATIENCE);
+        daemon.stop();
+        drop(engine);
+        let _daemon = Daemon::start(&socket, &config);
+        let engine = TestEngine::attach_of(model, &socket, "engine", 64, 2);
+        assert_eq!(engine.look_up("r", &tokens), Ok(7), "{model:?}");
+        let ids: Vec<u32> = (8..15).collect();
+        assert_eq!(engine.load("r", &tokens, &ids).arrived, 7);
+        assert!(engine.holds_all(&tokens, &ids), "{model:?}");
+    }
 }
 
 #[test]
 fn bytes_that_another_process_overwrote_are_a_miss() {
-    let folder = tempfile::tempdir().unwrap();
-    let (socket, config) = (socket(&folder), config(1, "[host]\ncapacity = \"8 blocks\"\n"));
-    let daemon = Daemon::start(&socket, &config);
-    let engine = TestEngine::attach(&socket, "engine", 16, 1);
-    let tokens = sequence(&config, 1, 8);
-    saved(&engine, &tokens);
-    let worker = daemon.server.manager().workers().iter().next().unwrap();
-    let memory = &worker.shared().unwrap().memory;
-    for slot in 0..8 {
-        // SAFETY: nothing is copied meanwhile.
-        unsafe { memory.write_at(slot * 4096 + 100, &[0x5a]) }.unwrap();
+    for model in Model::ALL {
+        let folder = tempfile::tempdir().unwrap();
+        let (socket, config) = (socket(&folder), model.config(1, "[host]\ncapacity = \"32 blocks\"\n"));
+        let daemon = Daemon::start(&socket, &config);
+        let engine = TestEngine::attach_of(model, &socket, "engine", 64, 1);
+        let tokens = sequence(&config, 1, 8);
+        saved(&engine, &tokens);
+        let worker = daemon.server.manager().workers().iter().next().unwrap();
+        let shared = worker.shared().unwrap();
+        let slot_bytes = shared.slots[0].layout().total_bytes() / u64::from(shared.slots[0].num_blocks());
+        for slot in 0..32 {
+            // SAFETY: nothing is copied meanwhile.
+            unsafe { shared.memory.write_at(slot * slot_bytes + 100, &[0x5a]) }.unwrap();
+        }
+        let load = engine.load("r", &tokens, &(8..16).collect::<Vec<_>>());
+        assert_eq!((load.arrived, load.wanted), (0, 8), "{load:?}");
+        assert!(load.failures[0].contains("checksum"), "{load:?}");
     }
-    let load = engine.load("r", &tokens, &(8..16).collect::<Vec<_>>());
-    assert_eq!(load.arrived, 0, "{load:?}");
-    assert!(load.failures[0].contains("checksum"), "{load:?}");
 }
 
 #[test]
@@ -89,7 +127,7 @@ fn a_block_that_is_reused_while_it_is_saved_is_not_kept() {
         let (tokens, next) = (sequence(&config, 2 * round, 8), sequence(&config, 2 * round + 1, 8));
         engine.compute(&tokens, 0, &ids);
         engine.node.offload(&crate::support::blocks(&ids), &tokens, 0).unwrap();
-        let until = std::time::Instant::now() + crate::support::PATIENCE;
+        let until = Instant::now() + PATIENCE;
         engine.node.before_reuse(&crate::support::blocks(&ids), until).unwrap();
         engine.compute(&next, 0, &ids);
         let found = engine.found("r", &tokens);

@@ -9,6 +9,7 @@ mod support;
 mod attach;
 mod calls;
 mod copies;
+mod groups;
 mod hostile;
 mod lives;
 mod successor;

@@ -1,10 +1,15 @@
 //! A daemon, engines over host memory, and bytes that name their block.
 
 use kvbm::config::Config;
-use kvbm::layout::{AxisOrder, BlockLayout, DType, LayerSeparate, LayoutConfig, OuterPlacement};
+use kvbm::layout::{
+    AxisOrder, BlockLayout, DType, FullyContiguous, LayerSeparate, LayoutConfig, OpaquePlane, OuterPlacement,
+};
 use kvbm::storage::{BoundLayout, SystemAllocator};
-use kvbm::{BlockId, LookUp, Namespace, Rank, TokenSequence};
-use kvbm_node::{EngineTerms, LineTimes, MoverMemory, NodeEngine, NodeError, NodeLoad, NodeServer};
+use kvbm::{BlockId, GroupId, GroupKind, LookUp, Namespace, Rank, TokenSequence};
+use kvbm_node::{
+    EngineTerms, LineTimes, MoverMemory, NodeEngine, NodeError, NodeLoad, NodeOffload, NodeServer,
+};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,17 +23,112 @@ pub(crate) fn times() -> LineTimes {
     LineTimes { silent_after: PATIENCE, handshake: PATIENCE, ..LineTimes::default() }
 }
 
-/// What daemon and engines agree on; `more` are settings of the daemon alone.
+/// A model of tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Model {
+    /// All layers keep all tokens.
+    OneGroup,
+    /// A window of two blocks, full attention, and a state. Blocks of full attention take five
+    /// pages of host memory, those of the others a part of one.
+    ThreeGroups,
+}
+
+impl Model {
+    pub(crate) const ALL: [Self; 2] = [Self::OneGroup, Self::ThreeGroups];
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::OneGroup => "num_layers = 3\nnum_kv_heads = 2\nhead_dim = 8",
+            Self::ThreeGroups => {
+                "groups = [\"window=7 layers=2 heads=2 head_dim=8\", \"full layers=3 heads=2 head_dim=200\", \
+                 \"state layers=1 bytes=302\"]"
+            }
+        }
+    }
+
+    /// What daemon and engines agree on; `more` are settings of the daemon alone.
+    pub(crate) fn config(self, ranks: u32, more: &str) -> Config {
+        Config::from_toml(&self.config_text(ranks, more), "test").expect("a configuration")
+    }
+
+    fn config_text(self, ranks: u32, more: &str) -> String {
+        let model = self.text();
+        format!(
+            "[model]\n{model}\npage_size = {PAGE}\ndtype = \"f16\"\n[namespace]\nmodel = \"tiny\"\n\
+             [parallelism]\ntensor_parallel = {ranks}\n{more}"
+        )
+    }
+
+    pub(crate) fn kinds(self) -> Vec<GroupKind> {
+        match self {
+            Self::OneGroup => vec![GroupKind::Full],
+            Self::ThreeGroups => vec![GroupKind::SlidingWindow(7), GroupKind::Full, GroupKind::State],
+        }
+    }
+
+    /// The group whose blocks a prefix needs all of.
+    pub(crate) fn full(self) -> usize {
+        usize::from(self == Self::ThreeGroups)
+    }
+
+    /// For each group the blocks that a prefix of so many needs.
+    #[allow(clippy::single_range_in_vec_init, reason = "one range is what is needed")]
+    pub(crate) fn needed(self, blocks: usize) -> Vec<Range<usize>> {
+        match self {
+            Self::OneGroup => vec![0..blocks],
+            Self::ThreeGroups => {
+                vec![blocks.saturating_sub(2)..blocks, 0..blocks, blocks.saturating_sub(1)..blocks]
+            }
+        }
+    }
+
+    /// Block ids for these ranges of each group: those of the group with all blocks are given, and
+    /// those of the others are [`OTHERS`] above them.
+    pub(crate) fn places(self, ids: &[u32], ranges: &[Range<usize>]) -> Vec<Vec<u32>> {
+        let mut others = ids.iter().map(|id| id + OTHERS);
+        let place = |(group, range): (usize, &Range<usize>)| {
+            if group == self.full() {
+                ids[..range.len()].to_vec()
+            } else {
+                others.by_ref().take(range.len()).collect()
+            }
+        };
+        ranges.iter().enumerate().map(place).collect()
+    }
+
+    /// The engine's memory on a rank of so many.
+    pub(crate) fn memory(self, blocks: u32, ranks: u16) -> Vec<BoundLayout> {
+        let heads = 2 / u32::from(ranks);
+        let layouts = match self {
+            Self::OneGroup => vec![layout(blocks, heads)],
+            Self::ThreeGroups => {
+                let state = LayoutConfig::builder().num_blocks(blocks).num_layers(1).outer_dim(0);
+                let state = state.page_size(PAGE as u32).inner_dim(1).dtype(DType::U8);
+                let state = state.plane(OpaquePlane::new("state", 302 / u32::from(ranks)));
+                let state = FullyContiguous::new(state.build().expect("a shape"), AxisOrder::Nhd);
+                vec![
+                    kv_layout(blocks, 2, heads, 8),
+                    kv_layout(blocks, 3, heads, 200),
+                    Arc::new(state.expect("a layout")),
+                ]
+            }
+        };
+        let bound = |layout| BoundLayout::allocate(layout, &SystemAllocator::default()).expect("memory");
+        layouts.into_iter().map(bound).collect()
+    }
+}
+
+/// See [`Model::places`]: an id means a block of one group at a time.
+pub(crate) const OTHERS: u32 = 32;
+
+/// What a daemon and engines of the model with one group agree on.
 pub(crate) fn config(ranks: u32, more: &str) -> Config {
     Config::from_toml(&config_text(ranks, more), "test").expect("a configuration")
 }
 
 /// The same as a file has it.
 pub(crate) fn config_text(ranks: u32, more: &str) -> String {
-    format!(
-        "[model]\nnum_layers = 3\nnum_kv_heads = 2\nhead_dim = 8\npage_size = {PAGE}\ndtype = \"f16\"\n\
-         [namespace]\nmodel = \"tiny\"\n[parallelism]\ntensor_parallel = {ranks}\n{more}"
-    )
+    Model::OneGroup.config_text(ranks, more)
 }
 
 /// A daemon on a thread of its own.
@@ -68,16 +168,23 @@ impl Drop for Daemon {
 /// An engine that computes in host memory.
 pub(crate) struct TestEngine {
     pub(crate) node: NodeEngine,
-    pub(crate) ranks: Vec<BoundLayout>,
+    model: Model,
+    /// By rank and group.
+    ranks: Vec<Vec<BoundLayout>>,
 }
 
+/// Blocks of the model with one group.
 pub(crate) fn layout(blocks: u32, heads: u32) -> Arc<dyn BlockLayout> {
+    kv_layout(blocks, 3, heads, 8)
+}
+
+fn kv_layout(blocks: u32, layers: u32, heads: u32, head_dim: u32) -> Arc<dyn BlockLayout> {
     let config = LayoutConfig::builder()
         .num_blocks(blocks)
-        .num_layers(3)
+        .num_layers(layers)
         .outer_dim(2)
         .page_size(PAGE as u32)
-        .inner_dim(heads * 8)
+        .inner_dim(heads * head_dim)
         .num_heads(heads)
         .dtype(DType::F16)
         .build()
@@ -90,28 +197,44 @@ pub(crate) fn terms(socket: &Path, name: &str, blocks: u32, ranks: u16) -> Engin
 }
 
 impl TestEngine {
+    /// Begins to attach with these terms.
+    pub(crate) fn with(terms: EngineTerms, model: Model) -> Self {
+        let terms = EngineTerms { groups: model.kinds(), ..terms };
+        let ranks: Vec<_> = (0..terms.ranks).map(|_| model.memory(terms.blocks, terms.ranks)).collect();
+        let mover = |(rank, g1): (u16, &Vec<BoundLayout>)| MoverMemory {
+            rank: Rank(rank),
+            device: None,
+            g1: g1.clone(),
+        };
+        let movers = (0..terms.ranks).zip(&ranks).map(mover).collect();
+        Self { node: NodeEngine::attach(terms, true, movers).expect("threads"), model, ranks }
+    }
+
     pub(crate) fn begin(socket: &Path, name: &str, blocks: u32, ranks: u16) -> Self {
-        let heads = 2 / u32::from(ranks);
-        let memory = |_| BoundLayout::allocate(layout(blocks, heads), &SystemAllocator::default());
-        let memory: Vec<_> = (0..ranks).map(memory).collect::<Result<_, _>>().expect("memory");
-        let mover =
-            |(rank, g1): (u16, &BoundLayout)| MoverMemory { rank: Rank(rank), device: None, g1: g1.clone() };
-        let movers = (0..ranks).zip(&memory).map(mover).collect();
-        let node = NodeEngine::attach(terms(socket, name, blocks, ranks), true, movers).expect("threads");
-        Self { node, ranks: memory }
+        Self::with(terms(socket, name, blocks, ranks), Model::OneGroup)
     }
 
     pub(crate) fn attach(socket: &Path, name: &str, blocks: u32, ranks: u16) -> Self {
-        let engine = Self::begin(socket, name, blocks, ranks);
+        Self::attach_of(Model::OneGroup, socket, name, blocks, ranks)
+    }
+
+    pub(crate) fn attach_of(model: Model, socket: &Path, name: &str, blocks: u32, ranks: u16) -> Self {
+        let engine = Self::with(terms(socket, name, blocks, ranks), model);
         assert!(engine.node.wait_ready(PATIENCE), "{:?}", engine.node.status());
         engine
     }
 
     /// Computes blocks of `tokens` into `ids`, the first of which is block `first`.
     pub(crate) fn compute(&self, tokens: &TokenSequence, first: usize, ids: &[u32]) {
-        for (rank, g1) in self.ranks.iter().enumerate() {
+        self.compute_in(self.model.full(), tokens, first, ids);
+    }
+
+    /// The same of a cache group.
+    pub(crate) fn compute_in(&self, group: usize, tokens: &TokenSequence, first: usize, ids: &[u32]) {
+        for (rank, groups) in self.ranks.iter().enumerate() {
+            let g1 = &groups[group];
             for (at, id) in ids.iter().enumerate() {
-                let bytes = bytes_of(tokens, first + at, rank, g1.bytes_per_block());
+                let bytes = bytes_of(tokens, first + at, (rank, group), g1.bytes_per_block());
                 // SAFETY: no copy touches the block: the caller names free ones.
                 unsafe { g1.write_block(*id, &bytes) }.expect("in range");
             }
@@ -120,23 +243,59 @@ impl TestEngine {
 
     /// Whether `ids` hold blocks of `tokens` from `first` on.
     pub(crate) fn holds(&self, tokens: &TokenSequence, first: usize, ids: &[u32]) -> bool {
-        self.ranks.iter().enumerate().all(|(rank, g1)| {
+        self.holds_in(self.model.full(), tokens, first, ids)
+    }
+
+    /// The same of a cache group.
+    pub(crate) fn holds_in(&self, group: usize, tokens: &TokenSequence, first: usize, ids: &[u32]) -> bool {
+        self.ranks.iter().enumerate().all(|(rank, groups)| {
+            let g1 = &groups[group];
             ids.iter().enumerate().all(|(at, id)| {
                 let mut found = vec![0; g1.bytes_per_block() as usize];
                 // SAFETY: no copy writes the block: its load is over.
                 unsafe { g1.read_block(*id, &mut found) }.expect("in range");
-                found == bytes_of(tokens, first + at, rank, g1.bytes_per_block())
+                found == bytes_of(tokens, first + at, (rank, group), g1.bytes_per_block())
             })
         })
     }
 
+    /// Whether the places of a whole sequence hold what a prefix of it needs, in every group.
+    pub(crate) fn holds_all(&self, tokens: &TokenSequence, ids: &[u32]) -> bool {
+        let needed = self.model.needed(tokens.num_blocks());
+        let places = self.model.places(ids, &needed);
+        let mut groups = needed.iter().zip(&places).enumerate();
+        groups.all(|(group, (range, ids))| self.holds_in(group, tokens, range.start, ids))
+    }
+
+    /// Offers what a prefix of the whole sequence needs of each group.
+    pub(crate) fn offer(&self, tokens: &TokenSequence, ids: &[u32], after: Option<u64>) -> NodeOffload {
+        let needed = self.model.needed(tokens.num_blocks());
+        let mut all = NodeOffload::default();
+        for (group, (range, ids)) in needed.iter().zip(self.model.places(ids, &needed)).enumerate() {
+            let group = GroupId(group as u16);
+            let began = self.node.offload_group(group, &blocks(&ids), tokens, range.start, after);
+            let NodeOffload { started, present, refused } = began.expect("taken");
+            (all.started, all.present) = (all.started + started, all.present + present);
+            all.refused.extend(refused);
+        }
+        all
+    }
+
+    /// Blocks of all groups that a prefix of so many needs.
+    pub(crate) fn needed(&self, blocks: usize) -> usize {
+        self.model.needed(blocks).iter().map(Range::len).sum()
+    }
+
     /// Computes a sequence into `ids` and offers it; until the daemon has all of it.
     pub(crate) fn save(&self, tokens: &TokenSequence, ids: &[u32]) {
-        self.compute(tokens, 0, ids);
+        let needed = self.model.needed(ids.len());
+        for (group, (range, ids)) in needed.iter().zip(self.model.places(ids, &needed)).enumerate() {
+            self.compute_in(group, tokens, range.start, &ids);
+        }
         let until = Instant::now() + PATIENCE;
         loop {
-            let offload = self.node.offload(&blocks(ids), tokens, 0).expect("taken");
-            if offload.present == ids.len() && self.found("saved", tokens) == ids.len() {
+            let offload = self.offer(tokens, ids, None);
+            if offload.present == self.needed(ids.len()) && self.found("saved", tokens) == ids.len() {
                 return;
             }
             assert!(Instant::now() < until, "{offload:?}");
@@ -163,12 +322,20 @@ impl TestEngine {
         }
     }
 
-    /// Loads the whole sequence into `ids`.
+    /// Loads the whole sequence into `ids`, and what other groups have of it into their places.
     pub(crate) fn load(&self, request: &str, tokens: &TokenSequence, ids: &[u32]) -> NodeLoad {
-        let found = self.node.look_up(request, tokens, 0).expect("an answer");
-        assert!(matches!(found, LookUp::Ready { blocks, .. } if blocks == ids.len()), "{found:?}");
-        self.node.commit(request, &blocks(ids)).expect("a load");
+        let promise = self.node.look_up_groups(request, tokens, 0).expect("an answer");
+        assert!(matches!(promise.found, LookUp::Ready { blocks, .. } if blocks == ids.len()), "{promise:?}");
+        assert_eq!(promise.groups, self.model.needed(ids.len()));
+        self.commit(request, &self.model.places(ids, &promise.groups));
         self.wait_for(request)
+    }
+
+    /// Starts the load into these ids of each group.
+    pub(crate) fn commit(&self, request: &str, ids: &[Vec<u32>]) {
+        let ids: Vec<_> = ids.iter().map(|ids| blocks(ids)).collect();
+        let ids: Vec<&[BlockId]> = ids.iter().map(Vec::as_slice).collect();
+        self.node.commit_groups(request, &ids, None, None).expect("a load");
     }
 
     pub(crate) fn wait_for(&self, request: &str) -> NodeLoad {
@@ -187,10 +354,11 @@ pub(crate) fn blocks(ids: &[u32]) -> Vec<BlockId> {
     ids.iter().copied().map(BlockId).collect()
 }
 
-/// The bytes of a block: each word depends on the block's hash, the rank and the word's place.
-fn bytes_of(tokens: &TokenSequence, block: usize, rank: usize, len: u64) -> Vec<u8> {
+/// The bytes of a block: each word depends on the block's hash, the rank and group, and the word's
+/// place.
+fn bytes_of(tokens: &TokenSequence, block: usize, (rank, group): (usize, usize), len: u64) -> Vec<u8> {
     let hash = *tokens.hashes()[block].as_bytes();
-    let seed = u64::from_le_bytes(hash[..8].try_into().expect("eight")) ^ rank as u64;
+    let seed = u64::from_le_bytes(hash[..8].try_into().expect("eight")) ^ (rank + 16 * group) as u64;
     let words = (0..len.div_ceil(8)).map(|at| seed.wrapping_add(at.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
     words.flat_map(u64::to_le_bytes).take(len as usize).collect()
 }

@@ -201,12 +201,7 @@ impl CacheGroup {
 /// As it is read.
 impl fmt::Display for CacheGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.kind {
-            GroupKind::Full => f.write_str("full")?,
-            GroupKind::SlidingWindow(tokens) => write!(f, "window={tokens}")?,
-            GroupKind::State => f.write_str("state")?,
-        }
-        write!(f, " layers={}", self.layers)?;
+        write!(f, "{} layers={}", self.kind, self.layers)?;
         match self.content {
             LayerContent::State { bytes } => write!(f, " bytes={bytes}"),
             LayerContent::Opaque { rank_bytes } => write!(f, " rank_bytes={rank_bytes}"),

@@ -3,7 +3,7 @@
 use super::WorkerError;
 use super::volumes::for_deployment;
 use crate::config::{
-    self, BandwidthModel, Config, DeviceKind, DeviceOrder, FIRST_GROUP, HostOrder, LayerContent, LayoutKind,
+    self, BandwidthModel, Config, DeviceKind, DeviceOrder, HostOrder, LayerContent, LayoutKind,
 };
 use kvbm_device::{CudaDevice, CudaDriver, Device, DeviceId, EmulatedConfig, EmulatedDevice, TransferModel};
 use kvbm_layout::{
@@ -17,7 +17,7 @@ use kvbm_storage::{
     StorageAllocator, StorageKind, SystemAllocator,
 };
 use kvbm_tokens::NamespaceTag;
-use kvbm_transfer::{GroupMemory, HostContent, MoverRing, MoverTier, Movers, disk_layout};
+use kvbm_transfer::{GroupMemory, HostContent, MoverRing, MoverTier, Movers};
 use kvbm_volume::VolumeRegistry;
 use std::fmt;
 use std::sync::Arc;
@@ -28,6 +28,9 @@ pub type GroupTensors = (Option<Arc<dyn Device>>, Vec<BoundLayout>);
 
 /// Most slots of a staging ring that movers map: as many as a path from below has on its way.
 const MAX_RING_BLOCKS: u32 = 1024;
+
+/// How blocks of each cache group lie in the same slots.
+type GroupLayouts = Vec<Arc<dyn BlockLayout>>;
 
 /// Whose memory a rank's G1 is.
 #[derive(Clone)]
@@ -42,9 +45,9 @@ pub enum G1Memory {
     /// The engine's, of a model with several cache groups: for each group its tensors, on the
     /// device, or in host memory where there is none. A block id means one group's block at a time.
     EngineGroups(Option<Arc<dyn Device>>, Vec<BoundLayout>),
-    /// Of other processes, all of which together have so many blocks of the one cache group. They
-    /// map G2 and copy ([`Worker::shared`](super::Worker::shared)). G2 is the memory of an earlier
-    /// worker, with what is in it, where one is given.
+    /// Of other processes, all of which together have so many blocks, each of one group at a time.
+    /// They map G2 and copy ([`Worker::shared`](super::Worker::shared)). G2 is the memory of an
+    /// earlier worker, with what is in it, where one is given.
     Movers(u32, Arc<dyn Movers>, Option<Arc<KeptHost>>),
 }
 
@@ -73,8 +76,8 @@ pub(super) enum RankG1 {
 pub struct SharedHost {
     /// The memory.
     pub memory: Arc<SharedStorage>,
-    /// How its slots lie: those of G2 first.
-    pub slots: BoundLayout,
+    /// How blocks of each cache group lie in its slots: those of G2 come first.
+    pub slots: Vec<BoundLayout>,
 }
 
 /// Host memory of an earlier worker of a rank, and what is in it.
@@ -87,15 +90,15 @@ pub struct KeptHost {
 }
 
 impl SharedHost {
-    /// How the memory of a rank lies that a worker of this configuration would share: bytes of it
-    /// are kept by a worker whose memory lies alike.
+    /// How blocks of each cache group lie in the memory of a rank that a worker of this
+    /// configuration would share: bytes of it are kept by a worker whose memory lies alike.
     ///
     /// # Errors
     /// [`WorkerError`] names the setting.
-    pub fn layout_of(config: &Config, rank: Rank) -> Result<Arc<dyn BlockLayout>, WorkerError> {
+    pub fn layouts_of(config: &Config, rank: Rank) -> Result<GroupLayouts, WorkerError> {
         let [_, g2_blocks, _] = config.tier_blocks();
-        let (all, _) = shared_layout(config, rank, g2_blocks)?;
-        Ok(Arc::new(all))
+        let ring = ring_slots(config, rank)?;
+        host_layouts(config, rank, all_slots(g2_blocks, ring))
     }
 }
 
@@ -133,8 +136,7 @@ impl G1Memory {
         [g1_blocks, g2_blocks]: [u32; 2],
     ) -> Result<(RankG1, Vec<BoundLayout>), WorkerError> {
         if let Self::Movers(blocks, movers, kept) = self {
-            let (g1, g2) = shared_memory(config, rank, [*blocks, g2_blocks], movers, kept.as_deref())?;
-            return Ok((g1, vec![g2]));
+            return shared_memory(config, rank, [*blocks, g2_blocks], movers, kept.as_deref());
         }
         let (device, g1) = self.resolve_g1(config, rank, g1_blocks)?;
         let g2 = match g2_blocks {
@@ -175,7 +177,7 @@ impl G1Memory {
 /// Memory for the first layout, to which the others are bound too: slots of one size, which hold
 /// blocks of any cache group.
 fn in_one_memory(
-    layouts: Vec<Arc<dyn BlockLayout>>,
+    layouts: GroupLayouts,
     tier: Tier,
     allocator: &dyn StorageAllocator,
 ) -> Result<Vec<BoundLayout>, WorkerError> {
@@ -190,45 +192,44 @@ fn in_one_memory(
     Ok(bound)
 }
 
-/// G2 and staging rings in memory that other processes map.
+/// G1 of other processes, and G2 and staging rings in memory that they map.
 fn shared_memory(
     config: &Config,
     rank: Rank,
     [g1_blocks, g2_blocks]: [u32; 2],
     movers: &Arc<dyn Movers>,
     kept: Option<&KeptHost>,
-) -> Result<(RankG1, BoundLayout), WorkerError> {
-    let needed = config.group_ids().count();
-    if needed != 1 {
-        return Err(WorkerError::Groups { rank, found: 1, needed });
-    }
+) -> Result<(RankG1, Vec<BoundLayout>), WorkerError> {
     let wrong = |source| WorkerError::Storage { tier: Tier::G2, source };
-    let layout = |source| WorkerError::Layout { tier: Tier::G2, source };
-    let one = host_layout(config, FIRST_GROUP, rank, 1)?;
-    let slot = one.total_bytes();
-    let (all, ring) = shared_layout(config, rank, g2_blocks)?;
+    let slot = shared_slot_bytes(config, rank)?;
+    let ring = ring_slots(config, rank)?;
+    let all = host_layouts(config, rank, all_slots(g2_blocks, ring))?;
+    let bytes = all.iter().map(|layout| layout.total_bytes()).max().unwrap_or(0);
     let huge_pages = if config.host.huge_pages { HugePages::Try } else { HugePages::No };
     let memory = match kept {
-        Some(kept) if kept.memory.region().len() == all.total_bytes() => Arc::clone(&kept.memory),
+        Some(kept) if kept.memory.region().len() == bytes => Arc::clone(&kept.memory),
         Some(kept) => {
-            let (found, needed) = (kept.memory.region().len(), all.total_bytes());
+            let (found, needed) = (kept.memory.region().len(), bytes);
             return Err(WorkerError::KeptHost { rank, found, needed });
         }
         None => {
             let node = config.node.numa_nodes.of(usize::from(rank.0));
-            let memory = SharedStorage::create(all.total_bytes(), huge_pages, node).map_err(wrong)?;
+            let memory = SharedStorage::create(bytes, huge_pages, node).map_err(wrong)?;
             log_placement(rank, node, memory.placement());
             Arc::new(memory)
         }
     };
-    let bind = |layout: FullyContiguous, first: u32| {
-        let storage = Arc::clone(&memory) as Arc<dyn Storage>;
-        let binding = RegionBinding { storage, offset: u64::from(first) * slot };
-        BoundLayout::bind(Arc::new(layout), vec![binding]).map_err(wrong)
+    let bind = |layouts: GroupLayouts, first: u32| -> Result<Vec<BoundLayout>, WorkerError> {
+        let bound = layouts.into_iter().map(|layout| {
+            let storage = Arc::clone(&memory) as Arc<dyn Storage>;
+            let binding = RegionBinding { storage, offset: u64::from(first) * slot };
+            BoundLayout::bind(layout, vec![binding]).map_err(wrong)
+        });
+        bound.collect()
     };
-    let g2 = bind(host_layout(config, FIRST_GROUP, rank, g2_blocks.max(1))?, 0)?;
+    let g2 = bind(host_layouts(config, rank, g2_blocks.max(1))?, 0)?;
     let ring_at = |first: u32| {
-        let slots = bind(disk_layout(&one, ring).map_err(layout)?, first)?;
+        let slots = bind(host_layouts(config, rank, ring)?, first)?;
         Ok::<_, WorkerError>(MoverRing { slots, first })
     };
     let rings = [ring_at(g2_blocks)?, ring_at(g2_blocks + ring)?];
@@ -254,16 +255,23 @@ fn log_placement(rank: Rank, wanted: Option<u32>, placement: &NumaPlacement) {
     }
 }
 
-/// All slots of the memory that a rank shares: those of G2, then two rings of so many.
-fn shared_layout(config: &Config, rank: Rank, g2_blocks: u32) -> Result<(FullyContiguous, u32), WorkerError> {
-    let layout = |source| WorkerError::Layout { tier: Tier::G2, source };
-    let one = host_layout(config, FIRST_GROUP, rank, 1)?;
-    let slot = disk_layout(&one, 1).map_err(layout)?.total_bytes();
-    // A slot of a ring is a slot of G2: both begin at a page and have one order.
-    debug_assert_eq!(slot, one.total_bytes(), "slots of disk and host memory differ");
-    let ring = u32::try_from(config.transfer.staging.get() / slot.max(1)).unwrap_or(u32::MAX);
-    let ring = ring.clamp(2, MAX_RING_BLOCKS);
-    Ok((host_layout(config, FIRST_GROUP, rank, g2_blocks.saturating_add(2 * ring))?, ring))
+/// Bytes of a slot of the memory that a rank shares: of G2, and of its rings. Both begin at a page,
+/// and blocks of the disk have the order of G2.
+fn shared_slot_bytes(config: &Config, rank: Rank) -> Result<u64, WorkerError> {
+    let one = host_layouts(config, rank, 1)?;
+    Ok(one.iter().map(|layout| layout.total_bytes()).max().unwrap_or(1))
+}
+
+/// Slots of each of its two staging rings.
+fn ring_slots(config: &Config, rank: Rank) -> Result<u32, WorkerError> {
+    let slot = shared_slot_bytes(config, rank)?.max(1);
+    let slots = u32::try_from(config.transfer.staging.get() / slot).unwrap_or(u32::MAX);
+    Ok(slots.clamp(2, MAX_RING_BLOCKS))
+}
+
+/// Slots of G2 and of both rings.
+fn all_slots(g2_blocks: u32, ring: u32) -> u32 {
+    g2_blocks.saturating_add(2 * ring)
 }
 
 /// Memory of a rank. It outlives the leaders that the rank's worker serves.
@@ -317,8 +325,9 @@ impl RankMemory {
 
     /// Memory of the cache groups beside the first one.
     pub(super) fn other_groups(&self) -> Vec<GroupMemory> {
-        let others = self.g1_here().iter().enumerate().skip(1);
-        others.map(|(at, g1)| GroupMemory { g1: Some(g1.clone()), g2: self.g2.get(at).cloned() }).collect()
+        let (g1, g2) = (self.g1_here(), &self.g2);
+        let group = |at: usize| GroupMemory { g1: g1.get(at).cloned(), g2: g2.get(at).cloned() };
+        (1..g1.len().max(g2.len())).map(group).collect()
     }
 }
 
@@ -447,6 +456,14 @@ pub(super) fn host_layout(
     contiguous(config, shape, order, Tier::G2)
 }
 
+/// The same of every cache group.
+fn host_layouts(config: &Config, rank: Rank, blocks: u32) -> Result<GroupLayouts, WorkerError> {
+    let layout = |group| -> Result<Arc<dyn BlockLayout>, WorkerError> {
+        Ok(Arc::new(host_layout(config, group, rank, blocks)?))
+    };
+    config.group_ids().map(layout).collect()
+}
+
 /// G2 of a rank, by cache group. Pages are locked through the device of G1.
 fn host_memory(
     config: &Config,
@@ -454,10 +471,7 @@ fn host_memory(
     rank: Rank,
     blocks: u32,
 ) -> Result<Vec<BoundLayout>, WorkerError> {
-    let layout = |group| -> Result<Arc<dyn BlockLayout>, WorkerError> {
-        Ok(Arc::new(host_layout(config, group, rank, blocks)?))
-    };
-    let layouts = config.group_ids().map(layout).collect::<Result<Vec<_>, _>>()?;
+    let layouts = host_layouts(config, rank, blocks)?;
     let huge_pages = if config.host.huge_pages { HugePages::Try } else { HugePages::No };
     let device = device.filter(|_| config.host.pinned);
     let bound = if let Some(device) = device.map(Arc::clone) {

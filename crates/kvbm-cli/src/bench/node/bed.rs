@@ -151,7 +151,8 @@ impl There {
         let g1 = bed.memory()?;
         let terms =
             EngineTerms { call_time: PATIENCE, ..EngineTerms::new(bed.socket(), name, 2 * bed.blocks) };
-        let node = NodeEngine::attach(terms, true, vec![MoverMemory { rank: Rank(0), device: None, g1 }])?;
+        let node =
+            NodeEngine::attach(terms, true, vec![MoverMemory { rank: Rank(0), device: None, g1: vec![g1] }])?;
         ensure!(node.wait_ready(PATIENCE), "not attached: {:?}", node.status());
         Ok(Self { node, ids: [bed.ids(0), bed.ids(bed.blocks)] })
     }

@@ -1,0 +1,115 @@
+//! What must hold of any bytes that come over the daemon's socket, or from a daemon that hands its
+//! memory over. There is no fuzz target: an instrumented build of this crate takes too long.
+
+use crate::handover::RankIndex;
+use crate::protocol::{Ask, Call, DaemonNotice, Moved, Terms, Welcome, decode, encode};
+use crate::shape::ModelShape;
+use crate::slots;
+use kvbm::GroupKind;
+use kvbm::plan::wire;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::path::Path;
+
+/// Most characters of what differs.
+const MAX_SHOWN: usize = 1200;
+
+/// A message that is read is written, and read again, as the same. Terms that differ from what the
+/// daemon has are refused with a text of a bounded length. A call that is carried out has as
+/// many ids as its cache groups say, and its run is one. Memory that is described has slots, or is
+/// refused.
+fn node(input: &[u8]) {
+    let Some((kind, bytes)) = input.split_first() else { return };
+    match kind {
+        0 => terms(bytes),
+        1 => call(bytes),
+        2 => drop(read::<DaemonNotice>(bytes)),
+        3 => {
+            if let Some(Moved::Message(message)) = read(bytes) {
+                // What it says is checked where plans are read.
+                let _any = wire::decode_message(&message.0);
+            }
+        }
+        4 => {
+            let Some(Welcome { memory: Some(memory), .. }) = read(bytes) else { return };
+            match slots::layouts(&memory) {
+                Ok(layouts) => assert!(layouts.iter().all(|slots| slots.config().num_blocks == memory.slots)),
+                Err(why) => assert!(!why.is_empty()),
+            }
+        }
+        5 => drop(read::<Vec<RankIndex>>(bytes)),
+        _ => {}
+    }
+}
+
+fn read<T: DeserializeOwned + Serialize + PartialEq>(bytes: &[u8]) -> Option<T> {
+    match decode::<T>(bytes) {
+        Ok(message) => {
+            assert!(decode::<T>(&encode(&message)).is_ok_and(|again| again == message));
+            Some(message)
+        }
+        Err(why) => {
+            assert!(!why.is_empty());
+            None
+        }
+    }
+}
+
+fn terms(bytes: &[u8]) {
+    let Some(Terms { model, .. }) = read(bytes) else { return };
+    for kinds in [&[GroupKind::Full][..], &[GroupKind::SlidingWindow(31), GroupKind::Full, GroupKind::State]]
+    {
+        let ours = ModelShape::new(kinds, []);
+        let Some(found) = model.difference(&ours) else {
+            assert!(model == ours);
+            continue;
+        };
+        let texts = [found.name, found.theirs, found.ours];
+        assert!(
+            !texts[0].is_empty() && texts.map(|text| text.chars().count()).iter().sum::<usize>() < MAX_SHOWN
+        );
+    }
+}
+
+fn call(bytes: &[u8]) {
+    let Some(Call { ask, .. }) = read(bytes) else { return };
+    if ask.check().is_err() {
+        return;
+    }
+    match &ask {
+        Ask::Commit { ids, .. } => {
+            let all: usize = ids.places().into_iter().map(|place| ids.all()[place].len()).sum();
+            assert_eq!(all, ids.all().len());
+        }
+        Ask::LookUp { run, .. } | Ask::Offload { run, .. } | Ask::Prefetch { run } => {
+            let hashes = run.hashes();
+            assert_eq!(run.chain(&hashes).len(), hashes.len());
+        }
+        _ => {}
+    }
+}
+
+/// The file, all its beginnings, and with each of its bytes changed.
+fn node_around(input: &[u8]) {
+    node(input);
+    for at in 0..input.len() {
+        node(&input[..at]);
+        for flip in [0x01, 0x10, 0x80, 0xff] {
+            let mut changed = input.to_vec();
+            changed[at] ^= flip;
+            node(&changed);
+        }
+    }
+}
+
+#[test]
+fn the_corpus_and_all_bytes_around_it_hold() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
+    let files: Vec<_> = folder.read_dir().unwrap().map(|file| file.unwrap().path()).collect();
+    assert!(files.len() > 20, "{}", files.len());
+    for file in files {
+        // Told apart from its neighbours where it does not hold.
+        println!("{}", file.display());
+        node_around(&std::fs::read(&file).unwrap());
+    }
+}
