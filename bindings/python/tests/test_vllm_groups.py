@@ -8,11 +8,13 @@ import functools
 import pickle
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from kvbm_rs import Config, NodeEngine, NodeServer
 from vllm_stand_in import BLOCKS, PROMPT, SIZE, Request, Tensor, tensor
 from vllm_stand_in import vllm as vllm  # a fixture
 
@@ -77,6 +79,9 @@ class Engine:
         from kvbm_rs.vllm import KvbmConnector
 
         extra = {"host": "96", "host.pinned": False, "policy.admission": "all"}
+        daemon = changes.pop("daemon", None)
+        if daemon is not None:
+            extra = {"daemon": str(daemon)}
         self.config = SimpleNamespace(
             kv_transfer_config=SimpleNamespace(
                 kv_connector_extra_config=extra | changes.pop("extra", {}),
@@ -235,11 +240,32 @@ class Engine:
             worker.shutdown()
 
 
-@pytest.fixture(params=["uni", "mp"])
-def engine(vllm: Any, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = Engine(vllm, request.param, 1 if request.param == "uni" else 2)
-    yield engine
-    engine.close()
+@pytest.fixture(params=["uni", "mp", "uni over a daemon", "mp over a daemon"])
+def engine(vllm: Any, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    executor, _, keeper = request.param.partition(" ")
+    ranks = 1 if executor == "uni" else 2
+    if not keeper:
+        engine = Engine(vllm, executor, ranks)
+        yield engine
+        engine.close()
+        return
+    socket = tmp_path / "run" / "node.sock"
+    engine = Engine(vllm, executor, ranks, daemon=socket)
+    with server(engine, socket, ranks):
+        assert isinstance(engine.manager, NodeEngine) and engine.manager.wait_ready(30.0)
+        yield engine
+        engine.close()
+
+
+def server(engine: Engine, socket: Path, ranks: int) -> NodeServer:
+    """A daemon of the model that the engine says it needs."""
+    layout = engine.scheduler._process.layout
+    assert layout is not None
+    more = '[namespace]\nmodel = "daemon"\n[host]\ncapacity = 96\npinned = false\n[policy]\nadmission = "all"\n'
+    return NodeServer(
+        Config.from_toml(f"{layout.daemon_model}{more}[parallelism]\ntensor_parallel = {ranks}\n"),
+        socket,
+    )
 
 
 #: As vLLM allocates for 16 computed tokens and one more: nothing before a window or a state.

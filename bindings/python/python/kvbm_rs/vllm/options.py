@@ -220,7 +220,6 @@ class Options:
     def check_groups(self, groups: int) -> None:
         """Refuses what a model of several cache groups does not have."""
         for name, is_set, way_out in (
-            ("daemon", self.daemon is not None, "give 'host' in place of it"),
             ("load", self.load != "async", "leave it out: loads are asynchronous"),
             ("audit", self.audit > 0, "leave it out"),
             ("record", self.record is not None, "leave it out"),

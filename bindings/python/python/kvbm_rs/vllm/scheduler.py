@@ -71,7 +71,7 @@ class SchedulerSide(Transfers):
             found = process.manager.look_up(tracked.view.id, tracked.sequence, first)
         else:
             # With several groups a prefix cannot be cut off where it is promised.
-            found = process.own_manager.look_up(tracked.view.id, tracked.sequence, first, end=most)
+            found = process.manager.look_up(tracked.view.id, tracked.sequence, first, end=most)
         process.counters.add("look_ups")
         if found is None:
             process.counters.add("pending_look_ups")

@@ -81,7 +81,7 @@ class Transfers:
             if self._groups is None:
                 manager.commit(request_id, ids[0], after, timeout=timeout)
             else:
-                self._process.own_manager.commit_groups(request_id, ids, after, timeout=timeout)
+                manager.commit_groups(request_id, ids, after, timeout=timeout)
             self._loading[request_id] = Loading(ids, time.monotonic())
         except Exception as error:
             # The ticket is too old, the blocks are busy: nothing was loaded, and vLLM computes it.
@@ -126,12 +126,9 @@ class Transfers:
         counters, manager = self._process.counters, self._process.manager
         self._audit(save, after)
         try:
-            if self._groups is None:
-                begun = manager.offload(save.ids, save.request.sequence, save.first, after)
-            else:
-                begun = self._process.own_manager.offload(
-                    save.ids, save.request.sequence, save.first, after, group=save.group
-                )
+            begun = manager.offload(
+                save.ids, save.request.sequence, save.first, after, group=save.group
+            )
         except KvbmError as error:
             # No room, or a load writes one of them: offered again with the next block of the
             # request.
