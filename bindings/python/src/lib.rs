@@ -18,7 +18,7 @@
 //! | `node_server` | `NodeServer`: the daemon that keeps a cache for engines | `config`, `status`, `closable`, `integers`, `guard`, `errors` |
 //! | `node_mover` | `NodeMover`: copies for a rank of such an engine | `node_engine`, `layout`, `cuda`, `closable`, `integers`, `guard`, `errors` |
 //! | `node_engine` | `NodeEngine`: the scheduler of such an engine | `fence`, `loads`, `sequence`, `layout`, `cuda`, `closable`, `integers`, `guard`, `errors` |
-//! | `worker` | `Worker`: a rank for another process | `layout`, `cuda`, `config`, `closable`, `integers`, `guard`, `errors` |
+//! | `worker` | `Worker`: a rank for another process | `loads`, `layout`, `cuda`, `config`, `closable`, `integers`, `guard`, `errors` |
 //! | `manager` | `KvBlockManager` | `status`, `options`, `fence`, `loads`, `parked`, `events`, `sequence`, `layout`, `cuda`, `config`, `logs`, `closable`, `integers`, `guard`, `errors` |
 //! | `kernels` | conversions between the forms of a block | `tensor`, `guard`, `errors` |
 //! | `status` | how a manager stands | - |
@@ -78,6 +78,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<layout::Layout>()?;
     module.add_class::<loads::Ticket>()?;
     module.add_class::<loads::FinishedLoad>()?;
+    module.add_class::<loads::FinishedPlan>()?;
     module.add_class::<loads::OffloadStarted>()?;
     module.add_class::<parked::Parked>()?;
     module.add_class::<manager::KvBlockManager>()?;

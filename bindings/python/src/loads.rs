@@ -73,6 +73,36 @@ impl From<kvbm_node::NodeLoad> for FinishedLoad {
     }
 }
 
+/// A part of a load that is over on the rank of a worker: no copy of it touches the memory of its
+/// blocks any more.
+#[pyclass(module = "kvbm_rs", frozen, get_all)]
+#[derive(Clone)]
+pub(crate) struct FinishedPlan {
+    /// One of its load (`KvBlockManager.load_tags`). A load may have several plans with it.
+    pub(crate) tag: u64,
+    /// From which tier to which, such as `"g2_g1"`.
+    pub(crate) path: String,
+    /// Blocks that arrived on this rank.
+    pub(crate) arrived: usize,
+    /// Blocks that did not.
+    pub(crate) failed: usize,
+}
+
+#[pymethods]
+impl FinishedPlan {
+    fn __repr__(&self) -> String {
+        let Self { tag, path, arrived, failed } = self;
+        format!("FinishedPlan(tag={tag}, path={path:?}, arrived={arrived}, failed={failed})")
+    }
+}
+
+impl From<kvbm::FinishedPlan> for FinishedPlan {
+    fn from(plan: kvbm::FinishedPlan) -> Self {
+        let kvbm::FinishedPlan { tag, path, arrived, failed, .. } = plan;
+        Self { tag, path: path.to_string(), arrived, failed }
+    }
+}
+
 /// What an offload began with.
 #[pyclass(module = "kvbm_rs", frozen, get_all)]
 #[derive(Clone)]

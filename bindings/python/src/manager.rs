@@ -244,6 +244,13 @@ impl KvBlockManager {
         self.call(py, |open| Ok(open.manager.tickets().layer_ready(request, layer)))
     }
 
+    /// By which workers in other processes name the plans of the request's load
+    /// (`Worker.drain_finished`): a number for each part of it that has plans. Empty where the
+    /// request has no load, and when `finished` has told its end.
+    fn load_tags(&self, py: Python<'_>, request: &str) -> PyResult<Vec<u64>> {
+        self.call(py, |open| Ok(open.manager.tickets().load_tags(request)))
+    }
+
     /// Like `commit`, where the engine has computed the promised blocks into `ids` and wants to
     /// know whether the stored copies are the same. Nothing is written to `ids`. The outcome comes
     /// from `finished`; copies that are not the same are quarantined.

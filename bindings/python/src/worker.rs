@@ -7,6 +7,7 @@ use crate::errors::{Error, Kind, Result};
 use crate::guard::detached;
 use crate::integers::{block_ids, seconds};
 use crate::layout::Layout;
+use crate::loads::FinishedPlan;
 use kvbm::config::Capacity;
 use kvbm::{Rank, WorkerServer};
 use pyo3::prelude::*;
@@ -122,6 +123,14 @@ impl Worker {
             let busy = server.wait_idle(&ids, Instant::now() + timeout).err();
             Ok(busy.map_or_else(Vec::new, |busy| busy.blocks.iter().map(|id| id.0).collect()))
         })
+    }
+
+    /// Parts of loads that are over on this rank, oldest first, each once. `KvBlockManager.load_tags`
+    /// says which load one belongs to. The last 4096 are kept until they are taken.
+    fn drain_finished(&self, py: Python<'_>) -> PyResult<Vec<FinishedPlan>> {
+        let server = self.server()?;
+        let finished = detached(py, move || Ok(server.drain_finished()))?;
+        Ok(finished.into_iter().map(FinishedPlan::from).collect())
     }
 
     /// Stops when no copy touches the engine's tensors any more. With a `timeout`, the manager is

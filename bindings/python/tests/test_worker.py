@@ -73,11 +73,27 @@ def test_copies_wait_for_every_worker(tmp_path: Path) -> None:
 
         found = made.look_up("r", tokens)
         assert found is not None and found.blocks == 2
+        assert made.load_tags("r") == [], "there is no load yet"
         load = made.load("r", [7, 8], made.fence(2))
+        (tag,) = made.load_tags("r")
+        assert made.load_tags("other") == []
+        assert first.drain_finished() == second.drain_finished() == [], "offloads have no tag"
         first.signal(2)
-        assert not load.is_done()
+        deadline, over = time.monotonic() + 10, first.drain_finished()
+        while not over:
+            assert time.monotonic() < deadline, "the part of the first rank is not over"
+            over = first.drain_finished()
+        assert [(plan.tag, plan.path, plan.arrived, plan.failed) for plan in over] == [
+            (tag, "g2_g1", 2, 0)
+        ]
+        assert engines[0].holds(7, 10) and engines[0].holds(8, 20), "its bytes are in place"
+        assert not load.is_done() and second.drain_finished() == []
+        assert first.drain_finished() == [], "each is told once"
         second.signal(2)
         assert load.wait(10).arrived == 2
+        (plan,) = second.drain_finished()
+        assert repr(plan) == f'FinishedPlan(tag={tag}, path="g2_g1", arrived=2, failed=0)'
+        assert made.load_tags("r") == [], "its end was told"
         for rank, engine in enumerate(engines):
             assert engine.holds(7, 10 + rank) and engine.holds(8, 20 + rank)
         with pytest.raises(InvalidArgument, match="2"):
@@ -97,6 +113,8 @@ def test_what_a_worker_refuses(tmp_path: Path) -> None:
     assert made.closed and not (tmp_path / "0.sock").exists()
     with pytest.raises(ClosedError, match="the Worker was closed"):
         made.signal(1)
+    with pytest.raises(ClosedError, match="the Worker was closed"):
+        made.drain_finished()
     with pytest.raises(BuildFailed, match="rank"):
         worker(FakeEngine(), 2, 2, tmp_path / "2.sock")
     layout = Layout.of_workers(4, PAGE_SIZE, [64])

@@ -289,6 +289,25 @@ class FinishedLoad:
         """Why they did not arrive, a text for each, 16 at most."""
 
 @final
+class FinishedPlan:
+    """A part of a load that is over on the rank of a worker: no copy of it touches the memory of its
+    blocks any more.
+    """
+
+    @property
+    def tag(self) -> int:
+        """One of its load (`KvBlockManager.load_tags`). A load may have several plans with it."""
+    @property
+    def path(self) -> str:
+        """From which tier to which, such as `"g2_g1"`."""
+    @property
+    def arrived(self) -> int:
+        """Blocks that arrived on this rank."""
+    @property
+    def failed(self) -> int:
+        """Blocks that did not."""
+
+@final
 class OffloadStarted:
     """What an offload began with."""
 
@@ -351,6 +370,10 @@ class Worker:
     def wait_idle(self, ids: Sequence[int] | Buffer, timeout: float) -> list[int]:
         """Waits until no copy of this rank touches these blocks. The ids that are still busy after
         `timeout` seconds.
+        """
+    def drain_finished(self) -> list[FinishedPlan]:
+        """Parts of loads that are over on this rank, oldest first, each once. `KvBlockManager.load_tags`
+        says which load one belongs to. The last 4096 are kept until they are taken.
         """
     def close(self, timeout: float = 0.0) -> bool:
         """Stops when no copy touches the engine's tensors any more. With a `timeout`, the manager is
@@ -466,6 +489,11 @@ class KvBlockManager:
         """Whether the bytes of all blocks of the request's load that lie in tensor `layer` of the
         layout are in place, verified as whole blocks are: the engine may compute with them. `False`
         where a block failed, and where the request has no load or `finished` has told its end.
+        """
+    def load_tags(self, request: str) -> list[int]:
+        """By which workers in other processes name the plans of the request's load
+        (`Worker.drain_finished`): a number for each part of it that has plans. Empty where the
+        request has no load, and when `finished` has told its end.
         """
     def audit(
         self,

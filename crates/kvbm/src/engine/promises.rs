@@ -217,6 +217,11 @@ impl Load {
         self.refused.is_empty() && self.parts.iter().all(|part| part.layer_ready(layer))
     }
 
+    /// Of each part that has plans.
+    pub(super) fn tags(&self) -> Vec<u64> {
+        self.parts.iter().filter_map(EngineOnboarding::tag).collect()
+    }
+
     pub(super) fn cancel(&mut self) {
         self.parts.iter_mut().for_each(EngineOnboarding::cancel);
     }

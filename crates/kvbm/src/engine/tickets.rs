@@ -358,6 +358,16 @@ impl Tickets<'_> {
         matches!(tickets.get(request), Some(Ticket::Loading(load)) if load.layer_ready(layer))
     }
 
+    /// The [tags](super::EngineOnboarding::tag) of the plans of the request's load, by which
+    /// `drain_finished` of each rank's worker names them: one for each part of the load that has
+    /// plans. Empty where the request has no load.
+    pub fn load_tags(&self, request: &str) -> Vec<u64> {
+        match self.table().tickets.lock().get(request) {
+            Some(Ticket::Loading(load)) => load.tags(),
+            _ => Vec::new(),
+        }
+    }
+
     /// The request is over. A ticket ends at once; a load is given up, and comes from
     /// [`finished`](Self::finished) when no copy writes to its blocks any more. Whether there was
     /// either.
