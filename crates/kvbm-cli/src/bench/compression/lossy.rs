@@ -77,7 +77,7 @@ fn number(element: Element, bytes: &[u8]) -> f64 {
         Element::F32 => f32::from_bits(bits).into(),
         Element::Bf16 => f32::from_bits(bits << 16).into(),
         Element::F16 => {
-            let (exponent, mantissa) = ((bits >> 10 & 31) as i32, f64::from(bits & 0x3ff));
+            let (exponent, mantissa) = ((bits >> 10 & 31).cast_signed(), f64::from(bits & 0x3ff));
             // Those of the least exponent have no leading one.
             let leading = if exponent == 0 { 0.0 } else { 1024.0 };
             let magnitude = (leading + mantissa) * 2_f64.powi(exponent.max(1) - 25);
@@ -102,6 +102,6 @@ mod tests {
             sums.add(element, &[one, half].concat(), &[one, one].concat());
             assert_eq!(sums.errors(), Errors { mean_error: 0.5 / 1.5, largest_error: 0.5 });
         }
-        assert_eq!(number(Element::F16, &[1, 0x80]), -(2_f64.powi(-24)));
+        assert_eq!(number(Element::F16, &[1, 0x80]).to_bits(), (-(2_f64.powi(-24))).to_bits());
     }
 }
