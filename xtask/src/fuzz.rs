@@ -38,6 +38,7 @@ const TARGETS: &[Target] = &[
     Target { name: "journal", most: 2048, seeds: &[], grows: true },
     Target { name: "keys", most: 1024, seeds: &[], grows: true },
     Target { name: "link", most: 4096, seeds: &[], grows: false },
+    Target { name: "node", most: 4096, seeds: &[], grows: false },
     Target { name: "object", most: 8192, seeds: &["crates/kvbm-volume/tests/corpus"], grows: true },
     Target { name: "peer", most: 4096, seeds: &[], grows: false },
     Target { name: "plan", most: 4096, seeds: &[], grows: false },

@@ -11,8 +11,8 @@ use std::process::Command;
 
 /// Seeds of the step of `cargo xtask test` that are the same each time, and every planted bug.
 const FIXED: [&str; 3] = ["--seeds", "500", "--mutants"];
-/// How long seeds are begun that no run has had: they follow from the commit, so that a failure
-/// comes again.
+/// Time in which new seeds are begun. They follow from the commit, so that a failure can be
+/// repeated.
 const NEW_SECONDS: &str = "120";
 
 /// The same for nodes that read from each other: a few of them, and their planted bugs.
@@ -88,7 +88,7 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
     run().into()
 }
 
-/// The first of the new seeds: what the commit is called, as a number. 1 where there is no commit.
+/// The first of the new seeds: the name of the commit as a number; 1 where there is no commit.
 fn new_seed(workspace: &Workspace) -> u64 {
     let mut git = Command::new("git");
     let commit = output_of(git.args(["rev-parse", "HEAD"]).current_dir(&workspace.root)).unwrap_or_default();

@@ -52,3 +52,4 @@ pub use entropy::Codec;
 pub use form::{Element, Lossy, LossyForm};
 pub use frame::{Compressor, Expander, FRAME_HEADER_BYTES, FrameError};
 pub use lossy::{is_compressed, lossy_frame};
+pub use quantise::PIECE as LOSSY_PIECE;

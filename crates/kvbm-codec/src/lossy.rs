@@ -4,7 +4,7 @@
 //! offset size
 //!      0    1  codes: 16 fp8 e4m3, 17 int8, 18 int4
 //!      1    1  numbers: 1 bf16, 2 f16, 3 f32
-//!      2    1  body: 0 as it is, 1 in a frame of LZ4, 2 in a frame of Zstandard, with elements of a byte
+//!      2    1  body: 0 as it is, 1 in a frame of LZ4, 2 of Zstandard, with elements of a byte
 //!      3    5  zero
 //!      8    8  length of the content
 //!     16    8  CRC-64/NVME of the content as it comes back

@@ -6,8 +6,8 @@
 
 use crate::form::{Element, Lossy, LossyForm};
 
-/// Numbers that share a scale.
-pub(crate) const PIECE: usize = 32;
+/// Numbers of a lossy block that share a scale.
+pub const PIECE: usize = 32;
 
 /// A scale is stored as its exponent of two, with this added.
 const BIAS: i32 = 130;
@@ -29,6 +29,19 @@ pub(crate) fn decode(form: LossyForm, scales: &[u8], codes: &[u8], content: &mut
         Element::Bf16 => decode_numbers::<Bf16>(form.lossy, scales, codes, content),
         Element::F16 => decode_numbers::<F16>(form.lossy, scales, codes, content),
         Element::F32 => decode_numbers::<F32>(form.lossy, scales, codes, content),
+    }
+}
+
+impl Element {
+    /// The number that these bytes are, as many as [`width`](Self::width) says. 0 where they are
+    /// fewer.
+    pub fn number(self, bytes: &[u8]) -> f32 {
+        match self {
+            _ if bytes.len() < self.width() => 0.0,
+            Self::Bf16 => Bf16::get(bytes),
+            Self::F16 => F16::get(bytes),
+            Self::F32 => F32::get(bytes),
+        }
     }
 }
 

@@ -35,7 +35,7 @@
 //! | `lives` | engines that are attached, and their blocks | `movers`, `points`, `protocol` |
 //! | `points` | points of an engine's work that copies wait for | - |
 //! | `movers` | the movers of one rank, as the daemon's worker sees them | `protocol` |
-//! | `fuzz` | what must hold of any bytes that come over the socket | `handover`, `slots`, `shape`, `protocol` |
+//! | `fuzz` | the body of the fuzz target | `handover`, `slots`, `shape`, `protocol` |
 //! | `handover` | what the new daemon is given: memory, and an index of it | `shape`, `protocol` |
 //! | `engine` | the engine's side: its calls | `attachment`, `mover`, `terms`, `protocol`, `error` |
 //! | `attachment` | attaching, and attaching again | `mover`, `terms`, `shape`, `protocol`, `error` |
@@ -51,8 +51,9 @@ mod attachment;
 mod calls;
 mod engine;
 mod error;
-#[cfg(test)]
-mod fuzz;
+#[cfg(any(test, feature = "fuzz"))]
+#[doc(hidden)]
+pub mod fuzz;
 mod handover;
 mod lives;
 mod mover;

@@ -183,7 +183,7 @@ impl Storage for SharedStorage {
 fn sealed(len: u64, flags: MemfdFlags) -> io::Result<(OwnedFd, HostRegion)> {
     let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create("kvbm-host", flags)?;
-    // It is born with mode 0777, and `/proc/PID/fd` leads to it whoever may open it there.
+    // A memfd has mode 0777 at first, and a process that sees `/proc/PID/fd` can open it there.
     fchmod(&file, Mode::RUSR | Mode::WUSR)?;
     ftruncate(&file, len)?;
     fcntl_add_seals(&file, SEALS | SealFlags::SEAL)?;

@@ -1,22 +1,21 @@
-//! Functions that read untrusted bytes: a fuzz target feeds each of them.
+//! Functions that read untrusted bytes: each of them has a fuzz target.
 
 use super::Finding;
 use super::source::Source;
 use std::path::Path;
 
-/// What feeds a decoder with bytes that nobody meant.
-enum Feed {
+/// What gives a decoder random bytes.
+enum Fuzzing {
     /// A program of `fuzz/targets`.
     Target(&'static str),
-    /// A test in the same file: where the bytes are no stranger's, or where the crate is too heavy
-    /// for an instrumented build.
+    /// A test in the same file, where the bytes are the operator's own.
     Test(&'static str),
 }
 
-use Feed::{Target, Test};
+use Fuzzing::{Target, Test};
 
 /// Files of libraries with a function `decode` or `decode_..`.
-const DECODERS: &[(&str, Feed)] = &[
+const DECODERS: &[(&str, Fuzzing)] = &[
     ("crates/kvbm-codec/src/quantise.rs", Target("frame")),
     ("crates/kvbm-disk/src/keyring/file.rs", Target("keys")),
     ("crates/kvbm-disk/src/record.rs", Target("journal")),
@@ -32,21 +31,21 @@ const DECODERS: &[(&str, Feed)] = &[
     ("crates/kvbm-nixl/src/codec.rs", Target("block_set")),
     ("crates/kvbm-nixl/src/in_process/wire.rs", Target("peer")),
     ("crates/kvbm-nixl/src/node/messages.rs", Target("peer")),
-    ("crates/kvbm-node/src/protocol.rs", Test("what_is_written_is_read_and_hostile_sizes_are_refused")),
+    ("crates/kvbm-node/src/protocol.rs", Target("node")),
     ("crates/kvbm-plan/src/wire.rs", Target("plan")),
     ("crates/kvbm-volume/src/key_object.rs", Target("volume_key")),
     ("crates/kvbm-volume/src/object.rs", Target("object")),
 ];
 
-/// Decoders without a feed, and feeds without a decoder or a program. `targets` are the files of
-/// `fuzz/targets`.
+/// Decoders that get no random bytes, and entries of the list without a decoder or a program.
+/// `targets` are the files of `fuzz/targets`.
 pub(super) fn check(code: &[Source], targets: &[Source]) -> Vec<Finding> {
     let is_library = |source: &&Source| {
         let parts: Vec<_> = source.file.iter().filter_map(|part| part.to_str()).collect();
         matches!(parts[..], ["crates", _, "src", ..]) && !parts.contains(&"fuzz")
     };
     let mut findings: Vec<Finding> =
-        code.iter().filter(is_library).filter_map(|source| unfed(source, targets)).collect();
+        code.iter().filter(is_library).filter_map(|source| not_fuzzed(source, targets)).collect();
     let stale = DECODERS.iter().filter(|(file, _)| {
         !code.iter().any(|source| source.file == Path::new(file) && decoder(source).is_some())
     });
@@ -64,10 +63,11 @@ fn decoder(source: &Source) -> Option<usize> {
     places.find(|(at, name)| code[at + name.len()..].starts_with(['(', '<', '_'])).map(|(at, _)| at)
 }
 
-fn unfed(source: &Source, targets: &[Source]) -> Option<Finding> {
+fn not_fuzzed(source: &Source, targets: &[Source]) -> Option<Finding> {
     let at = decoder(source)?;
-    let feed = DECODERS.iter().find(|(file, _)| source.file == Path::new(file)).map(|(_, feed)| feed);
-    let text = match feed {
+    let fuzzing =
+        DECODERS.iter().find(|(file, _)| source.file == Path::new(file)).map(|(_, fuzzing)| fuzzing);
+    let text = match fuzzing {
         None => "a decoder without a fuzz target: write one (fuzz/targets), and name it in \
                  xtask/src/tidy/decoders.rs"
             .to_owned(),
@@ -104,11 +104,11 @@ mod tests {
         let plan = of("crates/kvbm-plan/src/wire.rs", "pub fn decode_command(bytes: &[u8]) {}");
         assert_eq!(found(std::slice::from_ref(&plan), &[target]), [""; 0]);
         assert!(found(&[plan], &[])[0].contains("`plan`"));
-        let node = "fn decode<T>() {}\n#[cfg(test)]\nmod tests {\n";
-        let test = "fn what_is_written_is_read_and_hostile_sizes_are_refused() {} }";
-        let file = "crates/kvbm-node/src/protocol.rs";
-        assert_eq!(found(&[of(file, &format!("{node}{test}"))], &[]), [""; 0]);
-        assert!(found(&[of(file, &format!("{node}}}"))], &[])[0].contains("is gone"));
+        let url = "fn decode() {}\n#[cfg(test)]\nmod tests {\n";
+        let test = "fn what_cannot_be_read_is_refused_without_showing_it() {} }";
+        let file = "crates/kvbm-events/src/url/parts.rs";
+        assert_eq!(found(&[of(file, &format!("{url}{test}"))], &[]), [""; 0]);
+        assert!(found(&[of(file, &format!("{url}}}"))], &[])[0].contains("is gone"));
     }
 
     #[test]

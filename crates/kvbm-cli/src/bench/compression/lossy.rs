@@ -2,13 +2,10 @@
 
 use anyhow::Result;
 use kvbm::layout::DType;
-use kvbm_codec::{Codec, Compressor, Element, Lossy, LossyForm};
+use kvbm_codec::{Codec, Compressor, Element, LOSSY_PIECE, Lossy, LossyForm};
 use serde::Serialize;
 
 use super::Way;
-
-/// Numbers whose largest one an error is compared with: those that share a scale.
-const PIECE: usize = 32;
 
 /// How far what comes back is from what was there.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -48,11 +45,11 @@ pub(super) struct Sums {
 
 impl Sums {
     pub(super) fn add(&mut self, element: Element, before: &[u8], after: &[u8]) {
-        let bytes = PIECE * element.width();
+        let bytes = LOSSY_PIECE * element.width();
         for (before, after) in before.chunks(bytes).zip(after.chunks(bytes)) {
             let (mut most, mut largest) = (0.0_f64, 0.0_f64);
             for (before, after) in before.chunks(element.width()).zip(after.chunks(element.width())) {
-                let (before, after) = (number(element, before), number(element, after));
+                let [before, after] = [before, after].map(|bytes| f64::from(element.number(bytes)));
                 let difference = (before - after).abs();
                 self.differences += difference;
                 self.magnitudes += before.abs();
@@ -70,22 +67,6 @@ impl Sums {
     }
 }
 
-/// A finite number.
-fn number(element: Element, bytes: &[u8]) -> f64 {
-    let bits = bytes.iter().rev().fold(0, |bits: u32, byte| bits << 8 | u32::from(*byte));
-    match element {
-        Element::F32 => f32::from_bits(bits).into(),
-        Element::Bf16 => f32::from_bits(bits << 16).into(),
-        Element::F16 => {
-            let (exponent, mantissa) = ((bits >> 10 & 31).cast_signed(), f64::from(bits & 0x3ff));
-            // Those of the least exponent have no leading one.
-            let leading = if exponent == 0 { 0.0 } else { 1024.0 };
-            let magnitude = (leading + mantissa) * 2_f64.powi(exponent.max(1) - 25);
-            if bits & 0x8000 == 0 { magnitude } else { -magnitude }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,11 +78,11 @@ mod tests {
             (Element::F16, &[0, 0x3c], &[0, 0x38]),
             (Element::F32, &[0, 0, 0x80, 0x3f], &[0, 0, 0, 0x3f]),
         ] {
-            assert_eq!((number(element, one), number(element, half)), (1.0, 0.5), "{element:?}");
+            assert_eq!((element.number(one), element.number(half)), (1.0, 0.5), "{element:?}");
             let mut sums = Sums::default();
             sums.add(element, &[one, half].concat(), &[one, one].concat());
             assert_eq!(sums.errors(), Errors { mean_error: 0.5 / 1.5, largest_error: 0.5 });
         }
-        assert_eq!(number(Element::F16, &[1, 0x80]).to_bits(), (-(2_f64.powi(-24))).to_bits());
+        assert_eq!(Element::F16.number(&[1, 0x80]).to_bits(), (-(2_f32.powi(-24))).to_bits());
     }
 }
