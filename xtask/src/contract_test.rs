@@ -1,7 +1,7 @@
 //! The step `contracts`: connectors against the classes that an engine publishes, on CPU tensors.
 
 use crate::steps::Outcome;
-use crate::workspace::Workspace;
+use crate::workspace::{Profile, Workspace};
 use crate::{engine_test, python, wheel};
 
 /// `SGLang`, and what its modules import that the installation of vLLM lacks. None of their
@@ -27,7 +27,7 @@ const TESTS: &[&str] = &["contract_tests", "tests/test_kernels.py", "tests/test_
 /// Runs the tests over the installed wheel, with the torch of the installation of vLLM.
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
     let prepared = || {
-        let interpreter = engine_test::environment(workspace, wheel::Profile::Dev)?;
+        let interpreter = engine_test::environment(workspace, Profile::Dev)?;
         let engine = python::folder(workspace, &interpreter, "sglang-0.5.23", SGLANG)?;
         anyhow::Ok((interpreter, [engine]))
     };

@@ -3,8 +3,7 @@
 use crate::fetch::with_retries;
 use crate::installed;
 use crate::steps::Outcome;
-use crate::wheel::Profile;
-use crate::workspace::{Workspace, succeed};
+use crate::workspace::{Profile, Workspace, succeed};
 use anyhow::Context;
 use std::path::{Path, PathBuf};
 use std::process::Command;

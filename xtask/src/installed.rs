@@ -2,8 +2,8 @@
 
 use crate::python;
 use crate::steps::Outcome;
-use crate::wheel::{self, Profile};
-use crate::workspace::{Workspace, succeed, without_package};
+use crate::wheel;
+use crate::workspace::{Profile, Workspace, succeed, without_package};
 use anyhow::{Context, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -33,11 +33,11 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
 /// extension itself.
 pub(crate) fn build(workspace: &Workspace, profile: Profile) -> anyhow::Result<PathBuf> {
     let python = python::environment(workspace, "maturin", MATURIN)?;
-    let (name, built) = match profile {
-        Profile::Dev => ("dev", "debug"),
-        Profile::Release => ("release", "release"),
+    let name = match profile {
+        Profile::Dev => "dev",
+        Profile::Release => "release",
     };
-    let folder = workspace.target.join(built).join("wheels");
+    let folder = workspace.target.join(profile.folder()).join("wheels");
     remove(&folder)?;
     let mut maturin = Command::new(python);
     maturin.args(["-m", "maturin", "build", "--locked", "--profile", name, "--out"]).arg(&folder);

@@ -1,7 +1,7 @@
 //! The programs of runs with a node daemon, as copies in a folder of their own: a build
 //! meanwhile must not change them.
 
-use crate::workspace::{FEATURES, Workspace, cargo, succeed};
+use crate::workspace::{Profile, Workspace, compile};
 use anyhow::{Context, bail};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,7 @@ pub(crate) struct NodePrograms {
 impl NodePrograms {
     /// Builds them for a run called `name`, with the features of every test build.
     pub(crate) fn build(workspace: &Workspace, name: &str) -> anyhow::Result<Self> {
-        let mut build = cargo(&workspace.root);
-        build.args(["build", "--quiet", "--workspace", "--features", FEATURES]);
-        succeed(build.args(["--bin", "kvbm", "--example", "node"]))?;
-        let built = workspace.target.join("debug");
+        let built = compile(workspace, Profile::Dev, &["--bin", "kvbm", "--example", "node"])?;
         let dir = workspace.target.join(name);
         if dir.exists() {
             std::fs::remove_dir_all(&dir).with_context(|| format!("cannot empty {}", dir.display()))?;

@@ -3,7 +3,7 @@
 use crate::gpu::driver;
 use crate::python;
 use crate::steps::Outcome;
-use crate::workspace::{FEATURES, Workspace, cargo, line_of, succeed, without_package};
+use crate::workspace::{Profile, Workspace, compile, line_of, succeed, without_package};
 use anyhow::Context;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,30 +32,17 @@ fn prepared(workspace: &Workspace) -> anyhow::Result<(PathBuf, PathBuf)> {
     Ok((python::environment(workspace, "binding", TEST_PACKAGES)?, package))
 }
 
-/// How the extension is built.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Profile {
-    /// As all tests are.
-    Dev,
-    /// As the wheel is, for figures.
-    Release,
-}
-
 /// Builds the extension and lays it beside the Python sources, below the target folder. The folder
 /// that holds the package.
 pub(crate) fn assemble(workspace: &Workspace, profile: Profile) -> anyhow::Result<PathBuf> {
-    let mut build = cargo(&workspace.root);
-    build.args(["build", "--workspace", "--lib", "--features", FEATURES]);
-    build.args((profile == Profile::Release).then_some("--release"));
-    succeed(&mut build)?;
-    let built = if profile == Profile::Release { "release" } else { "debug" };
-    let folder = workspace.target.join(built).join("python");
+    let built = compile(workspace, profile, &["--lib"])?;
+    let folder = built.join("python");
     let package = folder.join("kvbm_rs");
     if package.exists() {
         std::fs::remove_dir_all(&package).context("the old package cannot be removed")?;
     }
     copy(&workspace.root.join("bindings/python/python/kvbm_rs"), &package)?;
-    let extension = workspace.target.join(built).join("libkvbm_python.so");
+    let extension = built.join("libkvbm_python.so");
     std::fs::copy(&extension, package.join("_core.abi3.so"))
         .with_context(|| format!("{} cannot be copied", extension.display()))?;
     Ok(folder)

@@ -104,6 +104,35 @@ impl Crate {
 /// Features of every build of tests and lints: one set, so that no crate is compiled twice.
 pub(crate) const FEATURES: &str = "kvbm-cli/nats,kvbm-cli/zmq,kvbm-cli/s3,kvbm-cli/tls";
 
+/// How programs are built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// As the step `test` builds them.
+    Dev,
+    /// As users build them: for figures.
+    Release,
+}
+
+impl Profile {
+    /// The folder of what is built, below the target folder.
+    pub(crate) const fn folder(self) -> &'static str {
+        match self {
+            Self::Dev => "debug",
+            Self::Release => "release",
+        }
+    }
+}
+
+/// Builds programs or libraries (`--bin NAME`, `--lib`) with the features of the step `test`. With
+/// its profile too, what it compiled is not compiled again. The folder with what was built.
+pub(crate) fn compile(workspace: &Workspace, profile: Profile, what: &[&str]) -> anyhow::Result<PathBuf> {
+    let mut build = cargo(&workspace.root);
+    build.args(["build", "--quiet", "--workspace", "--features", FEATURES]).args(what);
+    build.args((profile == Profile::Release).then_some("--release"));
+    succeed(&mut build)?;
+    Ok(workspace.target.join(profile.folder()))
+}
+
 /// Cargo, in the workspace's root.
 pub(crate) fn cargo(root: &Path) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

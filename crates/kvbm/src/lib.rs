@@ -70,6 +70,7 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
+//! | `fuzz` | bodies of the fuzz targets | `admin`, `config` |
 //! | `builder` | building a manager: what is required cannot be forgotten | `admin`, `engine`, `manager`, `leader`, `remote`, `events`, `offload`, `admission`, `tenants`, `volume`, `workers`, `socket_link`, `encryption`, `config`, `transfers`, `slots`, `ranks`, `metrics`, `worker`, `http` |
 //! | `engine` | G1 in the engine's hands | `manager`, `park`, `prefetch`, `onboard`, `leader`, `events`, `remote`, `volume`, `config`, `transfers`, `error`, `signal` |
 //! | `simulation` | what the simulator does in place of threads | `manager` |
@@ -118,6 +119,9 @@ pub mod encryption;
 mod engine;
 mod error;
 mod events;
+#[cfg(any(test, feature = "fuzz"))]
+#[doc(hidden)]
+pub mod fuzz;
 mod groups;
 pub mod http;
 mod leader;

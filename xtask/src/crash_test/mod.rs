@@ -8,7 +8,7 @@ mod floors;
 
 use crate::json_report;
 use crate::steps::Outcome;
-use crate::workspace::{Workspace, cargo, succeed};
+use crate::workspace::{Profile, Workspace, compile};
 use anyhow::Context;
 use floors::Floor;
 use serde_json::{Value, json};
@@ -65,7 +65,7 @@ impl Options {
 
 /// Runs it; whether all rounds passed.
 pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
-    let run = crash(&Workspace::load()?, options.rounds, options.seed, OPEN_WITHIN_MS)?;
+    let run = crash(&Workspace::load()?, Profile::Release, options.rounds, options.seed, OPEN_WITHIN_MS)?;
     let faults = run.faults(options.require_all);
     json_report::deliver(options.json.as_deref(), &run.report(&faults))?;
     for fault in &faults {
@@ -76,7 +76,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
 
 /// A few rounds, as a step of `cargo xtask test`.
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
-    let run = match crash(workspace, FEW, 1, OPEN_WITHIN_MS_OF_STEP) {
+    let run = match crash(workspace, Profile::Dev, FEW, 1, OPEN_WITHIN_MS_OF_STEP) {
         Ok(run) => run,
         Err(error) => return Err(error).into(),
     };
@@ -165,10 +165,14 @@ impl Run {
     }
 }
 
-fn crash(workspace: &Workspace, rounds: u64, seed: u64, open_within_ms: u32) -> anyhow::Result<Run> {
-    let mut build = cargo(&workspace.root);
-    succeed(build.args(["build", "--quiet", "--release", "-p", "kvbm-disk", "--example", "crash"]))?;
-    let program = workspace.target.join("release").join("examples").join("crash");
+fn crash(
+    workspace: &Workspace,
+    profile: Profile,
+    rounds: u64,
+    seed: u64,
+    open_within_ms: u32,
+) -> anyhow::Result<Run> {
+    let program = compile(workspace, profile, &["--example", "crash"])?.join("examples").join("crash");
     let dir = workspace.target.join("crash-test");
     if dir.exists() {
         std::fs::remove_dir_all(&dir).with_context(|| format!("cannot empty {}", dir.display()))?;

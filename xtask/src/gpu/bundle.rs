@@ -1,7 +1,7 @@
 //! `cargo xtask gpu-bundle`: a folder with programs that check and measure kvbm on a machine that
 //! has a GPU and no Rust.
 
-use crate::workspace::{Workspace, cargo, output_of, succeed};
+use crate::workspace::{Profile, Workspace, cargo, compile, output_of, succeed};
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 use std::fs;
@@ -29,9 +29,9 @@ const RESULTS: [&str; 4] = ["bench.json", "check.json", "replay.json", "report.h
 /// What to do with the bundle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Make it.
+    /// Make it, of programs as users build them.
     Write,
-    /// Make it, and run it here on the test driver.
+    /// Make it, of the programs that the step `test` built, and run it here on the test driver.
     Rehearse,
 }
 
@@ -44,8 +44,14 @@ pub(crate) fn run(workspace: &Workspace, mode: Mode) -> anyhow::Result<()> {
     fs::create_dir_all(&folder)?;
     for (package, kind, built, name) in PROGRAMS {
         let program = folder.join(name);
-        succeed(cargo(&workspace.root).args(["build", "--release", "-p", package]).args(kind))?;
-        fs::copy(workspace.target.join("release").join(built), &program).context(built)?;
+        let programs = match mode {
+            Mode::Write => {
+                succeed(cargo(&workspace.root).args(["build", "--release", "-p", package]).args(kind))?;
+                workspace.target.join(Profile::Release.folder())
+            }
+            Mode::Rehearse => compile(workspace, Profile::Dev, &kind)?,
+        };
+        fs::copy(programs.join(built), &program).context(built)?;
         succeed(Command::new("strip").arg(&program))
             .context("strip comes with binutils, as the linker does")?;
         check_glibc(&program)?;
@@ -132,9 +138,8 @@ fn rows(file: &Path) -> anyhow::Result<Vec<Value>> {
 
 /// The library of the test driver: its own example builds it and says where it is.
 pub(crate) fn driver(workspace: &Workspace) -> anyhow::Result<PathBuf> {
-    let mut command = cargo(&workspace.root);
-    command.args(["run", "--quiet", "--release", "-p", "kvbm-test-driver", "--example", "library"]);
-    Ok(PathBuf::from(output_of(&mut command)?.trim()))
+    let built = compile(workspace, Profile::Dev, &["--example", "library"])?;
+    Ok(PathBuf::from(output_of(&mut Command::new(built.join("examples/library")))?.trim()))
 }
 
 #[cfg(test)]

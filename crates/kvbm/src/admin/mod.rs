@@ -35,6 +35,7 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
+//! | `fuzz` | a part of the fuzz target `request` | `asked` |
 //! | `calls` | each call, carried out | `asked`, `host`, `shown` |
 //! | `shown` | the status as JSON | `host` |
 //! | `asked` | what a call asks for | - |
@@ -42,6 +43,8 @@
 
 mod asked;
 mod calls;
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz;
 mod host;
 mod shown;
 

@@ -21,6 +21,7 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
+//! | `fuzz` | a part of the fuzz target `request` | `server`, `request`, `response`, `connection` |
 //! | `server` | listens, and has a thread for each connection | `security`, `token`, `request`, `tls`, `response`, `connection`, `stream` |
 //! | `security` | who may send requests, and whether they are encrypted | `token`, `tls` |
 //! | `token` | the token that requests carry | - |
@@ -31,6 +32,8 @@
 //! | `stream` | a connection with one deadline | - |
 
 mod connection;
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz;
 mod request;
 mod response;
 mod security;

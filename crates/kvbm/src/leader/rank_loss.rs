@@ -91,8 +91,8 @@ impl Leader {
 
     /// Nobody answers what an earlier worker of a rank was sent.
     fn end_requests(&self, rank: Rank, reason: &Failure) {
-        self.slots.rank_lost(rank, reason);
-        self.volumes.rank_lost(rank, reason);
+        self.slots.fail_requests(rank, reason);
+        self.volumes.fail_requests(rank, reason);
     }
 }
 

@@ -222,7 +222,7 @@ impl Slots {
     }
 
     /// A rank will not answer flushes any more.
-    pub(crate) fn rank_lost(&self, rank: Rank, reason: &Failure) {
+    pub(crate) fn fail_requests(&self, rank: Rank, reason: &Failure) {
         self.flushes.lost(rank, || FlushOutcome::Failed(reason.clone()));
     }
 

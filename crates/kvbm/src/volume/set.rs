@@ -122,7 +122,7 @@ impl Volumes {
     }
 
     /// A rank will not answer requests any more.
-    pub(crate) fn rank_lost(&self, rank: Rank, reason: &Failure) {
+    pub(crate) fn fail_requests(&self, rank: Rank, reason: &Failure) {
         self.pending.lost(rank, || VolumeAnswer::Failed(reason.clone()));
     }
 
