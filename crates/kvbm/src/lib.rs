@@ -1,4 +1,4 @@
-//! KV-cache block manager for LLM inference engines: four memory tiers, every byte verified.
+//! KV-cache block manager for LLM inference engines: four memory tiers, blocks with checksums.
 //!
 //! **Knows:** tokens, block ids, tiers, policies: it decides which block is where and what moves
 //! next ([`KvBlockManager`] is the leader of a deployment).
@@ -20,7 +20,7 @@
 //! let prompt: Vec<u32> = (0..70).collect();
 //! let tokens = manager.sequence(&prompt, b"")?;
 //! let prefix = manager.match_prefix(&tokens); // which blocks, on which tier; pinned while held
-//! let cached = manager.onboard(prefix).wait()?; // in G1, verified
+//! let cached = manager.onboard(prefix).wait()?; // in G1
 //! let fresh = manager.allocate(tokens.num_blocks() - cached.len())?;
 //! // ... the engine computes into `fresh` ...
 //! let (done, _tail) = manager.commit(fresh, &tokens, cached.len())?;
@@ -62,7 +62,8 @@
 //! scheduler whose workers are elsewhere: no device, no disk, no NIXL in its dependencies, and
 //! managers come from `build_with_workers` and `build_metadata_only`. `nats`: events over NATS,
 //! core and `JetStream`. `zmq`: events over `ZeroMQ`. `tls`: TLS for metrics, administration and
-//! workers on other machines. `nixl`: memory of other nodes over NIXL.
+//! workers on other machines. `s3`: volumes in S3-compatible stores. `compress`: compressed and
+//! lossy blocks on volumes. `nixl`: memory of other nodes over NIXL.
 //! What is left out and asked for is an error of `build` that names the feature.
 //!
 //! # Modules

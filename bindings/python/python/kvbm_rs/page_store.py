@@ -119,8 +119,8 @@ class PageStore:
         self, keys: Sequence[str], pages: Sequence[int], after: Fence | None = None
     ) -> list[bool]:
         """Brings the pages of the first keys into `pages`, up to the first that cannot be brought.
-        Which keys arrived, every byte verified. Nothing is written before the engine has passed
-        `after`.
+        Which keys arrived. Bytes from disk and volumes are verified. Nothing is written before the
+        engine has passed `after`.
         """
         _check(keys, pages)
         deadline = time.monotonic() + PATIENCE

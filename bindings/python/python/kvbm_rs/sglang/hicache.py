@@ -123,7 +123,7 @@ class KvbmHiCache(HiCacheStorage):  # type: ignore[misc]
     def batch_get_v1(
         self, keys: list[str], host_indices: Any, extra_info: Any = None
     ) -> list[bool]:
-        """Brings pages into the host pool. Which arrived, every byte verified."""
+        """Brings pages into the host pool. Which arrived; bytes from disk are verified."""
         store = self._opened()
         results = store.get(keys, compat.pages_of(host_indices, self._page_size))
         loaded = sum(results)
