@@ -63,7 +63,7 @@ fn ready() -> Result<(), String> {
         Ok(output) if output.status.success() && has_miri() => Ok(()),
         Ok(output) => {
             let errors = String::from_utf8_lossy(&output.stderr);
-            let why = errors.lines().last().unwrap_or("rustup said nothing");
+            let why = errors.lines().last().unwrap_or("rustup printed no error");
             Err(format!(
                 "Miri cannot be installed (`rustup component add --toolchain nightly miri rust-src`): {why}"
             ))

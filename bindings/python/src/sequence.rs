@@ -33,7 +33,7 @@ impl Namespace {
             ..settings.clone()
         };
         if rest != NamespaceConfig::default() {
-            let text = "namespace: the engine says what its blocks are; only weights, tenant_salt and \
+            let text = "namespace: the engine defines what its blocks hold; only weights, tenant_salt and \
                         deployment_secret can be set beside it: leave the others out";
             return Err(Error::new(Kind::Config, text));
         }

@@ -12,7 +12,7 @@ use crate::note::note;
 pub(crate) fn notify_service_manager(state: &str) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else { return };
     if let Err(error) = send(&socket, state) {
-        note(&format!("kvbm: NOTIFY_SOCKET={} was not told {state}: {error}", socket.display()));
+        note(&format!("kvbm: NOTIFY_SOCKET={} did not receive {state}: {error}", socket.display()));
     }
 }
 

@@ -113,7 +113,7 @@ pub fn run(args: &WorkerArgs) -> Result<()> {
             // A leader that goes on loses nothing. One that has ended waits for nothing.
             if !ended.load(Ordering::Acquire) && !server.leave(SAVE_TIME) {
                 note(&format!(
-                    "kvbm worker: the leader did not say within {} s that it has saved the blocks of this rank: those \
+                    "kvbm worker: the leader did not confirm within {} s that it has saved the blocks of this rank: those \
                      that are not on disk or on a volume are lost",
                     SAVE_TIME.as_secs()
                 ));

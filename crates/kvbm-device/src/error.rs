@@ -179,7 +179,7 @@ pub enum DeviceError {
         message: String,
     },
     /// The device's driver refused a call.
-    #[error("device {device}: {call} says {name} ({code}); {way_out}")]
+    #[error("device {device}: {call} returned {name} ({code}); {way_out}")]
     Driver {
         /// The device.
         device: DeviceId,

@@ -75,7 +75,7 @@ impl EventTransport for InProcessTransport {
         _timeout: Duration,
     ) -> Result<Payload, TransportError> {
         let Some(responder) = self.responders.find(source) else {
-            let reason = format!("nobody answers for source {source}");
+            let reason = format!("no publisher answers for source {source}");
             return Err(TransportError::Unavailable { transport: NAME, reason });
         };
         Ok(responder(question))

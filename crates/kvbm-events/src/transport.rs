@@ -62,7 +62,7 @@ pub trait EventTransport: Send + Sync {
         Vec::new()
     }
 
-    /// Whether anybody may read what is published now. Where nobody does, a publisher rests.
+    /// Whether anybody may read what is published now. Where nobody does, a publisher sleeps.
     fn has_listeners(&self) -> bool {
         true
     }

@@ -197,7 +197,7 @@ pub enum KernelError {
         why: &'static str,
     },
     /// The device's driver refused.
-    #[error("{doing}: the driver says: {reason}; `kvbm doctor` tells what it finds of the device")]
+    #[error("{doing}: the driver reported: {reason}; `kvbm doctor` shows what it finds of the device")]
     Driver {
         /// What was to be done.
         doing: &'static str,

@@ -98,7 +98,7 @@ impl Connection {
     fn lost(&self) -> Option<io::Error> {
         let silence = self.silence();
         let is_lost = self.peer.is_elsewhere() && silence > self.times.lost_after;
-        let text = || format!("{} was not heard for {} ms", self.peer.id, silence.as_millis());
+        let text = || format!("{} sent nothing for {} ms", self.peer.id, silence.as_millis());
         is_lost.then(|| io::Error::new(io::ErrorKind::TimedOut, text()))
     }
 

@@ -78,7 +78,7 @@ pub(crate) fn leaving(patience: Duration) -> Vec<u8> {
 /// How long the worker waits.
 pub(crate) fn patience_of(body: &[u8]) -> io::Result<Duration> {
     let bytes: [u8; PATIENCE_BYTES] = body.try_into().map_err(|_| {
-        let what = format!("{} bytes say how long a worker waits: 4 are needed", body.len());
+        let what = format!("the time that a worker waits has {} bytes: 4 are needed", body.len());
         io::Error::new(io::ErrorKind::InvalidData, what)
     })?;
     Ok(Duration::from_millis(u32::from_le_bytes(bytes).into()))

@@ -88,7 +88,7 @@ pub struct LeaderLine {
 /// Where messages of the worker go, in wire form. Called on the line's thread.
 type Sink = Box<dyn Fn(Vec<u8>) + Send + Sync>;
 
-/// What a leader hears of a worker beside its messages.
+/// What a leader is notified of about a worker, beside its messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkerNotice {
     /// It is about to end, and waits for so long until it is dismissed

@@ -1,4 +1,5 @@
-//! Strangers whose handshake is under way: how many, and who goes when there are too many.
+//! Unauthenticated peers whose handshake is under way: how many there may be, and which one is
+//! disconnected when there are too many.
 
 use crate::listener::Stranger;
 use parking_lot::Mutex;
@@ -18,7 +19,7 @@ pub(crate) const MAX_HANDSHAKES: usize = 2 * MAX_WAITING;
 #[derive(Default)]
 pub(crate) struct Waiting {
     state: Mutex<State>,
-    /// Strangers cannot foresee whom it picks.
+    /// Unauthenticated peers cannot foresee which one it picks.
     random: RandomState,
 }
 

@@ -196,7 +196,7 @@ impl WorkerListener {
         let place = match handshakes.waiting.enter(&stranger) {
             Ok(Some(place)) => place,
             Ok(None) => {
-                let why = format!("nobody else is served: {MAX_HANDSHAKES} handshakes are under way");
+                let why = format!("a connection was refused: {MAX_HANDSHAKES} handshakes are under way");
                 return warn("full", &why);
             }
             Err(error) => return warn("full", &format!("a leader has no place: {error}")),
@@ -231,7 +231,7 @@ impl WorkerListener {
         let mut line = Timed::until(&stream, until);
         let (terms, versions) = handshake::read_offer(&mut line)?;
         if !place.keep() {
-            return Err(io::Error::other("others came, and its place was needed").into());
+            return Err(io::Error::other("its place was given to a later connection").into());
         }
         let mut serving = handshakes.serving.lock();
         let fits = versions

@@ -511,7 +511,7 @@ impl Shared {
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Attached { .. }) && state.ready {
             state.number += 1;
-            state.reason = "the daemon did not hear in time of blocks that are reused".into();
+            state.reason = "the daemon did not confirm in time which blocks are reused".into();
             state.begin_closing();
             self.changed.notify_all();
         }

@@ -279,7 +279,7 @@ impl NodeEngine {
     pub fn forget(&self, namespace: NamespaceTag) -> Result<u64, NodeError> {
         match self.shared.call(Ask::Forget { namespace: *namespace.as_bytes() })? {
             Answer::Count(removed) => Ok(removed),
-            other => Err(NodeError::Refused(format!("{other:?} answers no question of ours"))),
+            other => Err(NodeError::Refused(format!("{other:?} is no answer to this call"))),
         }
     }
 
@@ -336,7 +336,7 @@ impl NodeEngine {
     pub fn counts(&self) -> Result<(usize, usize), NodeError> {
         match self.shared.call(Ask::Count)? {
             Answer::Counts { tickets, loads } => Ok((tickets as usize, loads as usize)),
-            other => Err(NodeError::Refused(format!("{other:?} answers no question of ours"))),
+            other => Err(NodeError::Refused(format!("{other:?} is no answer to this call"))),
         }
     }
 }

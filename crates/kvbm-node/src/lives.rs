@@ -248,7 +248,7 @@ impl Life {
         let sent = scheduler.send(Lane::Bulk, &encode(notice));
         if let Err(error) = &sent {
             // It would wait for that for ever: its next life begins without.
-            tracing::warn!(engine = self.engine, %error, "an engine was not told of a load");
+            tracing::warn!(engine = self.engine, %error, "the result of a load was not delivered to an engine");
             scheduler.close();
         }
         sent.is_ok()

@@ -184,12 +184,12 @@ impl MoverSession {
                     Some(done) => done(report.blocks),
                     // The process has attached anew, and this was still on its way on the old line.
                     None if self.is_over.load(Ordering::Acquire) => {}
-                    None => return Err(format!("a report of copy {id} that nobody awaits")),
+                    None => return Err(format!("a report of copy {id}, which is not under way")),
                 }
                 Ok(MoverNotice::Nothing)
             }
             Message::Ready { .. } => Ok(MoverNotice::Ready),
-            other => Err(format!("a mover does not say {other:?}")),
+            other => Err(format!("a mover does not send {other:?}")),
         }
     }
 

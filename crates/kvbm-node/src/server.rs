@@ -296,7 +296,7 @@ struct Farewell;
 
 impl AttachedSession for Farewell {
     fn take(&mut self, _bytes: &[u8]) -> Result<(), String> {
-        Err("a process that has left says nothing".into())
+        Err("a process that has left sends nothing".into())
     }
 
     fn end(self: Box<Self>) {}

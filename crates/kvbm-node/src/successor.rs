@@ -139,7 +139,7 @@ struct Handed {
 
 impl AttachedSession for Handed {
     fn take(&mut self, _bytes: &[u8]) -> Result<(), String> {
-        Err("a daemon that takes over says nothing".into())
+        Err("a daemon that takes over sends nothing".into())
     }
 
     fn end(self: Box<Self>) {

@@ -119,7 +119,7 @@ impl fmt::Display for FailureKind {
     }
 }
 
-/// A failure with its story.
+/// A failure with its details.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// Why.

@@ -68,7 +68,7 @@ pub enum SubmitError {
     Plan(#[from] PlanError),
     /// The plan belongs to another life of the leader.
     #[error(
-        "plan {plan_id} is of epoch {found}, this worker serves epoch {current}: start the worker anew for a new leader"
+        "plan {plan_id} is of epoch {found}, this worker serves epoch {current}: restart the worker for a new leader"
     )]
     StaleEpoch {
         /// The plan.

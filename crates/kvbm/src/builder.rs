@@ -116,8 +116,8 @@ pub enum BuildError {
         #[source]
         source: std::io::Error,
     },
-    /// A rank did not say what its disk holds: the first one of those.
-    #[error("rank {rank} has not said within {} s what its disk holds: start its worker, and see its log", RECOVERY_TIMEOUT.as_secs())]
+    /// A rank did not report what its disk holds: the first one of those.
+    #[error("rank {rank} has not reported within {} s what its disk holds: start its worker, and see its log", RECOVERY_TIMEOUT.as_secs())]
     Recovery {
         /// The rank.
         rank: Rank,

@@ -188,7 +188,7 @@ fn failed(status: ExitStatus, complaint: &[u8]) -> String {
     let complaint: String = String::from_utf8_lossy(complaint).trim().chars().take(QUOTED).collect();
     let complaint = complaint.replace(char::is_control, " ");
     match complaint.as_str() {
-        "" => format!("it failed ({status}) and said nothing"),
+        "" => format!("it failed ({status}) and printed no error"),
         words => format!("it failed ({status}): {words}"),
     }
 }
@@ -242,7 +242,7 @@ mod tests {
     fn a_command_that_fails_prints_garbage_or_is_not_there_is_named_with_why() {
         for (script, why) in [
             ("echo denied by the service >&2; exit 7", "denied by the service"),
-            ("exit 7", "said nothing"),
+            ("exit 7", "printed no error"),
             ("true", "0 bytes"),
             ("echo secret-garbage", "no key"),
             ("head -c 100000 /dev/zero", "more than 4096 bytes"),

@@ -65,7 +65,7 @@ impl Client {
                 Some(path) => Target::Unix(path.into()),
                 None => {
                     return wrong(
-                        "whom to ask? Name admin.socket of the manager with --socket PATH or in KVBM_ADMIN_SOCKET, or use --http URL --token-file FILE",
+                        "no manager is named: name its admin.socket with --socket PATH or in KVBM_ADMIN_SOCKET, or use --http URL --token-file FILE",
                     );
                 }
             },

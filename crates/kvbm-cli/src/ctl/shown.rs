@@ -287,7 +287,7 @@ fn receipt(answer: &Value) -> String {
         }
     }
     for volume in list(&answer["volumes_unconfirmed"]) {
-        let _ = writeln!(out, "volume {volume} has not confirmed it: it is asked again");
+        let _ = writeln!(out, "volume {volume} has not confirmed it: the request is repeated");
     }
     for (state, what) in [("destroyed", "is destroyed"), ("pending", "is still to be destroyed")] {
         for key in list(&answer["keys"][state]) {
@@ -318,7 +318,7 @@ fn drained(answer: &Value) -> String {
     }
     for (name, what) in [
         ("removals_unconfirmed", "ranks and volumes have not confirmed removals"),
-        ("events_unpublished", "events were taken by nobody"),
+        ("events_unpublished", "events were not published"),
     ] {
         if whole(answer, name) > 0 {
             let _ = writeln!(out, "{} {what}", number(answer, name));

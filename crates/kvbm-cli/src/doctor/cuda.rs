@@ -80,7 +80,7 @@ fn broken(name: &'static str, found: String) -> Finding {
         Status::Missing,
         found,
         effect,
-        "nvidia-smi -q, and dmesg for what the kernel module says (Xid)",
+        "nvidia-smi -q, and dmesg for errors of the kernel module (Xid)",
     )
 }
 

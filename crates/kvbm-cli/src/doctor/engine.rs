@@ -178,7 +178,7 @@ fn ask(mut command: Command, deadline: Duration) -> Result<Answer, String> {
 
 /// Why it failed: the last line on its standard error.
 fn failure(status: ExitStatus, errors: &str) -> String {
-    let last = errors.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+    let last = errors.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it printed no error");
     format!("failed ({status}): {}", last.trim())
 }
 
@@ -262,7 +262,7 @@ mod tests {
     fn an_interpreter_that_fails_is_a_finding() {
         for (script, text) in [
             ("echo first >&2; echo 'no such library' >&2; exit 3", "no such library"),
-            ("exit 3", "it said nothing"),
+            ("exit 3", "it printed no error"),
             ("echo hello", "not understood"),
         ] {
             let found = findings(script);

@@ -39,7 +39,7 @@ fn memory(meminfo: &str) -> Finding {
         _ => Finding::short(
             "memory",
             Status::Limited,
-            "the kernel does not tell (/proc/meminfo)",
+            "the kernel does not report it (/proc/meminfo)",
             "give host.capacity with care: it is not checked against the memory that there is",
             "mount /proc",
         ),

@@ -193,7 +193,7 @@ fn blocks(medium: Option<&str>, hashes: &[EngineHash]) -> String {
 
 fn tokens(stored: &BlockStored) -> String {
     let adapter = stored.lora_name.as_ref().map_or_else(String::new, |name| format!("  adapter {name}"));
-    let known = if stored.token_ids.is_empty() { "tokens not said" } else { "tokens" };
+    let known = if stored.token_ids.is_empty() { "tokens not given" } else { "tokens" };
     format!("{} {known} a block{adapter}", stored.block_size)
 }
 

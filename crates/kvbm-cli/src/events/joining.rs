@@ -1,4 +1,4 @@
-//! What was missed, told apart from what came before anybody listened.
+//! Distinguishes events that were missed from those before the stream was joined.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -51,11 +51,11 @@ impl Joining {
     }
 }
 
-/// Says that two lives of a source publish, and the way out.
+/// The warning that two processes publish as one source, with the way out.
 pub(super) fn two_lives(source: &str, followed: u64, ignored: u64) -> String {
     format!(
-        "source {source} publishes in two lives: epoch {followed} is followed, {ignored} is ignored; two processes have its \
-         events.worker_id: give each one of its own"
+        "two processes publish as source {source}: epoch {followed} is followed, epoch {ignored} is ignored; give each \
+         process an events.worker_id of its own"
     )
 }
 

@@ -45,7 +45,7 @@ pub enum CudaUnavailable {
     },
     /// The driver does not start.
     #[error(
-        "the CUDA driver does not start: {call} says {name} ({code}); see `dmesg`, and whether library and kernel module are of one version"
+        "the CUDA driver does not start: {call} returned {name} ({code}); see `dmesg`, and whether library and kernel module are of one version"
     )]
     Init {
         /// The driver's function.

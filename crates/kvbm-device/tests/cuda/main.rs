@@ -54,9 +54,9 @@ fn machines_without_a_usable_device_say_what_is_missing() {
 
     for (call, code, expected) in [
         (c"cuInit", 100, "finds no device"),
-        (c"cuInit", 999, "cuInit says CUDA_ERROR_UNKNOWN (999)"),
-        (c"cuDriverGetVersion", 1, "cuDriverGetVersion says CUDA_ERROR_INVALID_VALUE (1)"),
-        (c"cuDeviceGetCount", 100, "cuDeviceGetCount says CUDA_ERROR_NO_DEVICE (100)"),
+        (c"cuInit", 999, "cuInit returned CUDA_ERROR_UNKNOWN (999)"),
+        (c"cuDriverGetVersion", 1, "cuDriverGetVersion returned CUDA_ERROR_INVALID_VALUE (1)"),
+        (c"cuDeviceGetCount", 100, "cuDeviceGetCount returned CUDA_ERROR_NO_DEVICE (100)"),
     ] {
         library.fail(call, code, 0);
         let error = open_driver(&library).unwrap_err().to_string();
@@ -66,7 +66,7 @@ fn machines_without_a_usable_device_say_what_is_missing() {
         library.fail(call, 46, 0);
         let error = CudaDevice::open(&driver, DeviceId(1)).unwrap_err().to_string();
         let name = call.to_string_lossy().trim_end_matches("_v2").to_owned();
-        assert!(error.contains(&format!("device 1: {name} says an unknown error (46)")), "{error}");
+        assert!(error.contains(&format!("device 1: {name} returned an unknown error (46)")), "{error}");
     }
     library.assert_nothing_is_left();
 }
@@ -93,10 +93,10 @@ fn memory_that_the_driver_refuses_is_an_error_of_its_kind() {
     assert!(matches!(error, DeviceError::PinLimit { asked: 4096.., .. }), "{error}");
     library.fail(c"cuMemHostRegister_v2", 1, 0);
     let error = device.register_host(host.region().clone()).unwrap_err().to_string();
-    assert!(error.contains("cuMemHostRegister says CUDA_ERROR_INVALID_VALUE"), "{error}");
+    assert!(error.contains("cuMemHostRegister returned CUDA_ERROR_INVALID_VALUE"), "{error}");
     library.fail(c"cuStreamCreate", 2, 0);
     let error = device.create_stream("refused").unwrap_err().to_string();
-    assert!(error.contains("cuStreamCreate says CUDA_ERROR_OUT_OF_MEMORY"), "{error}");
+    assert!(error.contains("cuStreamCreate returned CUDA_ERROR_OUT_OF_MEMORY"), "{error}");
     drop(device);
     library.assert_nothing_is_left();
 }
@@ -108,11 +108,11 @@ fn a_result_that_the_bindings_do_not_know_is_an_error_with_its_number() {
     let Some(library) = TestDriver::new() else { return };
     library.fail(c"cuDriverGetVersion", NEWER, 0);
     let error = open_driver(&library).unwrap_err().to_string();
-    assert!(error.contains("cuDriverGetVersion says an unknown error (54321)"), "{error}");
+    assert!(error.contains("cuDriverGetVersion returned an unknown error (54321)"), "{error}");
     let device = open_device(&library);
     library.fail(c"cuMemAlloc_v2", NEWER, 0);
     let error = device.allocate(4096, 256).unwrap_err().to_string();
-    assert!(error.contains("cuMemAlloc says an unknown error (54321)"), "{error}");
+    assert!(error.contains("cuMemAlloc returned an unknown error (54321)"), "{error}");
     device.allocate(4096, 256).expect("the next call succeeds");
     drop(device);
     library.assert_nothing_is_left();
@@ -135,7 +135,7 @@ fn kernels_are_loaded_and_launched_in_the_order_of_their_stream() {
     // SAFETY: the test driver reads four bytes.
     let module = unsafe { device.load_module(&IMAGE) }.expect("an image");
     let error = module.function(c"nobody").unwrap_err().to_string();
-    assert!(error.contains("cuModuleGetFunction says CUDA_ERROR_NOT_FOUND (500)"), "{error}");
+    assert!(error.contains("cuModuleGetFunction returned CUDA_ERROR_NOT_FOUND (500)"), "{error}");
     let function = module.function(c"kvbm_test_fill").expect("a kernel");
     drop(module);
     // SAFETY: as above.
@@ -174,7 +174,7 @@ fn kernels_are_loaded_and_launched_in_the_order_of_their_stream() {
     // SAFETY: it is refused.
     let refused = unsafe { stream.launch(&function, fill(memory.address(), 1, 1), Vec::new()) };
     let error = refused.expect("queued").wait(soon()).unwrap_err().to_string();
-    assert!(error.contains("cuLaunchKernel says an unknown error (701)"), "{error}");
+    assert!(error.contains("cuLaunchKernel returned an unknown error (701)"), "{error}");
 }
 
 /// A copy of 8 pieces to the device and back.

@@ -142,7 +142,7 @@ fn what_cannot_be_shared_says_why() {
     let shared = device.share(&memory).expect("shared");
     // SAFETY: the driver refuses: this process has the memory.
     let error = unsafe { device.open_shared(&shared) }.unwrap_err().to_string();
-    assert!(error.contains("cuIpcOpenMemHandle says CUDA_ERROR_INVALID_CONTEXT"), "{error}");
+    assert!(error.contains("cuIpcOpenMemHandle returned CUDA_ERROR_INVALID_CONTEXT"), "{error}");
     // Every step of making such memory may fail, and leaves nothing behind.
     for call in [
         c"cuMemGetAllocationGranularity",
@@ -153,7 +153,10 @@ fn what_cannot_be_shared_says_why() {
     ] {
         library.fail(call, 999, 0);
         let error = device.allocate_shareable(LEN, false).unwrap_err().to_string();
-        assert!(error.contains(&format!("{} says CUDA_ERROR_UNKNOWN", call.to_string_lossy())), "{error}");
+        assert!(
+            error.contains(&format!("{} returned CUDA_ERROR_UNKNOWN", call.to_string_lossy())),
+            "{error}"
+        );
     }
     drop((memory, device));
     library.assert_nothing_is_left();

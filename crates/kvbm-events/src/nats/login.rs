@@ -98,10 +98,10 @@ fn explain(config: &NatsConfig, error: &ConnectError) -> String {
         }
         ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => match &config.login {
             Login::None => {
-                "the server asks who this is: put USER:PASSWORD@ or TOKEN@ before the host, or add creds=FILE or nkey=FILE"
+                "the server requires credentials: put USER:PASSWORD@ or TOKEN@ before the host, or add creds=FILE or nkey=FILE"
             }
             Login::CredentialsFile(_) | Login::NkeyFile(_) => {
-                "the server does not take this key: check that the file is of a user that it knows, and that his JWT has not expired"
+                "the server rejects this key: check that the file is of a user of the server, and that its JWT has not expired"
             }
             Login::User(..) | Login::Token(_) => {
                 "the server does not take this user and password, or token: check what stands before the host"

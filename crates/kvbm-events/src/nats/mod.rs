@@ -1,5 +1,5 @@
-//! NATS (<https://nats.io>): core, which forgets what nobody was there to hear, and `JetStream`,
-//! which keeps it.
+//! NATS (<https://nats.io>): core, which drops what has no subscriber at that moment, and
+//! `JetStream`, which keeps it.
 //!
 //! A transport has one connection and one thread, on which its runtime lives; callers never meet
 //! it. The connection comes back by itself after a loss. While it is away nothing is buffered for
@@ -150,7 +150,7 @@ impl NatsTransport {
     pub fn connect(config: NatsConfig) -> Result<Self, TransportError> {
         let (name, patience) = (config.name(), config.connect_timeout);
         if config.url.contains('@') {
-            let reason = "the server's URL says who this is (something before @), and errors show URLs: say it in `login`, \
+            let reason = "the server's URL has credentials (something before @), and errors show URLs: give them in `login`, \
                           and nats://HOST:PORT in `url`";
             return Err(TransportError::Config { transport: name, reason: reason.into() });
         }

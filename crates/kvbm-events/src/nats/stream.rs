@@ -105,7 +105,10 @@ impl Kept {
         if self.hand_over(name, deadline, payload).await? {
             return Ok(());
         }
-        Err(unavailable(name, format!("stream {} was created again and takes nothing yet", self.wanted.name)))
+        Err(unavailable(
+            name,
+            format!("stream {} was created again and accepts no events yet", self.wanted.name),
+        ))
     }
 
     /// Whether the server keeps the payload; not where there is no stream for it.

@@ -108,7 +108,7 @@ fn login(parts: &Parts) -> Result<Login, UrlError> {
     let mut logins = [user, creds, nkey].into_iter().flatten();
     let login = logins.next().unwrap_or(Login::None);
     if logins.next().is_some() {
-        let reason = "it says twice who this is (a user or token, creds, nkey): leave one out";
+        let reason = "it has two kinds of credentials (a user or token, creds, nkey): leave one out";
         return Err(malformed(&parts.shown(), reason));
     }
     Ok(login)

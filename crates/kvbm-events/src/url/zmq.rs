@@ -11,7 +11,7 @@ const KNOWN: &[&str] = &["replay", "topic", "from", "insecure", "format", "rank"
 pub(super) fn config(parts: &Parts) -> Result<(ZmqConfig, Vec<ZmqAddress>), UrlError> {
     parts.expect_only(KNOWN)?;
     if parts.user.is_some() {
-        return Err(malformed(&parts.shown(), "ZeroMQ asks nobody who he is: leave user and password out"));
+        return Err(malformed(&parts.shown(), "ZeroMQ has no authentication: leave user and password out"));
     }
     let kind = parts.scheme.trim_start_matches("zmq+");
     let events: Vec<String> = parts.place.split(',').map(|place| format!("{kind}://{place}")).collect();

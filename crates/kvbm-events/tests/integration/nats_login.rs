@@ -57,7 +57,7 @@ fn users_and_tokens_are_checked() {
     carries(&format!("jetstream+nats://kv:secret%3A%40@{at}?stream=users&{KEPT}"));
     refused(
         &format!("nats://{at}"),
-        &["authorization violation", "the server asks who this is", "creds=FILE"],
+        &["authorization violation", "the server requires credentials", "creds=FILE"],
     );
     refused(
         &format!("nats://kv:sesame@{at}"),
@@ -147,7 +147,7 @@ fn jwts_of_a_credentials_file_are_checked() {
     carries(&format!("nats://{at}?creds={known}"));
     carries(&format!("jetstream+nats://{at}?creds={known}&{KEPT}"));
 
-    let violation = ["authorization violation", "the server does not take this key", "expired"];
+    let violation = ["authorization violation", "the server rejects this key", "expired"];
     // An account that no operator has signed.
     let stranger = creds(folder.path(), &KeyPair::new_account(), "stranger");
     refused(&format!("nats://{at}?creds={stranger}"), &violation);
@@ -165,7 +165,7 @@ fn jwts_of_a_credentials_file_are_checked() {
         &format!("nats://{at}?creds=/nowhere/kvbm.creds"),
         &["cannot read credentials /nowhere/kvbm.creds"],
     );
-    refused(&format!("nats://{at}"), &["the server asks who this is"]);
+    refused(&format!("nats://{at}"), &["the server requires credentials"]);
 }
 
 #[test]
@@ -181,9 +181,9 @@ fn keys_that_the_server_knows_are_checked() {
     let url = format!("nats://{at}?nkey={}", file.display());
     carries(&url);
     write(&stranger.seed().unwrap());
-    refused(&url, &["authorization violation", "the server does not take this key"]);
+    refused(&url, &["authorization violation", "the server rejects this key"]);
     write("SUNONSENSE");
-    refused(&url, &["the server does not take this key"]);
+    refused(&url, &["the server rejects this key"]);
     write(&known.public_key());
     refused(&url, &["user.nk holds no user's seed"]);
 }

@@ -260,10 +260,10 @@ fn every_call_that_the_driver_refuses_is_an_error_that_says_which() {
     for (call, backend, expected) in [
         ("load", Backend::Kernel, "back end kernel is not available"),
         ("function", Backend::Kernel, "back end kernel is not available"),
-        ("stage", Backend::Kernel, "staging addresses: the driver says: stage is refused"),
-        ("launch", Backend::Kernel, "kvbm_rows_16: the driver says: launch is refused"),
-        ("batch", Backend::Batch, "a batch of copies: the driver says: batch is refused"),
-        ("copy", Backend::Async, "copies: the driver says: copy is refused"),
+        ("stage", Backend::Kernel, "staging addresses: the driver reported: stage is refused"),
+        ("launch", Backend::Kernel, "kvbm_rows_16: the driver reported: launch is refused"),
+        ("batch", Backend::Batch, "a batch of copies: the driver reported: batch is refused"),
+        ("copy", Backend::Async, "copies: the driver reported: copy is refused"),
     ] {
         let driver = Emulated::new(true);
         driver.refuses.set(call);
@@ -275,7 +275,7 @@ fn every_call_that_the_driver_refuses_is_an_error_that_says_which() {
     let driver = Emulated::new(true);
     driver.refuses.set("function");
     let error = Converter::new(&driver).kernels().unwrap_err().to_string();
-    assert!(error.starts_with("kvbm_rows_16: the driver says: function is refused"), "{error}");
+    assert!(error.starts_with("kvbm_rows_16: the driver reported: function is refused"), "{error}");
 }
 
 #[test]

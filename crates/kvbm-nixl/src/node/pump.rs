@@ -188,7 +188,8 @@ impl Shared {
     }
 
     /// Renews the leases that this node holds, when a third of their time is over. One that it
-    /// cannot count on any more is left to end: its owner may hear us although we do not hear it.
+    /// cannot count on any more is left to end: its owner may receive our messages although we
+    /// receive none of its own.
     fn renew_held(&self, now: Instant) {
         let mut due = Vec::new();
         self.held.lock().retain(|(_, lease), held| {

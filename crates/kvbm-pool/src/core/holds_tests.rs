@@ -33,7 +33,7 @@ fn no_hold_completes_more_than_64_blocks() {
 }
 
 /// Each on one tier; one on several counts once for each, so that a hold goes a little further. Nor
-/// are all shards locked anew for every few of them: once for 64, and to look for them.
+/// is the lock taken anew for every few of them: once for 64, and to look for them.
 #[test]
 fn no_hold_removes_more_than_64_blocks() {
     let registry = registry(PolicyKind::LruLeaf);

@@ -343,8 +343,7 @@ impl EvictionPolicy for Listener {
     }
 }
 
-/// A registry of one shard whose policy listens, what that hears, and a way to register all blocks
-/// of a chain.
+/// A registry whose policy records its calls, and these calls.
 fn listened_to(blocks: u32) -> (Registry, Arc<Mutex<Vec<PolicyCall>>>) {
     let heard = Arc::<Mutex<Vec<PolicyCall>>>::default();
     let policy = Box::new(Listener(Arc::clone(&heard), BTreeSet::new()));

@@ -60,8 +60,8 @@ fn assert_all_goes(registry: &Registry, blocks: usize) {
     assert_eq!(registry.known_blocks(), 0, "nothing keeps an entry");
 }
 
-/// A long chain behind a parent of another shard, which has a child there: the parent stays for it,
-/// and goes after it.
+/// A long chain behind a parent that has another child: the parent stays for it, and goes after
+/// it.
 #[test]
 fn a_long_chain_goes_behind_a_parent_that_keeps_a_place() {
     for (between, blocks) in [(0, 31), (1, 32), (2, 33), (3, 64), (4, 65), (5, 100), (6, 100), (7, 100)] {
@@ -87,8 +87,8 @@ fn a_long_chain_goes_behind_a_parent_that_keeps_a_place() {
     }
 }
 
-/// A chain whose later part cannot be entered in the shard of its first, which has the parent's
-/// place: that is taken back once.
+/// A chain whose later part repeats a hash of its first part, which holds the place at the parent:
+/// that place is given back once.
 #[test]
 fn a_place_is_taken_back_once() {
     for between in 0..20 {

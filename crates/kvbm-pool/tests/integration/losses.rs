@@ -120,8 +120,8 @@ fn what_was_on_its_way_does_not_arrive() {
     }
 }
 
-/// A block that continues a parent of another shard keeps a place there, which is given back when
-/// the batch is refused.
+/// A block that continues a parent keeps a place there, which is given back when the batch is
+/// refused.
 #[test]
 fn a_refused_batch_leaves_no_trace_behind_its_parent() {
     let world = World::new([16, 0, 16], PolicyKind::LruLeaf);

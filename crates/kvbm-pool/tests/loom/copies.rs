@@ -73,7 +73,7 @@ fn a_copy_begins_while_its_parent_is_removed() {
 
 /// Whoever is second joins the first, and takes the place back that it had.
 #[test]
-fn two_threads_copy_the_same_block_behind_a_parent_in_another_shard() {
+fn two_threads_copy_the_same_block_behind_a_parent() {
     every_order(|| {
         let fork = copied_fork();
         let other = Fork { world: fork.world.clone(), left: fork.left.clone(), right: fork.right.clone() };

@@ -9,7 +9,7 @@ fn numbers(events: &[EventRecord], kind: EventRecordKind, hash: kvbm_pool::Seque
     events.iter().filter(is).map(|event| event.seq).collect()
 }
 
-/// What removes a parent locks all shards: a child that comes to another shard sees it, and does
+/// A removal of a parent holds the lock: a child that another thread registers sees it, and does
 /// not come after it; nor before its parent, where that comes again at the same moment.
 #[test]
 fn a_child_does_not_come_after_its_parent_was_removed() {

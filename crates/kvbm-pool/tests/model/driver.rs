@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex};
 /// How the model knows who goes when room is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Victims {
-    /// It knows the order: of one shard, under `lru-leaf`, without priorities.
+    /// It knows the order: under `lru-leaf`, without priorities.
     Foretold,
     /// A policy that is watched chooses at random, and is told what may go.
     Watched,

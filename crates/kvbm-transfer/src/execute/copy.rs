@@ -322,7 +322,7 @@ impl<T> Copier<T> {
                 }
                 Some(BlockOutcome::Failed(failure)) => Err(not_moved(&item.plan, failure)),
                 None => {
-                    let reason = "it said nothing of this block";
+                    let reason = "it reported no result for this block";
                     Err(not_moved(&item.plan, Failure::new(FailureKind::Device, reason)))
                 }
             };

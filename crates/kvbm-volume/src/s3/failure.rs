@@ -89,8 +89,8 @@ impl Refusal {
             }
             _ if self.is_full() => "make room, or raise the store's quota",
             (_, 401 | 403) => {
-                "check the credentials and that they permit to get, put, delete and list; without the last a store says this of objects that \
-                 it does not have"
+                "check the credentials and that they permit to get, put, delete and list; without list a store gives this answer for \
+                 objects that it does not have"
             }
             ("SlowDown", _) | (_, 429 | 503) => "where this lasts, lower the option concurrency",
             _ => return None,

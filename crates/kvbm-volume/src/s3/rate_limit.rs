@@ -92,7 +92,7 @@ impl RateLimit {
         if DEADLINE.try_with(|deadline| *deadline <= until).unwrap_or(false) {
             let seconds = until.saturating_duration_since(Instant::now()).as_secs_f32().ceil();
             let text = format!(
-                "it answered {status} and asked not to be asked for {seconds} s more; where this lasts, lower the option concurrency"
+                "it answered {status} and requested no calls for {seconds} s more; where this lasts, lower the option concurrency"
             );
             // Of a kind that is not tried again.
             return Err(HttpError::new(HttpErrorKind::Unknown, io::Error::other(text)));

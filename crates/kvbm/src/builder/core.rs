@@ -402,7 +402,7 @@ impl Core {
 fn complete(given: Namespace, config: &Config) -> Result<Namespace, ConfigError> {
     let model = given.model_id().to_owned();
     if config.namespace != (NamespaceConfig { model: model.clone(), ..NamespaceConfig::default() }) {
-        let rule = "was given to the builder: say all of it there, or leave it out and set [namespace] alone";
+        let rule = "was given to the builder: set all of it there, or leave it out and set [namespace] alone";
         return Err(ConfigError::Rule { key: "namespace", value: model, rule: rule.to_owned() });
     }
     Ok(config.model.namespace(given).dtype(config.content()))

@@ -111,16 +111,16 @@ section! {
         adapter: Option<String> = None, [""];
         /// Keeps a tenant's blocks apart from those of all others.
         tenant_salt: Option<Secret> = None, [""];
-        /// Mixed into every hash: who does not know it cannot compute which hash a guessed prompt
-        /// has. Blocks on disk and volumes, and announcements, are signed with a key made from it:
-        /// who can write there but does not know it cannot forge a block. Use 32 random bytes, such
-        /// as `openssl rand -hex 32` prints.
+        /// Mixed into every hash: without it nobody can compute the hash of a guessed prompt.
+        /// Blocks on disk and volumes, and announcements, are signed with a key made from it:
+        /// without it nobody who can write there can forge a block. Use 32 random bytes, such as
+        /// `openssl rand -hex 32` prints.
         deployment_secret: Option<Secret> = None, [""];
         /// How blocks are hashed; `xxh3-128` only for a trusted single tenant, for it resists no
         /// forger.
         algorithm: Algorithm = Algorithm::Blake3, [""];
         /// Where chains of hashes begin: `external` and `per-process` are roots of an engine that
-        /// hashes itself.
+        /// computes the hashes.
         chain_root: ChainRootKind = ChainRootKind::Fixed, [""];
         /// Blocks have no parents, each is a key of its own: for hosts that store and ask for any
         /// part of a sequence by the keys of its blocks.

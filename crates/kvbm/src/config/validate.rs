@@ -205,7 +205,8 @@ impl Config {
             return broken("remote.enabled", &true, rule);
         }
         if self.namespace.chain_root == ChainRootKind::PerProcess {
-            let rule = "must be \"fixed\" or \"external\" with remote.enabled: peers know other hashes else";
+            let rule =
+                "must be \"fixed\" or \"external\" with remote.enabled: otherwise peers compute other hashes";
             return broken("namespace.chain_root", &"per-process", rule);
         }
         for (key, value) in [

@@ -61,7 +61,7 @@ impl Translator {
                         }
                         Replacement::Nothing { .. } if !self.has_warned => {
                             self.has_warned = true;
-                            tracing::warn!(target: "kvbm", %error, "engines' followers are not told of blocks that are too large");
+                            tracing::warn!(target: "kvbm", %error, "oversized blocks are not published in the format of engines");
                         }
                         Replacement::Nothing { .. } => {}
                     }

@@ -169,7 +169,7 @@ pub(super) struct Outlet {
     pub(super) trouble: Mutex<Option<String>>,
     pub(super) registry: Registry,
     pub(super) progress: Arc<Progress>,
-    /// Wakes the publisher, which rests while nobody listens.
+    /// Wakes the publisher, which sleeps while nobody listens.
     pub(super) publisher: OnceLock<PublisherWaker>,
 }
 

@@ -112,7 +112,7 @@ fn head(bytes: &[u8]) -> Result<Head, HttpResponse> {
         return Err(bad("the request line is not METHOD TARGET VERSION"));
     };
     if !version.starts_with("HTTP/1.") {
-        return Err(bad("only HTTP/1.1 is spoken here"));
+        return Err(bad("only HTTP/1.1 is supported"));
     }
     let mut head = Head::default();
     for (name, value) in lines.filter_map(|line| line.split_once(':')) {

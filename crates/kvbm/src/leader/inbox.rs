@@ -68,7 +68,7 @@ impl Leader {
         };
         if speaker(&message) != from {
             self.metrics.malformed_messages.add(1);
-            tracing::warn!(%from, claims = %speaker(&message), "message of a worker that speaks for another rank dropped");
+            tracing::warn!(%from, claims = %speaker(&message), "message dropped: its worker names another rank than its own");
             return;
         }
         let ours = self.transfers.settings.epoch;

@@ -82,7 +82,7 @@ impl Leader {
         self.end_requests(rank, &process_ended(rank));
         drop(order);
         if self.leaving.ended(rank) && owed.is_empty() {
-            tracing::info!(target: "kvbm", %rank, "the process of a rank's worker has ended, as it had said");
+            tracing::info!(target: "kvbm", %rank, "the process of a rank's worker has ended, after announcing its exit");
         } else {
             tracing::warn!(target: "kvbm", %rank, plans = owed.len(), "the process of a rank's worker has ended");
         }

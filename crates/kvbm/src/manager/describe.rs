@@ -29,8 +29,8 @@ pub enum DescribeError {
         /// Tokens of a block.
         page_size: usize,
     },
-    /// More bytes than followers take.
-    #[error("{what} of block {block} has {bytes} bytes: at most {most} are told")]
+    /// More bytes than are published to followers.
+    #[error("{what} of block {block} has {bytes} bytes: at most {most} are published")]
     TooLong {
         /// The block's index in the chain.
         block: usize,

@@ -62,7 +62,7 @@ impl Handshakes {
             let Some(missing) = ranks().find(|rank| !of.contains_key(rank)) else { return Ok(()) };
             if self.changed.wait_until(&mut of, deadline).timed_out() {
                 let detail = format!(
-                    "rank {missing} has not said that it takes volumes: start its worker, give it `WorkerConfig::volumes`, and run the \
+                    "rank {missing} has not reported that it takes volumes: start its worker, give it `WorkerConfig::volumes`, and run the \
                      same kvbm everywhere"
                 );
                 return Err(Failure::new(FailureKind::Unsupported, detail));
@@ -85,7 +85,7 @@ mod tests {
             failure.detail
         };
         handshakes.ready(Rank(0));
-        assert!(refusal(0).contains("rank 1 has not said"));
+        assert!(refusal(0).contains("rank 1 has not reported"));
         handshakes.speaks(Rank(1), 1);
         assert!(refusal(3600).contains("rank 1 speaks version 1"), "at once");
         // Its process is replaced, whose last word comes late, and a third one starts while

@@ -208,7 +208,7 @@ impl Shared {
         let now = clock::now();
         // The others were not waited for, where one has all.
         let has_all = answers.iter().any(|(_, found)| *found == Some(hashes.len()));
-        let late = Failure::new(FailureKind::Deadline, "it did not say in time what it has");
+        let late = Failure::new(FailureKind::Deadline, "it did not answer in time which blocks it has");
         for (node, found) in &answers {
             if found.is_some() || !has_all {
                 self.table.note_answer(*node, found.is_none().then_some(&late), began, now);

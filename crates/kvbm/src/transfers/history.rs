@@ -9,7 +9,7 @@ use std::time::Instant;
 
 /// Copies that are remembered: 4 MiB.
 const MOST: usize = 65_536;
-/// Copies of a block that its story names, the last ones.
+/// Copies of a block that its history names, the last ones.
 const TOLD: usize = 6;
 
 #[derive(Clone, Copy)]

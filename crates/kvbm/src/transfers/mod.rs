@@ -1,8 +1,8 @@
 //! Transfers: everything from "these blocks go from here to there" to "every rank has reported how
 //! it ended".
 //!
-//! [`Transfers::start`] is the one door, for onboards, offloads, parked sequences and volumes
-//! alike. A [`Request`] says which blocks move ([`Move`]), where they arrive ([`Destination`]),
+//! [`Transfers::start`] is the only entry point, for onboards, offloads, parked sequences and
+//! volumes alike. A [`Request`] says which blocks move ([`Move`]), where they arrive ([`Destination`]),
 //! what stays held until no worker can touch it (`holds`), and what is called when blocks become
 //! visible (`on_arrival`). The caller gets a [`Handle`]: to wait, to look at the outcome, or to
 //! give the transfer up.

@@ -127,7 +127,7 @@ impl VolumeTier {
             let there = match self.probe(&asked, deadline) {
                 Ok(there) => there,
                 Err(failure) => {
-                    tracing::debug!(target: "kvbm", %failure, "the volume could not be asked");
+                    tracing::debug!(target: "kvbm", %failure, "the look-up in the volume failed");
                     return 0;
                 }
             };
@@ -187,7 +187,7 @@ impl VolumeTier {
         let found = match self.probe(&asked, deadline) {
             Ok(found) => found,
             Err(failure) => {
-                tracing::debug!(target: "kvbm", %failure, "the volume could not be asked");
+                tracing::debug!(target: "kvbm", %failure, "the look-up in the volume failed");
                 return there;
             }
         };

@@ -194,7 +194,7 @@ impl VolumeTier {
                 let failure = failure.as_ref().map(tracing::field::display);
                 tracing::warn!(
                     target: "kvbm", %volume, failure,
-                    "the volume takes nothing: what it holds is found, and copies there are tried again every {:?}", self.longest_pause
+                    "the volume rejects writes: its blocks are still found, and copies to it are tried again every {:?}", self.longest_pause
                 );
             }
         }

@@ -36,7 +36,7 @@ impl Seal {
         self.0.as_ref().is_none_or(|(_, until)| now >= *until)
     }
 
-    /// Why it takes nothing.
+    /// Why it rejects writes.
     pub(super) fn why(&self) -> Option<Failure> {
         self.0.as_ref().map(|(failure, _)| failure.clone())
     }

@@ -336,7 +336,7 @@ fn a_worker_that_does_not_know_of_volumes_is_named() {
     };
     sinks[0].1(hello(0));
     let error = refused(Duration::from_millis(1));
-    assert!(error.contains("rank 1 has not said that it takes volumes: start its worker"), "{error}");
+    assert!(error.contains("rank 1 has not reported that it takes volumes: start its worker"), "{error}");
     // One of an older version says so with whatever it says. Nobody waits for it.
     let mut old = hello(1);
     old[1] = 1;

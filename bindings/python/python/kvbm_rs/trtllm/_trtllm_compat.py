@@ -141,7 +141,7 @@ def check_arguments(llm_args: Any) -> None:
         raise ConfigInvalid("enable_attention_dp: the connector of kvbm supports one rank")
     if getattr(llm_args, "speculative_config", None) is not None:
         raise ConfigInvalid(
-            "speculative_config: TensorRT-LLM does not tell connectors which draft tokens were rejected"
+            "speculative_config: TensorRT-LLM does not report to connectors which draft tokens were rejected"
         )
     if not getattr(llm_args.kv_cache_config, "enable_block_reuse", True):
         raise ConfigInvalid("kv_cache_config.enable_block_reuse is off: kvbm loads reused blocks")

@@ -1,6 +1,6 @@
 """`KvbmScheduler` and `KvbmWorker`: what TensorRT-LLM calls.
 
-TensorRT-LLM cannot be told of a load that failed. So only blocks are promised whose verified bytes
+TensorRT-LLM has no way to learn that a load failed. So only blocks are promised whose verified bytes
 lie pinned in host memory, and a load that fails all the same is an exception: the engine stops
 rather than answer from wrong bytes. Any other error costs a hit or a copy and nothing else.
 """

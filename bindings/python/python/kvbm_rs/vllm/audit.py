@@ -26,7 +26,7 @@ def comparison_of(dtype: str, cache_dtype: str, tolerance: float | None) -> tupl
     if elements not in _TOLERANCES:
         raise ConfigInvalid(
             f"option 'audit' with a cache of {elements}: one step of such a number is more than the error of a sum, so only "
-            f"equal bytes can be told from wrong ones; set 'audit_tolerance' to 0 for that, or leave 'audit' out "
+            f"equal bytes can be accepted; set 'audit_tolerance' to 0 for that, or leave 'audit' out "
             f"(known are {', '.join(sorted(_TOLERANCES))})"
         )
     return elements, _TOLERANCES[elements] if tolerance is None else tolerance

@@ -43,7 +43,7 @@ class CacheEvents:
     ) -> None:
         self._manager, self._events = manager, manager.events()
         self._told: dict[_Key, _Told] = {}
-        #: Events below this number are told already.
+        #: Events below this number are published already.
         self._covered = 0
         self._groups = groups
         self._block_size = block_size
@@ -85,7 +85,7 @@ class CacheEvents:
         return out
 
     def _repair(self) -> list[Any]:
-        """What followers have to hear after a gap: what is gone, and what is new. Of volumes it is not
+        """What followers have to receive after a gap: what is gone, and what is new. Of volumes it is not
         known what they hold.
         """
         held = self._manager.held_blocks()
@@ -97,7 +97,7 @@ class CacheEvents:
         return out
 
     def _retain(self, places: set[_Place | None]) -> list[Any]:
-        """Takes back what was told of blocks at other places."""
+        """Takes back what was published of blocks at other places."""
         gone = [
             (key, tier)
             for key, told in self._told.items()

@@ -110,7 +110,7 @@ class Options:
                     value = f"{value}/{folder}"
                 if key.startswith("model."):
                     raise ConfigInvalid(
-                        f"option {name!r}: vLLM says what the model's blocks are; leave it out"
+                        f"option {name!r}: vLLM defines the model's blocks; leave it out"
                     )
                 config.set(key, _text(value))
             elif name in _OWN:
@@ -165,7 +165,7 @@ class Options:
                 )
             if name in _SHORT or "." in name:
                 raise ConfigInvalid(
-                    f"option {name!r} beside 'daemon': the daemon's own configuration says it (docs/node.md); leave one out"
+                    f"option {name!r} beside 'daemon': the daemon's own configuration sets it (docs/node.md); leave one out"
                 )
             raise ConfigInvalid(
                 f"kv_connector_extra_config has {name!r}, which is no option: beside 'daemon' known are "

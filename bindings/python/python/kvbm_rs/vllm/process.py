@@ -46,7 +46,7 @@ logger = compat.logger("kvbm_rs.vllm")
 _PROCESSES: dict[str, EngineProcess] = {}
 _LOCK = threading.Lock()
 
-#: Most LoRA adapters that are told apart.
+#: Most LoRA adapters that are distinguished.
 _MOST_ADAPTERS = 65_536
 
 #: Seconds that a worker process needs to end, once everything is saved.

@@ -110,7 +110,7 @@ class SchedulerSide(Transfers):
             for tier, name in ((1, "hit_tokens_g2"), (2, "hit_tokens_g3"), (3, "hit_tokens_g4")):
                 self._process.counters.add(name, tracked.by_tier[tier] * self._block_size)
         finally:
-            # In any case: a request that waits for a load has to hear of its end. A load without
+            # In any case: a request that waits for a load has to learn of its end. A load without
             # blocks fails.
             self._to_load.append((request_id, ids))
 

@@ -15,7 +15,7 @@ __all__ = ["COUNTERS", "Counters", "KvbmPromMetrics", "KvbmStats"]
 #: Name: what it counts. In Prometheus `vllm:kvbm_NAME`.
 COUNTERS = {
     "look_ups": "Look-ups of requests.",
-    "pending_look_ups": "Look-ups that vLLM was told to repeat.",
+    "pending_look_ups": "Look-ups that vLLM was asked to repeat.",
     "hit_tokens_g2": "Tokens promised from host memory.",
     "hit_tokens_g3": "Tokens promised from disk.",
     "hit_tokens_g4": "Tokens promised from volumes.",

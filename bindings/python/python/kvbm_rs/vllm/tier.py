@@ -91,7 +91,7 @@ class KvbmTier(SecondaryTierManager):  # type: ignore[misc]
     @guarded(lambda *_: LookupResult.MISS)
     def lookup(self, key: bytes, req_context: Any) -> Any:
         """Whether the chunk is here. Volumes are asked for keys that nobody here knows. A request
-        is told once of a chunk that they lack, or that did not arrive: it computes it.
+        is notified once of a chunk that they lack, or that did not arrive: it computes it.
         """
         absent = self._absent.get(req_context.req_id, set())
         if key in absent:
@@ -213,7 +213,7 @@ def _weights(model: str, given: Any) -> str:
         return str(given)
     if not Path(model).is_dir():
         raise ConfigInvalid(
-            f"{_WHERE}: option 'weights' is missing: vLLM tells its tiers no revision of {model!r}, and blocks of another "
+            f"{_WHERE}: option 'weights' is missing: vLLM gives its tiers no revision of {model!r}, and blocks of another "
             "one would be taken for right; give the commit of the model, such as 'a1b2c3d'"
         )
     return weights_version(model, None)

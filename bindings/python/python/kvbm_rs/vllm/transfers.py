@@ -105,7 +105,7 @@ class Transfers:
             return
         self._give_up(request_id)
         if self._groups is None and not self._is_async:
-            # It runs in this step, and vLLM hears of requests only where they wait: all blocks are
+            # It runs in this step, and vLLM learns of requests only where they wait: all blocks are
             # computed again.
             self._bad.update(range(self._num_blocks))
         else:

@@ -86,8 +86,8 @@ pub(super) fn answer(index: &dyn Served, request: &HttpRequest) -> Response {
         ("GET", "/sizes") => Response::ok(json!({ "blocks": tiers(index.sizes()) })),
         ("GET", "/find") => asked(index, query(&request.query)),
         ("POST", "/find") => asked(index, body(&request.body)),
-        (_, "/health" | "/sources" | "/sizes") => Response::error(405, "ask with GET"),
-        (_, "/find") => Response::error(405, "ask with GET or POST"),
+        (_, "/health" | "/sources" | "/sizes") => Response::error(405, "use GET"),
+        (_, "/find") => Response::error(405, "use GET or POST"),
         _ => Response::error(404, "there is /health, /sources, /sizes and /find"),
     }
 }

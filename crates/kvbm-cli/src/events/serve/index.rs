@@ -109,7 +109,7 @@ impl Served for Index {
 
     fn find(&self, question: &Question) -> Result<Vec<Found>, String> {
         let Chain::Hashes(hashes) = &question.chain else {
-            return Err("tokens are for engines (format=vllm): here ask with sequence hashes".into());
+            return Err("tokens are for engines (format=vllm): use sequence hashes here".into());
         };
         let chain = hashes.iter().map(sequence_hash).collect::<Result<Vec<_>, _>>()?;
         let mut found = Vec::new();

@@ -56,7 +56,7 @@ pub struct ServeIndexArgs {
     pub public: bool,
 
     /// Forget a source that sent nothing for so long; 0 for never [default: 30]. Not for
-    /// engines (format=vllm): they have no heartbeat, so silence says nothing of them.
+    /// engines (format=vllm): they have no heartbeat, so a silent one may still run.
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = whole::<u64>(0..=u64::MAX))]
     pub forget_after: Option<u64>,
 
@@ -117,7 +117,7 @@ pub(super) fn run(args: &ServeIndexArgs) -> Result<()> {
         #[cfg(feature = "zmq")]
         Source::Engines(_) if args.forget_after.is_some_and(|seconds| seconds > 0) => {
             let problem =
-                "--forget-after: engines have no heartbeat, so silence says nothing of them; leave it out";
+                "--forget-after: engines have no heartbeat, so a silent engine may still run; leave it out";
             return Err(WrongUsage(problem.to_owned()).into());
         }
         #[cfg(feature = "zmq")]

@@ -298,8 +298,8 @@ mod tests {
         let source = &report.sources[0];
         assert_eq!((source.epoch, source.ignored_epoch, source.next_sequence), (9, Some(4), 20));
         let text = render(&report);
-        assert!(text.contains("8 batches of lives that are over"), "{text}");
-        assert!(text.contains("two lives: epoch 9 is followed, 4 is ignored"), "{text}");
+        assert!(text.contains("8 batches of older epochs"), "{text}");
+        assert!(text.contains("epoch 9 is followed, epoch 4 is ignored"), "{text}");
         // The higher one ends.
         (8..20).for_each(|second| stats.take(&payload(4, 31), at(second)));
         let report = stats.count_up(0, 0, at(20));

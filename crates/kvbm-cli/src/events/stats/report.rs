@@ -95,14 +95,17 @@ pub(super) fn render(report: &Report) -> String {
     }
     if report.malformed + report.dropped > 0 {
         // Writing to a string cannot fail.
-        let _ =
-            writeln!(text, "  {} payloads were no batch, {} came too fast", report.malformed, report.dropped);
+        let _ = writeln!(
+            text,
+            "  {} payloads were not valid batches, {} were dropped by a full queue",
+            report.malformed, report.dropped
+        );
     }
     if report.stale_batches + report.untracked_batches > 0 {
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "  {} batches of lives that are over, {} of too many streams",
+            "  {} batches of older epochs, {} of too many streams",
             report.stale_batches, report.untracked_batches
         );
     }

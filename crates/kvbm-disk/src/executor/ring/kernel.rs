@@ -234,7 +234,7 @@ impl KernelPort {
     fn register_part(&mut self, start: *mut u8, len: usize) -> io::Result<()> {
         let index = self.buffers.len() as u32;
         if index >= MAX_BUFFERS {
-            return Err(io::Error::other(format!("a ring knows {MAX_BUFFERS} buffers at most")));
+            return Err(io::Error::other(format!("a ring registers {MAX_BUFFERS} buffers at most")));
         }
         let part = [iovec { iov_base: start.cast(), iov_len: len }];
         // SAFETY: the memory is allocated, and `register` keeps its owner as long as the ring.

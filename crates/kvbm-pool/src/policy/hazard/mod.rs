@@ -179,7 +179,7 @@ impl Hazard {
         }
     }
 
-    /// A block was found resting, which it is in `every` uses of others once.
+    /// A look at a block found it unused. Each block is looked at once in `every` uses of others.
     fn saw_rest(&mut self, memory: BlockMemory, every: u64) -> BlockMemory {
         let age = self.age(memory.time);
         let time = self.time(every);

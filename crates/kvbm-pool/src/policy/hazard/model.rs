@@ -29,7 +29,7 @@ impl Count {
     const NOTHING: Self = Self { uses: 0.0, time: 0.0 };
 }
 
-/// The uses and the rests of blocks that the policy saw.
+/// The uses of blocks that the policy saw, and their times without use.
 pub(crate) struct Observations {
     classes: Box<[[Count; AGES]]>,
     all: [Count; AGES],
