@@ -1,8 +1,10 @@
-// The committed corpus of a target, for the tests of the crates that have its body: they include this file.
+// The committed corpus of a target, for the tests of the crates that have its body: they include
+// this file.
 
 use std::path::Path;
 
-/// Runs `body` on every file of `fuzz/corpus/TARGET`, and of the folders `more` of the crate; how many.
+/// Runs `body` on every file of `fuzz/corpus/TARGET`, and of the folders `more` of the crate; how
+/// many.
 pub(crate) fn run(target: &str, more: &[&str], body: fn(&[u8])) -> usize {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let committed = here.join("../../fuzz/corpus").join(target);

@@ -30,7 +30,8 @@ fn note(bytes: isize) {
     PEAK.fetch_max(live, Relaxed);
 }
 
-// SAFETY: every call is passed on to the system's allocator as it is; counting touches no memory of the caller.
+// SAFETY: every call is passed on to the system's allocator as it is; counting touches no memory of
+// the caller.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promises are passed on.

@@ -1,4 +1,5 @@
-//! What all targets share: a body is run on the fuzzer's bytes, and held to a bound of memory that depends on their number alone.
+//! What all targets share: a body is run on the fuzzer's bytes, and held to a bound of memory that
+//! depends on their number alone.
 
 mod heap;
 

@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 static LIVE: AtomicI64 = AtomicI64::new(0);
 static ON: AtomicBool = AtomicBool::new(false);
 
-/// Counts while it is switched on; off it costs one load, so timings are those of the system's allocator.
+/// Counts while it is switched on; off it costs one load, so timings are those of the system's
+/// allocator.
 pub struct Counting;
 
-/// Starts or ends counting. Bytes count in balance only where they are taken and given back while it is on.
+/// Starts or ends counting. Bytes count in balance only where they are taken and given back while
+/// it is on.
 pub fn count(on: bool) {
     ON.store(on, Relaxed);
 }
@@ -20,7 +22,8 @@ fn note(bytes: i64) {
     }
 }
 
-// SAFETY: every call is passed on to the system's allocator as it is; counting touches no memory of the caller.
+// SAFETY: every call is passed on to the system's allocator as it is; counting touches no memory of
+// the caller.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         note(layout.size() as i64);

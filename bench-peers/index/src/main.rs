@@ -1,11 +1,14 @@
-//! Our prefix index (`KvIndex` of `kvbm-events`) and the strongest public peer's three (`dynamo-kv-router` 1.6.1) on the
-//! same generated workload in one run: `cargo xtask bench-peers index --json FILE`.
+//! Our prefix index (`KvIndex` of `kvbm-events`) and the strongest public peer's three
+//! (`dynamo-kv-router` 1.6.1) on the same generated workload in one run:
+//! `cargo xtask bench-peers index --json FILE`.
 //!
-//! `store_1` takes events of one block, as kvbm tells them (`KvIndex::apply`); `store_16` takes events of sixteen blocks of a
-//! chain, as engines tell them (`KvIndex::store`), the same for all. Every worker holds every block: sequences of 128 blocks, eight of which share their first 32. Figures are of one
-//! thread's CPU time and end when every update is applied. Every event owns one piece of heap memory, made outside the clock
-//! and freed inside it, on both sides. `ratio` compares ours with the best of the peer's three;
-//! above 1 means that ours is better. Trust ratios, not absolute figures.
+//! `store_1` takes events of one block, as kvbm tells them (`KvIndex::apply`); `store_16` takes
+//! events of sixteen blocks of a chain, as engines tell them (`KvIndex::store`), the same for all.
+//! Every worker holds every block: sequences of 128 blocks, eight of which share their first 32.
+//! Figures are of one thread's CPU time and end when every update is applied. Every event owns one
+//! piece of heap memory, made outside the clock and freed inside it, on both sides. `ratio`
+//! compares ours with the best of the peer's three; above 1 means that ours is better. Trust
+//! ratios, not absolute figures.
 
 mod clock;
 mod heap;
@@ -73,7 +76,8 @@ impl Figures {
     }
 }
 
-/// Bytes per (block, worker) of what `build` leaves behind, counted at the allocator, beside what it returns.
+/// Bytes per (block, worker) of what `build` leaves behind, counted at the allocator, beside what
+/// it returns.
 fn with_bytes<T>(work: &Workload, build: impl FnOnce() -> T) -> (T, f64) {
     heap::count(true);
     let before = heap::live_bytes();

@@ -18,8 +18,8 @@ fn chain(work: &Workload, sequence: usize) -> Vec<SequenceHash> {
 /// The chain of every sequence: the same for every worker.
 pub struct Chains(Vec<Vec<SequenceHash>>);
 
-/// What a subscriber gets: events of its own, which it frees when they are applied. Each holds one piece of heap memory, as each
-/// of the peer's does.
+/// What a subscriber gets: events of its own, which it frees when they are applied. Each holds one
+/// piece of heap memory, as each of the peer's does.
 enum Event {
     /// One block, as kvbm tells it.
     Single(StreamId, Vec<KvEvent>),
@@ -82,8 +82,8 @@ impl Chains {
         }
     }
 
-    /// An index that has taken every event of `per_event` blocks, and the CPU seconds that this took. Events are made in portions
-    /// outside the clock and freed inside it, as the peer's are.
+    /// An index that has taken every event of `per_event` blocks, and the CPU seconds that this
+    /// took. Events are made in portions outside the clock and freed inside it, as the peer's are.
     pub fn store(&self, work: &Workload, per_event: usize) -> (KvIndex, f64) {
         let (mut index, mut seconds) = (KvIndex::default(), 0.0);
         let mut take = |events: Vec<Event>| {

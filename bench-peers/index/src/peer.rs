@@ -144,8 +144,9 @@ impl Indexer for Positional {
 impl Indexer for ConcurrentRadixTreeCompressed {
     const NAME: &'static str = "concurrent_compressed";
 
-    /// It takes events through the channel of a thread of its pool only. The clock is that thread's CPU time. All events are in the
-    /// channel before it starts, so that neither waiting nor contention counts.
+    /// It takes events through the channel of a thread of its pool only. The clock is that thread's
+    /// CPU time. All events are in the channel before it starts, so that neither waiting nor
+    /// contention counts.
     fn store(work: &Workload, chains: &Chains, per_event: usize) -> (Self, f64) {
         let tree = Self::new();
         let (sender, receiver) = flume::unbounded();

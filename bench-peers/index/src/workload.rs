@@ -64,13 +64,15 @@ impl Workload {
         (family * FAMILY_BLOCKS + within) as u64
     }
 
-    /// Calls `step` for each stretch: workers take turns, each with an order of the sequences of its own.
+    /// Calls `step` for each stretch: workers take turns, each with an order of the sequences of
+    /// its own.
     pub fn steps(&self, mut step: impl FnMut(Step)) {
         let sequences = self.sequences();
         let mut seen = vec![false; self.workers * self.families];
         for turn in 0..sequences {
             for worker in 0..self.workers {
-                // A permutation for each worker: a stride that shares no factor with the count, and a start.
+                // A permutation for each worker: a stride that shares no factor with the count, and
+                // a start.
                 let stride = (random(worker as u64) as usize % sequences..).find(|s| coprime(*s, sequences));
                 let stride = stride.expect("1 is coprime to every number");
                 let sequence = (turn * stride + random(worker as u64 + 1_000) as usize) % sequences;

@@ -1,12 +1,15 @@
-//! The index of our disk tier (`kvbm-disk`: a checksummed log with snapshots, a table in memory) and redb 4.4.0 (copy-on-write
-//! B-trees in a file) as the durable index of the same slots, in one run: `cargo xtask bench-peers journal --json FILE`.
+//! The index of our disk tier (`kvbm-disk`: a checksummed log with snapshots, a table in memory)
+//! and redb 4.4.0 (copy-on-write B-trees in a file) as the durable index of the same slots, in one
+//! run: `cargo xtask bench-peers journal --json FILE`.
 //!
-//! `insert` makes every slot's block durable in the order of slots, `replace` overwrites every slot once in random order.
-//! Ours goes through the whole engine, on a medium whose slot file takes no bytes; redb gets the bare entries, keyed by slot, the
-//! best order for a tree, in transactions of as many entries as our commits had in the same run. `recover` opens the index that is
-//! left after a shutdown and reads all entries into memory, in order of age; `recover_killed` opens a copy that was made before
-//! the shutdown, as `kill -9` leaves it. `size` is taken when every slot was filled once, with redb compacted; `size_replaced` at
-//! the end, with neither compacted. `ratio` above 1 means that ours is better. Trust ratios, not absolute figures.
+//! `insert` makes every slot's block durable in the order of slots, `replace` overwrites every slot
+//! once in random order. Ours goes through the whole engine, on a medium whose slot file takes no
+//! bytes; redb gets the bare entries, keyed by slot, the best order for a tree, in transactions of
+//! as many entries as our commits had in the same run. `recover` opens the index that is left after
+//! a shutdown and reads all entries into memory, in order of age; `recover_killed` opens a copy
+//! that was made before the shutdown, as `kill -9` leaves it. `size` is taken when every slot was
+//! filled once, with redb compacted; `size_replaced` at the end, with neither compacted. `ratio`
+//! above 1 means that ours is better. Trust ratios, not absolute figures.
 
 mod blocks;
 mod ours;

@@ -6,7 +6,8 @@ use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Generation, hash, parent, position, namespace, group, checksum, bytes: what a record of ours says beside its slot.
+/// Generation, hash, parent, position, namespace, group, checksum, bytes: what a record of ours
+/// says beside its slot.
 type Entry = (u64, [u8; 16], [u8; 16], u32, u32, u16, u64, u64);
 
 const SLOTS: TableDefinition<u32, Entry> = TableDefinition::new("slots");

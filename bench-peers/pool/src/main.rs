@@ -1,8 +1,10 @@
-//! Our block bookkeeping (`kvbm-pool`, `kvbm-tokens`) and the strongest public peer's (`kvbm-logical`, `dynamo-tokens`
-//! 1.6.1, default back end) on the same generated workloads in one run: `cargo xtask bench-peers pool --json FILE`.
+//! Our block bookkeeping (`kvbm-pool`, `kvbm-tokens`) and the strongest public peer's
+//! (`kvbm-logical`, `dynamo-tokens` 1.6.1, default back end) on the same generated workloads in one
+//! run: `cargo xtask bench-peers pool --json FILE`.
 //!
-//! Repetitions of the two sides alternate, each goes first in every other round, and rows give medians. Figures of one thread are thread CPU time; those of two
-//! threads are wall time. `ratio` above 1 means that ours is better. Trust ratios, not absolute figures.
+//! Repetitions of the two sides alternate, each goes first in every other round, and rows give
+//! medians. Figures of one thread are thread CPU time; those of two threads are wall time. `ratio`
+//! above 1 means that ours is better. Trust ratios, not absolute figures.
 
 mod clock;
 mod heap;
@@ -231,7 +233,8 @@ fn answers(table: &mut Table, options: &Options) {
 
 fn matches(table: &mut Table, options: &Options) {
     answers(table, options);
-    // As prompts are registered, and as decoding does it: then no two blocks of a chain lie side by side.
+    // As prompts are registered, and as decoding does it: then no two blocks of a chain lie side by
+    // side.
     for (suffix, at_once) in [("", rows::BATCH), ("_one_by_one", 1)] {
         let matching = |policy| {
             let side = Ours::with_policy(options.blocks, policy);
@@ -266,9 +269,10 @@ fn heap_rows(table: &mut Table, options: &Options) {
     table.row("heap_bytes_per_block_lru_leaf", "bytes", ours, Some(peer), Some(peer / ours));
 }
 
-/// Prompts of 131,072 tokens. Rows without a suffix but that of the page size: each is dropped before the next comes, in an ordinary
-/// process, which is how the peer was measured first. `_reused`: when the next has come, so that the peer's heap is never given
-/// back. `_live`: when as many others have come as a pool of so many blocks of 16 tokens holds.
+/// Prompts of 131,072 tokens. Rows without a suffix but that of the page size: each is dropped
+/// before the next comes, in an ordinary process, which is how the peer was measured first.
+/// `_reused`: when the next has come, so that the peer's heap is never given back. `_live`: when as
+/// many others have come as a pool of so many blocks of 16 tokens holds.
 fn hashing(table: &mut Table, options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     const TOKENS: u32 = 131_072;
     let live = (options.blocks * 16 / TOKENS as usize).max(1);

@@ -1,4 +1,5 @@
-//! The same churn through `KvBlockManager`: what is registered in G1 is also copied to G2, by workers that move no bytes.
+//! The same churn through `KvBlockManager`: what is registered in G1 is also copied to G2, by
+//! workers that move no bytes.
 
 use crate::clock::median;
 use crate::rows::BATCH;

@@ -15,7 +15,8 @@ static HASHER: LazyLock<BlockHasher> = LazyLock::new(|| {
 });
 
 const GROUP: GroupId = GroupId(0);
-/// Lower tiers exist, so that nothing is specialised for one tier, and are small, so that bytes per block are G1's.
+/// Lower tiers exist, so that nothing is specialised for one tier, and are small, so that bytes per
+/// block are G1's.
 const LOWER: u32 = 1024;
 const EVENTS: usize = 1 << 9;
 

@@ -1,5 +1,6 @@
-//! The peer's side: `kvbm-logical` through its public interface, with its default back end unless a row names another. The registry
-//! counts uses for the back end `multi_lru` alone: no other needs it, and counting costs a lock and four cold counters a block.
+//! The peer's side: `kvbm-logical` through its public interface, with its default back end unless a
+//! row names another. The registry counts uses for the back end `multi_lru` alone: no other needs
+//! it, and counting costs a lock and four cold counters a block.
 
 use crate::side::{Side, TOKENS_PER_BLOCK};
 use dynamo_tokens::{PositionalLineageHash, TokenBlockSequence};

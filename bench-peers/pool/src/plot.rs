@@ -1,5 +1,5 @@
-//! The ratios as a picture: a bar for each row that has one, on a logarithmic scale, and a mark where the project asks
-//! for at least so much.
+//! The ratios as a picture: a bar for each row that has one, on a logarithmic scale, and a mark
+//! where the project asks for at least so much.
 
 use serde_json::Value;
 use std::fmt::Write;

@@ -1,6 +1,7 @@
-//! Requests of which a part is there already: prompts of skewed popularity, several times as many as fit, each behind one of a few
-//! instructions and before blocks that come once. What is worth keeping here is not what was used last, so `hazard` chooses its victims,
-//! which is seen from the counters: a row of it that followed recency would be of another policy, and is an error.
+//! Requests of which a part is there already: prompts of skewed popularity, several times as many
+//! as fit, each behind one of a few instructions and before blocks that come once. What is worth
+//! keeping here is not what was used last, so `hazard` chooses its victims, which is seen from the
+//! counters: a row of it that followed recency would be of another policy, and is an error.
 
 use crate::clock::{cpu_seconds, median};
 use crate::ours::Ours;
@@ -20,14 +21,16 @@ const TIMES_THE_POOL: usize = 4;
 /// The prompt of rank n comes in proportion to 1 / n to the power of this.
 const SKEW: f64 = 0.9;
 
-/// Blocks asked for before anything is measured, and between two measurements that are not of requests, in capacities.
+/// Blocks asked for before anything is measured, and between two measurements that are not of
+/// requests, in capacities.
 const WARM_UP: usize = 12;
 const AGAIN: usize = 1;
 /// Requests whose hashes are made at a time, outside of the clock.
 const AT_ONCE: usize = 1000;
 /// Requests between two calls of which holds are measured: as many blocks as those evict.
 const REQUESTS_BETWEEN: usize = 1024 / BATCH;
-/// Of the victims, the default policy must have chosen so many in a row that is to be of its choices.
+/// Of the victims, the default policy must have chosen so many in a row that is to be of its
+/// choices.
 const LEAST_CHOSEN: f64 = 0.9;
 
 /// Which requests come, the same for whoever serves them.
@@ -205,7 +208,8 @@ fn throughput(
     Ok(())
 }
 
-/// The churn of `churn_1m_default`, while the default policy chooses. Requests between two measurements keep it so.
+/// The churn of `churn_1m_default`, while the default policy chooses. Requests between two
+/// measurements keep it so.
 fn churn(
     default: &mut Served<'_, Ours>,
     peer: &mut Served<'_, Peer>,

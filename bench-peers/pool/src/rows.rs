@@ -117,8 +117,9 @@ fn chains<S: Side>(next: &mut u64, count: usize, length: usize, shared: usize) -
 }
 
 impl Full<Ours> {
-    /// The 99.9th percentile of how long a lock is held while 1,024 blocks are evicted in a call, in microseconds. A second thread
-    /// wants all locks all the time. Holds of calls in which the thread lost its CPU do not count.
+    /// The 99.9th percentile of how long a lock is held while 1,024 blocks are evicted in a call,
+    /// in microseconds. A second thread wants all locks all the time. Holds of calls in which the
+    /// thread lost its CPU do not count.
     pub fn hold(&mut self, samples: usize) -> f64 {
         self.hold_between(samples, |_| {})
     }
@@ -151,7 +152,8 @@ impl Full<Ours> {
     }
 }
 
-/// Microseconds to match 10,000 cached blocks, to match them while another holds them, and to let go of them.
+/// Microseconds to match 10,000 cached blocks, to match them while another holds them, and to let
+/// go of them.
 pub struct Matching {
     pub cached: f64,
     pub active: f64,
@@ -161,7 +163,8 @@ pub struct Matching {
 /// Blocks come to the pool of `side`, which is empty, `at_once` in a batch.
 pub fn matching<S: Side>(side: S, capacity: usize, at_once: usize) -> Matching {
     let chains: Vec<_> = (0..(capacity / LONG) as u64).map(|seed| S::chain(seed, LONG, 0)).collect();
-    // The blocks of a chain must not lie in one row: its parts are registered in turn with those of the others.
+    // The blocks of a chain must not lie in one row: its parts are registered in turn with those of
+    // the others.
     for from in (0..LONG).step_by(at_once) {
         for chain in &chains {
             let blocks = at_once.min(LONG - from);

@@ -3,7 +3,8 @@
 /// Tokens of a block on both sides.
 pub const TOKENS_PER_BLOCK: u32 = 16;
 
-/// One block bookkeeping under measurement. `C` is its own form of a chain of block hashes, made outside of the clock.
+/// One block bookkeeping under measurement. `C` is its own form of a chain of block hashes, made
+/// outside of the clock.
 pub trait Side: Sync + Sized {
     /// Hashes of one sequence from its first block.
     type Chain: Send + Sync;
@@ -18,7 +19,8 @@ pub trait Side: Sync + Sized {
     /// The chain of blocks with these numbers.
     fn chain_of(length: usize, number: impl Fn(usize) -> u64) -> Self::Chain;
 
-    /// The chain whose blocks are told apart by `seed`; the first `shared` blocks are those of every chain.
+    /// The chain whose blocks are told apart by `seed`; the first `shared` blocks are those of
+    /// every chain.
     fn chain(seed: u64, length: usize, shared: usize) -> Self::Chain {
         Self::chain_of(length, |index| block_number(seed, index, shared))
     }
@@ -38,7 +40,8 @@ pub trait Side: Sync + Sized {
     /// The chain of a prompt's whole blocks.
     fn chain_of_tokens(tokens: &[u32]) -> Self::Chain;
 
-    /// What an engine says of a request once, so that the blocks it uses count as used. Nothing where looking up and letting go say it.
+    /// What an engine says of a request once, so that the blocks it uses count as used. Nothing
+    /// where looking up and letting go say it.
     fn touch(&self, chain: &Self::Chain);
 
     fn len(held: &Self::Held) -> usize;
@@ -53,8 +56,8 @@ pub trait Side: Sync + Sized {
         self.keep_house();
     }
 
-    /// As an engine serves a request: what is there of it is looked up and counts as used, the rest is registered, all is let go of. Says
-    /// how many blocks were there.
+    /// As an engine serves a request: what is there of it is looked up and counts as used, the rest
+    /// is registered, all is let go of. Says how many blocks were there.
     fn request(&self, chain: &Self::Chain, length: usize) -> usize {
         let known = self.lookup(chain);
         self.touch(chain);

@@ -1,7 +1,8 @@
 //! Token hashing: tokens to the hashes of all their blocks.
 //!
-//! The peer allocates for each block, so its figure is that of its heap: whether that is given back after each prompt, reused at
-//! once, or spread over many prompts. So each case has a process of its own, in which nothing else has shaped the heap.
+//! The peer allocates for each block, so its figure is that of its heap: whether that is given back
+//! after each prompt, reused at once, or spread over many prompts. So each case has a process of
+//! its own, in which nothing else has shaped the heap.
 
 use crate::clock::{cpu_seconds, median};
 use dynamo_tokens::TokenBlockSequence;
@@ -14,7 +15,8 @@ use std::process::{Command, Stdio};
 /// The first argument of a process that measures one [`Case`], which is the second.
 pub const PROCESS: &str = "measure-hashing";
 
-/// Prompts that each side hashes before time is taken, besides those that stay, and how many are taken at least.
+/// Prompts that each side hashes before time is taken, besides those that stay, and how many are
+/// taken at least.
 const WARM_UP: usize = 10;
 const LEAST: usize = 25;
 
@@ -23,7 +25,8 @@ const LEAST: usize = 25;
 pub struct Case {
     pub tokens: u32,
     pub per_block: u32,
-    /// Earlier prompts of each side whose sequences exist while one is hashed. Each that is hashed replaces the oldest.
+    /// Earlier prompts of each side whose sequences exist while one is hashed. Each that is hashed
+    /// replaces the oldest.
     pub live: usize,
     pub rounds: usize,
 }

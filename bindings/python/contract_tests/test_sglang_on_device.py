@@ -1,5 +1,5 @@
-"""`KvbmLinker` over a pool on a CUDA device, of the test driver: memory of the host, with streams whose
-operations are late.
+"""`KvbmLinker` over a pool on a CUDA device, of the test driver: memory of the host, with streams
+whose operations are late.
 """
 
 from __future__ import annotations

@@ -124,8 +124,8 @@ def audit(
 
 
 class StoredBits:
-    """Flips one bit of a block before the copy of its step starts, and flips it back when the copy is
-    over: the stored bytes are wrong, and their checksum is right.
+    """Flips one bit of a block before the copy of its step starts, and flips it back when the copy
+    is over: the stored bytes are wrong, and their checksum is right.
     """
 
     def __init__(self, engine: Engine, rng: random.Random) -> None:

@@ -128,8 +128,8 @@ def references(
     model: str, wanted: dict[str, dict[str, Any]], own_prefixes: bool = False, **settings: Any
 ) -> dict[str, Any]:
     """No connector, no prefix cache: what is right of lists of prompts, by the file that gets it.
-    `twice`: each prompt comes twice. Each different prompt is computed once. With `own_prefixes` all
-    are computed, with vLLM's own prefix cache.
+    `twice`: each prompt comes twice. Each different prompt is computed once. With `own_prefixes`
+    all are computed, with vLLM's own prefix cache.
     """
     engine = Engine(model, None, **(settings | {"enable_prefix_caching": own_prefixes}))
     different = {}
@@ -162,9 +162,9 @@ def equality(
     forget: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
-    """The same requests through kvbm, with a G1 that is too small; prompts whose tokens differ. With
-    `forget` vLLM has no prefix of its own. The control: the same requests again, while one bit of
-    each load is wrong.
+    """The same requests through kvbm, with a G1 that is too small; prompts whose tokens differ.
+    With `forget` vLLM has no prefix of its own. The control: the same requests again, while one bit
+    of each load is wrong.
     """
     engine = Engine(model, Engine.kvbm(**options), **settings)
     free = engine.free_blocks()

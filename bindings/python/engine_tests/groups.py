@@ -33,9 +33,9 @@ _COMMON = {
 #: has no attribute 'selective_scan_fwd'"), and Qwen3-Next in bfloat16 alone ("CPU GDN attention
 #: requires BF16"), whose sums differ with the sizes of chunks.
 #:
-#: What its short convolution computes on a CPU depends on the other requests of a batch and on where
-#: a prompt begins to be computed. So `state` runs one request at a time, and what is right is what
-#: vLLM computes with prefixes of its own.
+#: What its short convolution computes on a CPU depends on the other requests of a batch and on
+#: where a prompt begins to be computed. So `state` runs one request at a time, and what is right is
+#: what vLLM computes with prefixes of its own.
 CONFIGS: dict[str, dict[str, Any]] = {
     # Four layers with a window of 96 tokens, two with full attention: three groups of two layers.
     "window": _COMMON

@@ -1,7 +1,7 @@
 """Writes the keys and values of a model as kvbm stores them, for `kvbm bench compression --kv`.
 
-Without `--model` a small Llama is trained first, on text of this repository and of Python's library:
-its KV is that of learned weights, if of few. `--seconds 0` leaves its weights random.
+Without `--model` a small Llama is trained first, on text of this repository and of Python's
+library: its KV is that of learned weights, if of few. `--seconds 0` leaves its weights random.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ HELD_OUT = 200_000
 
 
 def text() -> bytes:
-    """Markdown of the repository, then modules of Python's library, in an order that is always the same."""
+    """Markdown of the repository, then modules of Python's library, in an order that is always the
+    same.
+    """
     root = Path(__file__).parents[3]
     files = sorted(root.glob("docs/*.md")) + sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     return b"".join(file.read_bytes() for file in files)

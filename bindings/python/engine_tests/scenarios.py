@@ -1,5 +1,5 @@
-"""Scenarios run with a real vLLM, each in a process of its own. Other modules have most of them, and
-say what must hold of them.
+"""Scenarios run with a real vLLM, each in a process of its own. Other modules have most of them,
+and say what must hold of them.
 
 python MODULE.py NAME '{"model": FOLDER, ...}'
 """

@@ -160,8 +160,8 @@ def judge(suite: Any) -> None:
 def _judge_stop(
     suite: Any, prompts: list[str], right: dict[str, Any], wanted: int, options: dict[str, Any]
 ) -> None:
-    """Workers in processes of their own, and a stop that is given time: vLLM ends the workers before
-    the scheduler. Nothing goes to disk before, so everything has to be saved then.
+    """Workers in processes of their own, and a stop that is given time: vLLM ends the workers
+    before the scheduler. Nothing goes to disk before, so everything has to be saved then.
     """
     disk = Path(suite.fresh("disk-stop"))
     options = options | {"disk": str(disk), "offload.g2_g3.write_through": False}
@@ -214,8 +214,8 @@ def _life(
 
 
 def _wait_written(disk: Path) -> None:
-    """Until no journal changes any more. vLLM's processes are killed when a server is stopped, unless
-    it is given time (`--shutdown-timeout`).
+    """Until no journal changes any more. vLLM's processes are killed when a server is stopped,
+    unless it is given time (`--shutdown-timeout`).
     """
     while any(time.time() - file.stat().st_mtime < _QUIET for file in disk.rglob("journal.kvbm")):
         time.sleep(0.2)

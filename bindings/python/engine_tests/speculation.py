@@ -1,5 +1,5 @@
-"""The part `speculation`: vLLM drafts tokens and takes few of them. Only blocks of tokens that it took
-are saved.
+"""The part `speculation`: vLLM drafts tokens and takes few of them. Only blocks of tokens that it
+took are saved.
 
 python speculation.py NAME '{"model": FOLDER, ...}'
 """

@@ -1,7 +1,8 @@
 """Starts scenarios, each in a process of its own.
 
 Most are forked from a process that has imported vLLM already (`preload`): an import costs more than
-the start of an engine. A fresh one begins with an interpreter of its own, whose hash seed is its own.
+the start of an engine. A fresh one begins with an interpreter of its own, whose hash seed is its
+own.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     python suite.py --work FOLDER --json FILE [--quick] [--only NAME]...
 
-Each scenario is a process of its own. The file has `{"rows": [{"name", "value"}], "checks": [...], "details": {...}}`.
+Each scenario is a process of its own. The file has `{"rows": [{"name", "value"}], "checks": [...],
+"details": {...}}`.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class Suite:
         fresh: bool = False,
         **arguments: Any,
     ) -> dict[str, Any]:
-        """Runs a scenario; an empty result where it failed, which is a failed check. A fresh one has
-        an interpreter of its own from the start.
+        """Runs a scenario; an empty result where it failed, which is a failed check. A fresh one
+        has an interpreter of its own from the start.
         """
         began = time.monotonic()
         process, log, result = self._start(label, name, environment, program, fresh, arguments)

@@ -196,7 +196,8 @@ fn take(capsule: &Bound<'_, PyAny>) -> PyResult<TensorView> {
     let lent = if is_versioned { Pointer::Versioned(pointer.cast()) } else { Pointer::Plain(pointer.cast()) };
     let owner = Py::new(py, Lent(lent))?;
     let (description, flags) = match lent {
-        // SAFETY: the name of the capsule said what it points to, and `owner` has not given it back.
+        // SAFETY: the name of the capsule said what it points to, and `owner` has not given it
+        // back.
         Pointer::Plain(managed) => (unsafe { &raw const (*managed).tensor }, 0),
         Pointer::Versioned(managed) => {
             // SAFETY: as above.

@@ -212,8 +212,8 @@ impl Layout {
         self.tensors().count()
     }
 
-    /// `"cpu"`, or the device that the tensors lie on; `None` before there is one, or where they are
-    /// in workers' processes.
+    /// `"cpu"`, or the device that the tensors lie on; `None` before there is one, or where they
+    /// are in workers' processes.
     #[getter]
     fn device(&self) -> Option<String> {
         self.place().map(|place| place.to_string())

@@ -158,7 +158,7 @@ impl KvBlockManager {
         })
     }
 
-    /// Like `look_up`, for engines that cannot be told of a load that fails: only blocks whose
+    /// Like `look_up`, for engines that have no way to learn of a failed load: only blocks whose
     /// verified bytes are in host memory are promised. Blocks on disk are copied there first; what
     /// has not arrived after `timeout` seconds is not promised. How many blocks are.
     #[pyo3(signature = (request, sequence, first = 0, *, timeout))]

@@ -85,8 +85,8 @@ impl NodeServer {
         Ok(self.server()?.path().to_owned())
     }
 
-    /// Whether another daemon has taken its place (`kvbm serve --take-over`): close it then, and end
-    /// the process.
+    /// Whether another daemon has taken its place (`kvbm serve --take-over`): close it then, and
+    /// end the process.
     #[getter]
     fn handed_over(&self) -> Result<bool> {
         Ok(self.server()?.is_handed_over())

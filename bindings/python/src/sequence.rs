@@ -125,8 +125,8 @@ impl Namespace {
         Self { inner: self.inner.clone().adapter(adapter) }
     }
 
-    /// The same with what an operator adds in `[namespace]` of `config`: `weights`, `tenant_salt` and
-    /// `deployment_secret`. Any other setting there is an error. A manager does it by itself.
+    /// The same with what an operator adds in `[namespace]` of `config`: `weights`, `tenant_salt`
+    /// and `deployment_secret`. Any other setting there is an error. A manager does it by itself.
     fn with_config(&self, config: &Config) -> Result<Self> {
         Ok(Self { inner: self.with_settings(&config.settings.namespace)? })
     }

@@ -147,7 +147,8 @@ impl TensorView {
         last.checked_add(1)?.checked_mul(self.dtype.width() as u64)
     }
 
-    /// What an argument is a view of: a `Tensor`, or what speaks DLPack. `what` names it in errors, unless it is empty.
+    /// What an argument is a view of: a `Tensor`, or what speaks DLPack. `what` names it in errors,
+    /// unless it is empty.
     pub(crate) fn from_any(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Py<Self>> {
         if let Ok(view) = object.cast_exact::<Self>() {
             return Ok(view.clone().unbind());

@@ -102,9 +102,9 @@ impl Worker {
     }
 
     /// The engine has passed the point that the manager calls `number` (`KvBlockManager.fence`), or
-    /// has when `after` is complete: copies that wait for it start then. `after` is for tensors on a
-    /// CUDA device: a `torch.cuda.Event` or the number of a `CUevent`, recorded once on the engine's
-    /// stream and not destroyed before it is complete; an object is kept until then.
+    /// has when `after` is complete: copies that wait for it start then. `after` is for tensors on
+    /// a CUDA device: a `torch.cuda.Event` or the number of a `CUevent`, recorded once on the
+    /// engine's stream and not destroyed before it is complete; an object is kept until then.
     #[pyo3(signature = (number, after = None))]
     fn signal(&self, py: Python<'_>, number: u64, after: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let (server, events) = self.parts()?;
@@ -125,8 +125,9 @@ impl Worker {
         })
     }
 
-    /// Parts of loads that are over on this rank, oldest first, each once. `KvBlockManager.load_tags`
-    /// says which load one belongs to. The last 4096 are kept until they are taken.
+    /// Parts of loads that are over on this rank, oldest first, each once.
+    /// `KvBlockManager.load_tags` says which load one belongs to. The last 4096 are kept until they
+    /// are taken.
     fn drain_finished(&self, py: Python<'_>) -> PyResult<Vec<FinishedPlan>> {
         let server = self.server()?;
         let finished = detached(py, move || Ok(server.drain_finished()))?;

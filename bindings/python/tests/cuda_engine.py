@@ -1,4 +1,6 @@
-"""An engine on the CUDA driver that `KVBM_CUDA_DRIVER` names: the test driver, which is host memory."""
+"""An engine on the CUDA driver that `KVBM_CUDA_DRIVER` names: the test driver, which is host
+memory.
+"""
 
 from __future__ import annotations
 

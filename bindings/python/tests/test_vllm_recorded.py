@@ -200,9 +200,9 @@ def test_workers_of_their_own_have_files_of_their_own(vllm: Any, tmp_path: Path)
 
 
 def test_a_run_of_vllm_replays(vllm: Any) -> None:
-    """vLLM 0.32 with too few blocks: conversations of several turns that wait for room, are promised
-    blocks again and again, are preempted, load, and go on. The scenario `record` of engine_tests
-    made it.
+    """vLLM 0.32 with too few blocks: conversations of several turns that wait for room, are
+    promised blocks again and again, are preempted, load, and go on. The scenario `record` of
+    engine_tests made it.
     """
     recorded = Recorded(
         gzip.decompress((DATA / "vllm-conversations.kvbmcalls.gz").read_bytes()).decode()

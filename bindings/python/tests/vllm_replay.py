@@ -1,8 +1,8 @@
 """Replays what a real vLLM called on the connector (`record_callbacks`), without vLLM.
 
-The connector is the real one, over the stand-in's classes and tensors, with room for all blocks. Each
-block that a request computes gets content that follows from its hash. So every block that vLLM took
-for computed can be compared.
+The connector is the real one, over the stand-in's classes and tensors, with room for all blocks.
+Each block that a request computes gets content that follows from its hash. So every block that vLLM
+took for computed can be compared.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What a wheel has and says, and what it does where pip has installed it and nothing else.
 
-`WHEEL` names its file, `WHEEL_PYTHON` the interpreter of the environment that pip installed it into.
+`WHEEL` names its file, `WHEEL_PYTHON` the interpreter of the environment that pip installed it
+into.
 """
 
 from __future__ import annotations

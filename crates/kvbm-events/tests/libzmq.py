@@ -145,7 +145,9 @@ def follow(events, replays, streams):
 
 
 def stamped(payload):
-    """The payload with the time of now, as an engine's: no two lives say the same. It begins with an array of three and a float."""
+    """The payload with the time of now, as an engine's: no two lives say the same. It begins with
+    an array of three and a float.
+    """
     assert payload[:2] == b"\x93\xcb", payload[:2]
     return payload[:2] + struct.pack(">d", time.time()) + payload[10:]
 

@@ -58,7 +58,8 @@ struct Point {
 
 struct Event {
   std::shared_ptr<Point> point;  // of the last record
-  std::shared_ptr<std::atomic<int64_t>> at_ns = std::make_shared<std::atomic<int64_t>>(0);  // when that was reached
+  // When that was reached.
+  std::shared_ptr<std::atomic<int64_t>> at_ns = std::make_shared<std::atomic<int64_t>>(0);
 };
 
 struct Stream {
@@ -112,7 +113,8 @@ struct Driver {
   std::map<std::string, int> counts;
   std::atomic<int> dead{0};
   std::atomic<int> life{0};     // of the process: work of an earlier one is never done
-  std::shared_mutex working;  // held by work that touches memory: nothing does any more when a context is dead
+  // Held by work that touches memory: nothing does any more when a context is dead.
+  std::shared_mutex working;
   std::atomic<int> fail_operation{-1};  // the operation on a stream that kills the context
   std::atomic<int> delay_us{0};
   std::mt19937 random{1};

@@ -1,10 +1,12 @@
 #!/bin/sh
-# Checks and benchmarks of kvbm on this machine's GPU. It needs NVIDIA's driver and nothing else; PyTorch and
-# compute-sanitizer are used where they are installed. Leaves check.json, bench.json, replay.json and report.html.
+# Checks and benchmarks of kvbm on this machine's GPU. It needs NVIDIA's driver and nothing else;
+# PyTorch and compute-sanitizer are used where they are installed. Leaves check.json, bench.json,
+# replay.json and report.html.
 #
 #   ./run.sh [--quick] [--device N] [--seconds S] [RESULTS]      [RESULTS: results]
 #
-# Exit status: 0 if everything passed. KVBM_CUDA_DRIVER names another driver library than libcuda.so.1.
+# Exit status: 0 if everything passed. KVBM_CUDA_DRIVER names another driver library than
+# libcuda.so.1.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 quick="" device=0 seconds=60 results=results

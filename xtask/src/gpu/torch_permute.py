@@ -1,4 +1,6 @@
-"""PyTorch's permute().contiguous() of the same blocks, beside its device copy: rows added to bench.json."""
+"""PyTorch's permute().contiguous() of the same blocks, beside its device copy: rows added to
+bench.json.
+"""
 import json
 import sys
 
@@ -27,7 +29,8 @@ def main():
     with open(FILE) as file:
         results = json.load(file)
     for blocks in (1, 4, 16, 32, 128, 512):
-        # As an engine has them: [layer, outer, block, token, head, element]; universal: [block, head, layer, outer, token, element].
+        # As an engine has them: [layer, outer, block, token, head, element]; universal: [block,
+        # head, layer, outer, token, element].
         stacks = torch.empty((NL, NO, blocks, NT, NH, HD), dtype=torch.bfloat16, device="cuda")
         size = stacks.numel() * stacks.element_size()
         times = max(4, min(24, (1 << 30) // size))

@@ -54,8 +54,8 @@ class Namespace:
     def with_adapter(self, adapter: str) -> Namespace:
         """The same with an adapter, such as `LoRA`: its name and what it holds, in any fixed spelling."""
     def with_config(self, config: Config) -> Namespace:
-        """The same with what an operator adds in `[namespace]` of `config`: `weights`, `tenant_salt` and
-        `deployment_secret`. Any other setting there is an error. A manager does it by itself.
+        """The same with what an operator adds in `[namespace]` of `config`: `weights`, `tenant_salt`
+        and `deployment_secret`. Any other setting there is an error. A manager does it by itself.
         """
     @property
     def tag(self) -> bytes:
@@ -245,8 +245,8 @@ class Layout:
         """Tensors of all groups."""
     @property
     def device(self) -> str | None:
-        """`"cpu"`, or the device that the tensors lie on; `None` before there is one, or where they are
-        in workers' processes.
+        """`"cpu"`, or the device that the tensors lie on; `None` before there is one, or where they
+        are in workers' processes.
         """
 
 @final
@@ -363,17 +363,18 @@ class Worker:
         """Whether it was closed."""
     def signal(self, number: int, after: Any = None) -> None:
         """The engine has passed the point that the manager calls `number` (`KvBlockManager.fence`), or
-        has when `after` is complete: copies that wait for it start then. `after` is for tensors on a
-        CUDA device: a `torch.cuda.Event` or the number of a `CUevent`, recorded once on the engine's
-        stream and not destroyed before it is complete; an object is kept until then.
+        has when `after` is complete: copies that wait for it start then. `after` is for tensors on
+        a CUDA device: a `torch.cuda.Event` or the number of a `CUevent`, recorded once on the
+        engine's stream and not destroyed before it is complete; an object is kept until then.
         """
     def wait_idle(self, ids: Sequence[int] | Buffer, timeout: float) -> list[int]:
         """Waits until no copy of this rank touches these blocks. The ids that are still busy after
         `timeout` seconds.
         """
     def drain_finished(self) -> list[FinishedPlan]:
-        """Parts of loads that are over on this rank, oldest first, each once. `KvBlockManager.load_tags`
-        says which load one belongs to. The last 4096 are kept until they are taken.
+        """Parts of loads that are over on this rank, oldest first, each once.
+        `KvBlockManager.load_tags` says which load one belongs to. The last 4096 are kept until they
+        are taken.
         """
     def close(self, timeout: float = 0.0) -> bool:
         """Stops when no copy touches the engine's tensors any more. With a `timeout`, the manager is
@@ -444,7 +445,7 @@ class KvBlockManager:
         *,
         timeout: float,
     ) -> int:
-        """Like `look_up`, for engines that cannot be told of a load that fails: only blocks whose
+        """Like `look_up`, for engines that have no way to learn of a failed load: only blocks whose
         verified bytes are in host memory are promised. Blocks on disk are copied there first; what
         has not arrived after `timeout` seconds is not promised. How many blocks are.
         """
@@ -821,8 +822,8 @@ class NodeServer:
         """Whether it was closed."""
     @property
     def handed_over(self) -> bool:
-        """Whether another daemon has taken its place (`kvbm serve --take-over`): close it then, and end
-        the process.
+        """Whether another daemon has taken its place (`kvbm serve --take-over`): close it then, and
+        end the process.
         """
     def engines(self) -> list[tuple[str, int, list[int], bool]]:
         """The engines that are attached: name, blocks on each rank, processes, and whether all its

@@ -5,10 +5,10 @@ A block has `layers` layers, `outer` parts of each (2: keys and values; 1: MLA),
 
 * **block**: a tensor for each layer and outer part, layer by layer: `[tokens, heads, elements]`
   (`order="nhd"`) or `[heads, tokens, elements]` (`order="hnd"`). So engines keep it.
-* **operational**: one tensor `[layers, outer, tokens * heads * elements]`: the tensors of a block one
-  behind the other.
-* **universal**: one tensor `[heads, layers, outer, tokens, elements]`. The part of a tensor parallel
-  rank is a contiguous slice of it.
+* **operational**: one tensor `[layers, outer, tokens * heads * elements]`: the tensors of a block
+  one behind the other.
+* **universal**: one tensor `[heads, layers, outer, tokens, elements]`. The part of a tensor
+  parallel rank is a contiguous slice of it.
 
 Each function takes several blocks: `blocks[b]` is the list of the tensors of block `b`. Tensors are
 `kvbm_rs.Tensor` objects or whatever speaks DLPack (torch, numpy, JAX), contiguous, of one type of

@@ -41,8 +41,8 @@ class Onboarding:
         return self._ended
 
     def layer_ready(self, layer: int) -> bool:
-        """Whether the bytes of all its blocks in tensor `layer` of the layout are in place, verified.
-        A load that was not begun `by_layer` has all of its layers at once.
+        """Whether the bytes of all its blocks in tensor `layer` of the layout are in place,
+        verified. A load that was not begun `by_layer` has all of its layers at once.
         """
         if self._manager._has_layer(self._request, layer):
             return True
@@ -95,8 +95,8 @@ class Loads:
     def load(
         self, request: str, ids: Any, after: Fence | None = None, **options: Any
     ) -> Onboarding:
-        """`commit`, with its options, for whoever waits for one load: its result comes by the object
-        that this returns, not by `finished`.
+        """`commit`, with its options, for whoever waits for one load: its result comes by the
+        object that this returns, not by `finished`.
         """
         with self._lock:
             if request in self._awaited:
@@ -155,7 +155,9 @@ class Loads:
                 self._others.append(done)
 
     async def _until_over(self, request: str) -> None:
-        """Returns when `_result` may have an answer. Raises `KvbmError` where the load was abandoned."""
+        """Returns when `_result` may have an answer. Raises `KvbmError` where the load was
+        abandoned.
+        """
         import asyncio
 
         from .awaiting import Awaiting

@@ -60,8 +60,8 @@ def settings_of_files(model: str) -> str | None:
 
 
 def weights_version(model: str, revision: str | None) -> str:
-    """The revision of a model of a hub, or a digest of the files of a local one; empty where neither
-    is known.
+    """The revision of a model of a hub, or a digest of the files of a local one; empty where
+    neither is known.
 
     Of each local file the size and 64 samples of 4 KiB count: an update of the weights changes them
     all over.

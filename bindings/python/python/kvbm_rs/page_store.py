@@ -68,8 +68,8 @@ class PageStore:
     def put(
         self, keys: Sequence[str], pages: Sequence[int], after: Fence | None = None
     ) -> list[bool]:
-        """Stores `pages[i]`, as it is when the engine has passed `after`, under `keys[i]`. Which keys
-        have a page afterwards.
+        """Stores `pages[i]`, as it is when the engine has passed `after`, under `keys[i]`. Which
+        keys have a page afterwards.
         """
         _check(keys, pages)
         stored: list[bool] = []

@@ -163,8 +163,8 @@ class Recording:
         }
 
     def _chain(self, hashes: list[bytes], line: dict[str, Any]) -> list[list[int]] | None:
-        """The numbers of blocks, as runs. `line` gets the hashes of those that had none. `None` where
-        there are too many: the recording is over.
+        """The numbers of blocks, as runs. `line` gets the hashes of those that had none. `None`
+        where there are too many: the recording is over.
         """
         fresh = [hash for hash in hashes if hash not in self._blocks]
         if len(self._blocks) + len(fresh) > _MOST_BLOCKS:

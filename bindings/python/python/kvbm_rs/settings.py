@@ -33,8 +33,9 @@ def read_settings(
     """The settings in `extra`, and the options of it that are called in `own`.
 
     `where` names `extra` in errors. `folder` is the directory of this rank below `disk`: a
-    directory has one writer; `None` where there is only one. Any other name must be a short one or that of a setting. The option
-    `config` is a TOML file, which the other options override; it replaces `defaults`.
+    directory has one writer; `None` where there is only one. Any other name must be a short one or
+    that of a setting. The option `config` is a TOML file, which the other options override; it
+    replaces `defaults`.
     """
     path = extra.get("config")
     config = _from_file(None if path is None else str(path), {} if defaults is None else defaults)

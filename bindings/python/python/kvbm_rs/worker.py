@@ -40,9 +40,9 @@ class Worker(_core.Worker):
         return worker
 
     def close(self, timeout: float = 0.0) -> bool:
-        """Stops when no copy touches the engine's tensors any more. With a `timeout`, the manager is
-        told before, and saves what only this worker holds: that is waited for, so many seconds at
-        most. Whether the manager let it go, or there is none; the manager's log says what it
+        """Stops when no copy touches the engine's tensors any more. With a `timeout`, the manager
+        is told before, and saves what only this worker holds: that is waited for, so many seconds
+        at most. Whether the manager let it go, or there is none; the manager's log says what it
         could not save. A second call does nothing.
         """
         try:

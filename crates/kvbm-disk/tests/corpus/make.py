@@ -1,4 +1,6 @@
-"""Writes the corpus anew, from docs/formats.md alone: journals that are right, damaged, or lie with checksums that match."""
+"""Writes the corpus anew, from docs/formats.md alone: journals that are right, damaged, or lie with
+checksums that match.
+"""
 
 from pathlib import Path
 from struct import pack

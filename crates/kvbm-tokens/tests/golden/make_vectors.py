@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Computes vectors.json from the text of the specification (crate documentation), independently of the Rust code.
+"""Computes vectors.json from the text of the specification (crate documentation), independently of
+the Rust code.
 
     pip install blake3 xxhash
     python3 make_vectors.py > vectors.json
 
-The tests read the committed vectors.json and need neither Python nor these packages. The vectors never change: files, events and
-other deployments depend on them.
+The tests read the committed vectors.json and need neither Python nor these packages. The vectors
+never change: files, events and other deployments depend on them.
 """
 
 import json

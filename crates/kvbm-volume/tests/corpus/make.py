@@ -1,4 +1,6 @@
-"""Writes the corpus anew, from docs/formats.md alone: objects that are right, damaged, or lie with checksums that match."""
+"""Writes the corpus anew, from docs/formats.md alone: objects that are right, damaged, or lie with
+checksums that match.
+"""
 
 from pathlib import Path
 from struct import pack
@@ -20,7 +22,9 @@ def crc64(data):
 def blob(payload=PAYLOAD, pieces=1, order=0, version=1, group=3, offset=None, length=None, namespace=0xA1, block=0xB2,
          layers=(1, 2), heads=(3, 4), label=0x08070605, claimed=None, table=None, zero=0, key=None,
          stamp=b""):
-    """An object of the key in the test, unless something else is said; `claimed` pieces are not those that it has."""
+    """An object of the key in the test, unless something else is said; `claimed` pieces are not
+    those that it has.
+    """
     offset = 96 + 8 * pieces + len(stamp) if offset is None else offset
     length = len(payload) if length is None else length
     head = b"kvbmblob" + pack("<HHI", version, group, offset) + bytes([namespace]) * 16 + bytes([block]) * 16

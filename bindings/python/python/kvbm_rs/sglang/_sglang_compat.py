@@ -379,8 +379,8 @@ def _add(
 
 
 def pages_of(token_indices: Any, page_size: int) -> list[int]:
-    """Page numbers of token indices, which must be whole pages. Waits for the indices where they lie
-    on a device.
+    """Page numbers of token indices, which must be whole pages. Waits for the indices where they
+    lie on a device.
     """
     indices = token_indices.tolist()
     if len(indices) % page_size:

@@ -1,8 +1,8 @@
 """`KvbmScheduler` and `KvbmWorker`: what TensorRT-LLM calls.
 
-TensorRT-LLM has no way to learn that a load failed. So only blocks are promised whose verified bytes
-lie pinned in host memory, and a load that fails all the same is an exception: the engine stops
-rather than answer from wrong bytes. Any other error costs a hit or a copy and nothing else.
+TensorRT-LLM has no way to learn that a load failed. So only blocks are promised whose verified
+bytes lie pinned in host memory, and a load that fails all the same is an exception: the engine
+stops rather than answer from wrong bytes. Any other error costs a hit or a copy and nothing else.
 """
 
 from __future__ import annotations
@@ -246,8 +246,8 @@ class KvbmWorker(_Worker):  # type: ignore[misc, valid-type]
         """Blocks are copied when the step is over."""
 
     def wait_for_save(self, stream: Any) -> None:
-        """The step was submitted: its final blocks are copied to host memory in the background, when
-        `stream` has computed them.
+        """The step was submitted: its final blocks are copied to host memory in the background,
+        when `stream` has computed them.
         """
         try:
             plan = self._step_plan()

@@ -1,5 +1,5 @@
-"""What kvbm reads of vLLM's objects, and the events that it makes of vLLM's; see `_vllm_compat`. A name
-for each attribute that an upgrade may move.
+"""What kvbm reads of vLLM's objects, and the events that it makes of vLLM's; see `_vllm_compat`. A
+name for each attribute that an upgrade may move.
 """
 
 from __future__ import annotations

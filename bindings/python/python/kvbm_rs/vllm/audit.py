@@ -12,9 +12,9 @@ from .stats import Counters
 
 __all__ = ["Audit", "comparison_of"]
 
-#: How far numbers may be apart, by their type, relative to their magnitude or to what numbers around
-#: them are. The order of sums differs with the sizes of chunks and batches, and its error grows with
-#: the layers; the numbers of another block are apart by more than 1.
+#: How far numbers may be apart, by their type, relative to their magnitude or to what numbers
+#: around them are. The order of sums differs with the sizes of chunks and batches, and its error
+#: grows with the layers; the numbers of another block are apart by more than 1.
 _TOLERANCES = {"float32": 0.001, "float16": 0.05, "bfloat16": 0.25}
 
 

@@ -229,8 +229,8 @@ def record(
     view: compat.ConfigView,
     num_blocks: int,
 ) -> None:
-    """Records the callbacks of a connector from now on. The first connector of the process writes the
-    first line.
+    """Records the callbacks of a connector from now on. The first connector of the process writes
+    the first line.
     """
     recording.begin_callbacks(
         {

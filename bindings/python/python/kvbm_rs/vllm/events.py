@@ -73,8 +73,8 @@ class CacheEvents:
             self._known.popitem(last=False)
 
     def take(self) -> list[Any]:
-        """vLLM's event objects, since the last call. They concern host memory, disk and volumes alone:
-        after a gap, too, the view of vLLM's own blocks stays as it is.
+        """vLLM's event objects, since the last call. They concern host memory, disk and volumes
+        alone: after a gap, too, the view of vLLM's own blocks stays as it is.
         """
         out = []
         for event in self._events.take():
@@ -85,8 +85,8 @@ class CacheEvents:
         return out
 
     def _repair(self) -> list[Any]:
-        """What followers have to receive after a gap: what is gone, and what is new. Of volumes it is not
-        known what they hold.
+        """What followers have to receive after a gap: what is gone, and what is new. Of volumes it
+        is not known what they hold.
         """
         held = self._manager.held_blocks()
         out = self._retain({_place(event) for event in held})

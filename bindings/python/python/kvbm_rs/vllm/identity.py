@@ -69,8 +69,8 @@ def process_root_is_random(algorithm: str) -> bool:
 
 
 def root_is_fixed(algorithm: str) -> bool:
-    """Whether the root of vLLM's block hashes is what each process with this environment has. Raises
-    where vLLM has no root that can be read.
+    """Whether the root of vLLM's block hashes is what each process with this environment has.
+    Raises where vLLM has no root that can be read.
     """
     root, fixed = hash_roots(algorithm)
     return root == fixed

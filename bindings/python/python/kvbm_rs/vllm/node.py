@@ -11,8 +11,8 @@ from . import _vllm_compat as compat
 
 __all__ = ["attach", "describe", "engine_name"]
 
-#: Seconds that the start of an engine waits for a daemon that is there. It attaches in milliseconds;
-#: locking the pages of host memory for a device takes seconds.
+#: Seconds that the start of an engine waits for a daemon that is there. It attaches in
+#: milliseconds; locking the pages of host memory for a device takes seconds.
 _PATIENCE = 10.0
 
 #: What `NodeEngine.status` says before the first try.

@@ -234,8 +234,8 @@ class Options:
 
 def own_folder(data_parallel: tuple[int, int]) -> str | None:
     """The folder of a data parallel rank below the operator's: a directory has one writer, and each
-    rank is an engine of its own. Of a dense model vLLM tells its ranks that they are one of one, and
-    leaves them their index.
+    rank is an engine of its own. Of a dense model vLLM tells its ranks that they are one of one,
+    and leaves them their index.
     """
     rank, ranks = data_parallel
     return f"dp{rank}" if rank > 0 or ranks > 1 else None

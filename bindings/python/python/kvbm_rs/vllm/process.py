@@ -128,7 +128,8 @@ class EngineProcess:
         self._worker: Worker | NodeMover | None = None
         #: Of the worker that serves its memory from this process.
         self.rank_memory: RankMemory | None = None
-        #: By name and path of a LoRA adapter, what its files were at its first use, and its namespace.
+        #: By name and path of a LoRA adapter, what its files were at its first use, and its
+        #: namespace.
         self._adapters: dict[tuple[str, str], tuple[int, Namespace]] = {}
         #: What is known of each request: of the scheduler, and of a worker in the same process.
         self.requests: dict[str, TrackedRequest] = {}
@@ -402,8 +403,8 @@ class EngineProcess:
         return removed
 
     def close(self) -> None:
-        """Ends the manager, or the worker, once. vLLM ends its worker processes before it closes the
-        scheduler's connector. So a worker has the manager save before it ends.
+        """Ends the manager, or the worker, once. vLLM ends its worker processes before it closes
+        the scheduler's connector. So a worker has the manager save before it ends.
         """
         with _LOCK:
             _PROCESSES.pop(self._key, None)

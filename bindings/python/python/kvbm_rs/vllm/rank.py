@@ -129,8 +129,8 @@ class RankSide(Transfers):
         return _vllm_groups.transfer_results(received, failed)
 
     def _still_touched(self, ids: set[int]) -> bool:
-        """Whether a copy of this rank may touch these blocks, which is waited for. Where a node daemon
-        went or hangs, only this process knows.
+        """Whether a copy of this rank may touch these blocks, which is waited for. Where a node
+        daemon went or hangs, only this process knows.
         """
         try:
             return bool(self._process.worker.wait_idle(sorted(ids), REUSE_WAIT))

@@ -43,8 +43,8 @@ class TrackedRequest:
         self.view = view
         #: Whether blocks of it are loaded and stored: it has no hash otherwise.
         self.is_cacheable = is_cacheable
-        #: Whether a load of it brought nothing, or not all that several cache groups need. vLLM asks
-        #: for it again, and it is computed.
+        #: Whether a load of it brought nothing, or not all that several cache groups need. vLLM
+        #: asks for it again, and it is computed.
         self.gave_up = False
         self._namespace, self._own = namespace, own_hashes
         #: The first block that vLLM lacked at the last look-up.

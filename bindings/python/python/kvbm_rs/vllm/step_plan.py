@@ -67,8 +67,8 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
     """What the worker does in a step.
 
     Where workers are in other processes, the scheduler starts loads and saves itself: `loads` and
-    `saves` are empty, `reused` is too unless a node daemon has the blocks, and `ended` and `bad` say
-    what workers report to vLLM.
+    `saves` are empty, `reused` is too unless a node daemon has the blocks, and `ended` and `bad`
+    say what workers report to vLLM.
     """
 
     #: Requests and the blocks to load into, by cache group.

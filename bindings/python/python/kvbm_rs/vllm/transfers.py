@@ -97,8 +97,8 @@ class Transfers:
         self._report(request_id, ids, 0)
 
     def _report(self, request_id: str, ids: list[list[int]], arrived: int) -> None:
-        """Tells vLLM what of a load did not arrive: blocks, or the request, all of which is computed
-        then. The request with several cache groups, and where its blocks are not known.
+        """Tells vLLM what of a load did not arrive: blocks, or the request, all of which is
+        computed then. The request with several cache groups, and where its blocks are not known.
         """
         if self._groups is None and ids:
             self._bad.update(ids[0][arrived:])
