@@ -118,7 +118,7 @@ fn chains<S: Side>(next: &mut u64, count: usize, length: usize, shared: usize) -
 
 impl Full<Ours> {
     /// The 99.9th percentile of how long a lock is held while 1,024 blocks are evicted in a call,
-    /// in microseconds. A second thread wants all locks all the time. Holds of calls in which the
+    /// in microseconds. A second thread wants the lock all the time. Holds of calls in which the
     /// thread lost its CPU do not count.
     pub fn hold(&mut self, samples: usize) -> f64 {
         self.hold_between(samples, |_| {})
