@@ -254,7 +254,7 @@ fn doc(workspace: &Workspace) -> Outcome {
         let mut command = cargo(&workspace.root);
         succeed(command.args(["doc", "--no-deps"]).args(what).env("RUSTDOCFLAGS", "-D warnings"))
     };
-    document(&scheduler).and_then(|()| document(&["--workspace"])).into()
+    document(&scheduler).and_then(|()| document(&["--workspace", "--features", FEATURES])).into()
 }
 
 /// Runs a command that runs tests, shows its output as it comes and counts their results.
