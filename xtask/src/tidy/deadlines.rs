@@ -20,7 +20,7 @@ pub(super) fn check(source: &Source) -> Vec<Finding> {
     {
         return Vec::new();
     }
-    let code = &source.code[..source.code.find("#[cfg(test)]\nmod ").unwrap_or(source.code.len())];
+    let code = source.without_tests();
     let additions = code.match_indices(" + ").filter(|(at, _)| panics(&code[..*at], &code[at + 3..]));
     let sums = additions.map(|(at, _)| {
         let text =

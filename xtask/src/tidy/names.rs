@@ -14,7 +14,7 @@ pub(super) fn check(code: &[Source]) -> Vec<Finding> {
     let mut first: BTreeMap<&str, (&Source, usize)> = BTreeMap::new();
     for source in code {
         let Some(member) = member(&source.file) else { continue };
-        for (name, at) in exported(&source.code) {
+        for (name, at) in exported(source.without_tests()) {
             names.entry(name).or_default().insert(member);
             first.entry(name).or_insert((source, at));
         }
@@ -41,8 +41,6 @@ fn member(file: &Path) -> Option<&str> {
 /// Names behind `pub struct` and the like, with their positions.
 fn exported(code: &str) -> impl Iterator<Item = (&str, usize)> {
     const KINDS: &[&str] = &["struct", "enum", "trait", "type", "union"];
-    // Tests stand at the end of a file and export nothing.
-    let code = code.split("#[cfg(test)]\nmod ").next().unwrap_or(code);
     code.lines().filter_map(move |line| {
         let rest = line.trim_start().strip_prefix("pub ")?;
         let (kind, rest) = rest.strip_prefix("unsafe ").unwrap_or(rest).split_once(' ')?;

@@ -68,7 +68,10 @@ pub(super) fn kept_names(map: &Source, code: &[Source]) -> Vec<Finding> {
             let declared = format!("pub {kind} {name}");
             let ends = |text: &str| !text.starts_with(|c: char| c.is_alphanumeric() || c == '_');
             code.iter().any(|source| {
-                source.code.match_indices(&declared).any(|(at, _)| ends(&source.code[at + declared.len()..]))
+                source
+                    .without_tests()
+                    .match_indices(&declared)
+                    .any(|(at, _)| ends(&source.without_tests()[at + declared.len()..]))
             })
         })
     };

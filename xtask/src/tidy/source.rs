@@ -14,29 +14,24 @@ pub(super) struct Source {
     /// Rust only: of the same length and lines, comments and the insides of strings and characters
     /// replaced by spaces.
     pub(super) code: String,
+    without_tests: String,
 }
 
 impl Source {
     pub(super) fn new(file: impl Into<PathBuf>, text: impl Into<String>) -> Self {
         let (file, text) = (file.into(), text.into());
         let code = if is_rust(&file) { blank(&text) } else { String::new() };
-        Self { file, text, code }
+        let without_tests = blank_tests(&code);
+        Self { file, text, code, without_tests }
     }
 
     pub(super) fn is_rust(&self) -> bool {
         is_rust(&self.file)
     }
 
-    /// The code in front of the module of tests, which may have further attributes.
+    /// The code, the items that only tests compile replaced by spaces. Fields and statements stay.
     pub(super) fn without_tests(&self) -> &str {
-        let code = self.code.as_str();
-        let is_tests = |at: usize| {
-            let mut lines = code[at..].lines().skip(1).skip_while(|line| line.starts_with("#["));
-            lines.next().is_some_and(|line| line.starts_with("mod "))
-        };
-        let attributes = ["#[cfg(test)]", "#[cfg(all(test"].map(|start| code.match_indices(start));
-        let tests = attributes.into_iter().flatten().map(|(at, _)| at).filter(|at| is_tests(*at)).min();
-        &code[..tests.unwrap_or(code.len())]
+        &self.without_tests
     }
 
     /// A finding at byte `at` of the text.
@@ -168,6 +163,70 @@ fn is_word(bytes: &[u8], at: usize) -> bool {
     at.checked_sub(1).is_some_and(|before| bytes[before].is_ascii_alphanumeric() || bytes[before] == b'_')
 }
 
+/// How the attribute of an item begins that only tests compile.
+const TEST_ATTRIBUTES: [&str; 2] = ["#[cfg(test)]", "#[cfg(all(test"];
+
+/// Replaces items that only tests compile by spaces, with their attributes. `code` is blanked.
+fn blank_tests(code: &str) -> String {
+    let mut out = code.as_bytes().to_vec();
+    for start in TEST_ATTRIBUTES {
+        for (at, _) in code.match_indices(start) {
+            let item = at + attributes_len(&code[at..]);
+            let Some(len) = item_len(&code[item..]) else { continue };
+            for byte in &mut out[at..item + len] {
+                if *byte != b'\n' {
+                    *byte = b' ';
+                }
+            }
+        }
+    }
+    // Only whole items were replaced, and by ASCII.
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// Bytes in front of the item that has these attributes.
+fn attributes_len(code: &str) -> usize {
+    let mut rest = code.trim_start();
+    while rest.starts_with("#[") {
+        let mut depth = 0_u32;
+        let end = rest.char_indices().find_map(|(at, c)| {
+            match c {
+                '[' => depth += 1,
+                ']' => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            (c == ']' && depth == 0).then_some(at + 1)
+        });
+        rest = rest[end.unwrap_or(rest.len())..].trim_start();
+    }
+    code.len() - rest.len()
+}
+
+/// Bytes of the item that `code` begins with; `None` for what is no item.
+fn item_len(code: &str) -> Option<usize> {
+    let public = code.strip_prefix("pub").map_or(code, str::trim_start);
+    let item =
+        public.strip_prefix('(').and_then(|rest| rest.split_once(')')).map_or(public, |(_, item)| item);
+    let words = item.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty());
+    let mut words = words.skip_while(|word| ["unsafe", "async", "extern"].contains(word));
+    let ends_with_semicolon = match (words.next()?, words.next()) {
+        ("use" | "static" | "type", _) => true,
+        ("const", next) => next != Some("fn"),
+        ("fn" | "mod" | "impl" | "struct" | "enum" | "union" | "trait" | "macro_rules", _) => false,
+        _ => return None,
+    };
+    let mut depth = 0_usize;
+    code.char_indices().find_map(|(at, c)| {
+        match c {
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        let ends = depth == 0 && (c == ';' || (c == '}' && !ends_with_semicolon));
+        ends.then_some(at + 1)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -187,6 +246,34 @@ mod tests {
             assert_eq!(blank(text).replace(' ', ""), left, "{text}");
             assert_eq!(blank(text).len(), text.len());
         }
+    }
+
+    #[test]
+    fn items_of_tests_are_left_out_and_what_follows_them_stays() {
+        let left = |text: &str| {
+            let source = Source::new("a.rs", text);
+            assert_eq!(source.without_tests().len(), text.len());
+            source.without_tests().replace([' ', '\n'], "")
+        };
+        for item in [
+            "mod tests;",
+            "mod tests { fn f() { if a { b() } } }",
+            "#[path = \"b.rs\"]\n/// A comment.\nmod tests;",
+            "pub(in crate::b) mod tests { }",
+            "use a::{b, c};",
+            "pub const fn f(a: [u8; 2]) -> u8 { 1 }",
+            "const A: [B; 1] = [B { c: 1 }];",
+            "struct A(u8);",
+            "impl A {\n fn b() {}\n}",
+            "macro_rules! a { () => { b; }; }",
+        ] {
+            for attribute in ["#[cfg(test)]", "#[cfg(all(test, not(miri)))]"] {
+                let text = format!("mod a;\n{attribute}\n{item}\nfn b() {{}}");
+                assert_eq!(left(&text), "moda;fnb(){}", "{text}");
+            }
+        }
+        assert_eq!(left("a { #[cfg(test)] b: 1, c: 2 }"), "a{#[cfg(test)]b:1,c:2}", "no item");
+        assert_eq!(left("#[cfg(any(test))] mod a;"), "#[cfg(any(test))]moda;");
     }
 
     #[test]

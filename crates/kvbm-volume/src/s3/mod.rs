@@ -496,7 +496,7 @@ impl Volume for S3Volume {
             let _ = tokio::time::timeout(cleaning, store.delete(&path)).await;
             tried.ok().flatten()
         };
-        let tried = self.runtime.run(deadline + cleaning, try_and_clean);
+        let tried = self.runtime.run(deadline_after(deadline, cleaning), try_and_clean);
         StoreFacts { folder: None, conditional_puts: tried.flatten() }
     }
 }

@@ -43,7 +43,13 @@ impl GroupChain<'_> {
 pub(crate) fn known_of(volumes: &Volumes, chain: BlockChain<'_>, groups: usize) -> Vec<OnVolume> {
     let Some(&root) = chain.hashes().first() else { return Vec::new() };
     let usable = volumes.usable(root, NamespaceId::from(chain.namespace())).into_iter();
-    usable.map(|volume| volume.known(chain, groups)).collect()
+    usable.map(|volume| known(&volume, chain, groups)).collect()
+}
+
+fn known(volume: &VolumeTier, chain: BlockChain<'_>, groups: usize) -> OnVolume {
+    let index = volume.index.lock();
+    let of = |group| chain.hashes().iter().map(|hash| index.contains(GroupId(group), *hash)).collect();
+    OnVolume { volume: volume.descriptor.id, there: (0..groups as u16).map(of).collect() }
 }
 
 impl Volumes {
@@ -54,14 +60,6 @@ impl Volumes {
         let mut search = Search { volumes: &volumes, chain, recheck: self.policy.recheck, known };
         let (full, found) = search.full_length();
         found | search.ends_before(full)
-    }
-}
-
-impl VolumeTier {
-    fn known(&self, chain: BlockChain<'_>, groups: usize) -> OnVolume {
-        let index = self.index.lock();
-        let of = |group| chain.hashes().iter().map(|hash| index.contains(GroupId(group), *hash)).collect();
-        OnVolume { volume: self.descriptor.id, there: (0..groups as u16).map(of).collect() }
     }
 }
 
