@@ -5,7 +5,7 @@
 //! more. Everything in the description is checked before it is used.
 
 use crate::errors::{Error, Result};
-use crate::tensor::{Dtype, Place, TensorView, c_order};
+use crate::view::{Dtype, Place, TensorView, c_order};
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;

@@ -4,7 +4,7 @@
 
 use crate::errors::{Error, Result};
 use crate::guard::detached;
-use crate::tensor::{Place, TensorView};
+use crate::view::{Place, TensorView};
 use kvbm::kernels::{Argument, BlockForm, BlockShape, ChunkOrder, Operand, Tensor, convert};
 use kvbm::layout::DType;
 use pyo3::prelude::*;

@@ -2,7 +2,7 @@
 
 use crate::cuda;
 use crate::errors::{Error, Result};
-use crate::tensor::{Place, TensorView};
+use crate::view::{Place, TensorView};
 use kvbm::config::{CacheGroup, LayerContent, ModelConfig};
 use kvbm::device::{CudaDevice, Device, Owner};
 use kvbm::layout::{BlockLayout, OpaqueLayout, OpaqueTensor};

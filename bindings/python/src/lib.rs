@@ -20,17 +20,18 @@
 //! | `node_engine` | `NodeEngine`: the scheduler of such an engine | `fence`, `loads`, `sequence`, `layout`, `cuda`, `closable`, `integers`, `guard`, `errors` |
 //! | `worker` | `Worker`: a rank for another process | `loads`, `layout`, `cuda`, `config`, `closable`, `integers`, `guard`, `errors` |
 //! | `manager` | `KvBlockManager` | `status`, `options`, `fence`, `loads`, `parked`, `events`, `sequence`, `layout`, `cuda`, `config`, `logs`, `closable`, `integers`, `guard`, `errors` |
-//! | `kernels` | conversions between the forms of a block | `tensor`, `guard`, `errors` |
+//! | `kernels` | conversions between the forms of a block | `tensor`, `view`, `guard`, `errors` |
 //! | `status` | how a manager stands | - |
 //! | `options` | what options of calls mean | `fence`, `integers`, `errors` |
 //! | `fence` | `Fence`: a point of the engine's work | `errors` |
 //! | `loads` | look-ups, loads and offloads as Python sees them | `errors` |
 //! | `parked` | `Parked`: blocks of a preempted request | `guard`, `errors` |
 //! | `events` | `Events` and `KvIndex` | `sequence`, `guard`, `errors` |
-//! | `sequence` | `Namespace`, `TokenSequence`, `ExternalSequence` | `integers`, `errors` |
-//! | `layout` | `Layout`: the engine's blocks | `tensor`, `cuda`, `errors` |
-//! | `tensor` | `Tensor`: a view of memory | `dlpack`, `errors` |
-//! | `dlpack` | tensors of other frameworks | `errors` |
+//! | `sequence` | `Namespace`, `TokenSequence`, `ExternalSequence` | `config`, `integers`, `errors` |
+//! | `layout` | `Layout`: the engine's blocks | `tensor`, `view`, `cuda`, `errors` |
+//! | `tensor` | `Tensor` as Python makes and reads it | `dlpack`, `view`, `errors` |
+//! | `dlpack` | tensors of other frameworks | `view`, `errors` |
+//! | `view` | a view of memory that somebody else owns | `errors` |
 //! | `cuda` | the engine's device and its events | `errors` |
 //! | `config` | `Config` | `errors` |
 //! | `logs` | the ring of log records | - |
@@ -61,6 +62,7 @@ mod parked;
 mod sequence;
 mod status;
 mod tensor;
+mod view;
 mod worker;
 
 use pyo3::prelude::*;
@@ -74,7 +76,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<sequence::Namespace>()?;
     module.add_class::<sequence::TokenSequence>()?;
     module.add_class::<sequence::ExternalSequence>()?;
-    module.add_class::<tensor::TensorView>()?;
+    module.add_class::<view::TensorView>()?;
     module.add_class::<layout::Layout>()?;
     module.add_class::<loads::Ticket>()?;
     module.add_class::<loads::FinishedLoad>()?;

@@ -3,6 +3,7 @@
 //! A thread of kvbm never takes the GIL: a destructor may hold it while it waits for that very
 //! thread.
 
+use kvbm::plan::deadline_after;
 use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
 use std::collections::VecDeque;
@@ -137,7 +138,7 @@ pub(crate) fn wait_logs(py: Python<'_>, timeout: f64) -> bool {
     let timeout =
         Duration::try_from_secs_f64(timeout).unwrap_or(Duration::ZERO).min(Duration::from_secs(3600));
     py.detach(|| {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline_after(Instant::now(), timeout);
         let mut waiting = WAITING.lock();
         while waiting.records.is_empty() {
             if ARRIVED.wait_until(&mut waiting, deadline).timed_out() {

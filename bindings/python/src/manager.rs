@@ -17,6 +17,7 @@ use crate::parked::Parked;
 use crate::sequence::{AnySequence, Namespace};
 use crate::status::{lost, status_of};
 use kvbm::config::Config as Settings;
+use kvbm::plan::deadline_after;
 use kvbm::{
     BatchPosition, BlockId, BlockMetadata, Engine, GroupId, KvBlockManager as Manager, OffloadOptions, Tier,
 };
@@ -173,7 +174,12 @@ impl KvBlockManager {
         let timeout = seconds(timeout)?;
         let chain = sequence.chain();
         self.call(py, |open| {
-            Ok(open.manager.tickets().stage(request, chain, first, Instant::now() + timeout)?)
+            Ok(open.manager.tickets().stage(
+                request,
+                chain,
+                first,
+                deadline_after(Instant::now(), timeout),
+            )?)
         })
     }
 
@@ -415,7 +421,7 @@ impl KvBlockManager {
     fn before_reuse(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, timeout: f64) -> PyResult<Vec<u32>> {
         let (ids, timeout) = (block_ids(ids)?, seconds(timeout)?);
         self.call(py, |open| {
-            let busy = open.manager.before_reuse(&ids, Instant::now() + timeout).err();
+            let busy = open.manager.before_reuse(&ids, deadline_after(Instant::now(), timeout)).err();
             Ok(busy.map_or_else(Vec::new, |busy| busy.blocks.iter().map(|id| id.0).collect()))
         })
     }
@@ -514,7 +520,7 @@ impl KvBlockManager {
     /// seconds.
     fn wait_offloads(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let timeout = seconds(timeout)?;
-        self.call(py, |open| Ok(open.manager.wait_offloads(Instant::now() + timeout)))
+        self.call(py, |open| Ok(open.manager.wait_offloads(deadline_after(Instant::now(), timeout))))
     }
 
     /// Makes what is on disk and volumes durable. How many blocks are.

@@ -11,6 +11,7 @@ use crate::integers::{block_ids, seconds};
 use crate::layout::{EngineMemory, Layout};
 use crate::loads::{FinishedLoad, OffloadStarted, Ticket};
 use crate::sequence::{AnySequence, Namespace};
+use kvbm::plan::deadline_after;
 use kvbm::{BlockId, GroupId, Rank};
 use kvbm_node::{EngineTerms, MoverMemory, NodeEngine as Attached, NodePromise, NodeStatus};
 use pyo3::prelude::*;
@@ -280,7 +281,7 @@ impl NodeEngine {
     fn before_reuse(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, timeout: f64) -> PyResult<Vec<u32>> {
         let (ids, timeout) = (block_ids(ids)?, seconds(timeout)?);
         self.call(py, |open| {
-            let busy = open.engine.before_reuse(&ids, Instant::now() + timeout).err();
+            let busy = open.engine.before_reuse(&ids, deadline_after(Instant::now(), timeout)).err();
             Ok(busy.map_or_else(Vec::new, |busy| numbers(&busy.blocks)))
         })
     }

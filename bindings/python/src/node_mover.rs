@@ -7,6 +7,7 @@ use crate::guard::detached;
 use crate::integers::{block_ids, seconds};
 use crate::layout::Layout;
 use crate::node_engine::{mover_of, status_dict, terms_of};
+use kvbm::plan::deadline_after;
 use kvbm_node::NodeEngine as Attached;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -81,7 +82,7 @@ impl NodeMover {
     fn wait_idle(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, timeout: f64) -> PyResult<Vec<u32>> {
         let (ids, timeout, open) = (block_ids(ids)?, seconds(timeout)?, self.open()?);
         detached(py, move || {
-            let busy = open.engine.wait_idle(&ids, Instant::now() + timeout).err();
+            let busy = open.engine.wait_idle(&ids, deadline_after(Instant::now(), timeout)).err();
             Ok(busy.map_or_else(Vec::new, |busy| busy.blocks.iter().map(|id| id.0).collect()))
         })
     }

@@ -3,6 +3,7 @@
 use crate::errors::{Error, Result};
 use crate::fence::Fence;
 use crate::integers::seconds;
+use kvbm::plan::deadline_after;
 use kvbm::{Comparison, Elements, LoadOptions, Tier, TierMask};
 use std::time::Instant;
 
@@ -20,7 +21,7 @@ pub(crate) fn load_options(
         options = options.after(fence);
     }
     if let Some(timeout) = timeout {
-        options = options.until(Instant::now() + seconds(timeout)?);
+        options = options.until(deadline_after(Instant::now(), seconds(timeout)?));
     }
     Ok(options)
 }

@@ -9,6 +9,7 @@ use crate::integers::{block_ids, seconds};
 use crate::layout::Layout;
 use crate::loads::FinishedPlan;
 use kvbm::config::Capacity;
+use kvbm::plan::deadline_after;
 use kvbm::{Rank, WorkerServer};
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -120,7 +121,7 @@ impl Worker {
     fn wait_idle(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, timeout: f64) -> PyResult<Vec<u32>> {
         let (ids, timeout, server) = (block_ids(ids)?, seconds(timeout)?, self.server()?);
         detached(py, move || {
-            let busy = server.wait_idle(&ids, Instant::now() + timeout).err();
+            let busy = server.wait_idle(&ids, deadline_after(Instant::now(), timeout)).err();
             Ok(busy.map_or_else(Vec::new, |busy| busy.blocks.iter().map(|id| id.0).collect()))
         })
     }

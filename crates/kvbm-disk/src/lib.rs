@@ -48,7 +48,7 @@
 //! |---|---|---|
 //! | `scrub` | reads and verifies blocks in the background | `engine`, `ops`, `shared`, `slot_file`, `slot_table`, `medium`, `error` |
 //! | `offline` | inspects, verifies and repairs a directory without an engine | `engine`, `archive`, `stripes`, `config`, `journal`, `recorded_slots`, `record`, `seal`, `medium`, `error`, `info`, `keyring` |
-//! | `fuzz` | bodies of the fuzz targets | `fault`, `open`, `stripes`, `config`, `journal`, `recorded_slots`, `slot_table`, `record`, `seal`, `medium`, `info`, `checksum`, `keyring` |
+//! | `fuzz` | bodies of the fuzz targets | `fault`, `open`, `stripes`, `config`, `journal`, `recorded_slots`, `slot_table`, `record`, `seal`, `medium`, `error`, `info`, `checksum`, `keyring` |
 //! | `fault` | a simulated medium that injects faults | `keyring`, `stripes`, `journal`, `medium` |
 //! | `engine` | the engine: batches in, outcomes out | `executor`, `follow`, `commit`, `shared`, `commit_signals`, `batch`, `open`, `slot_file`, `config`, `buffer`, `journal`, `slot_table`, `seal`, `medium`, `error`, `info`, `checksum`, `keyring` |
 //! | `executor` | io_uring ring or thread pool that executes operations | `ops`, `shared`, `batch`, `slot_file`, `config`, `buffer`, `medium`, `error`, `info`, `keyring` |
@@ -59,7 +59,7 @@
 //! | `shared` | state that all threads of the engine share | `commit_signals`, `slot_file`, `config`, `slot_table`, `seal`, `medium`, `info`, `keyring` |
 //! | `commit_signals` | wakes the committer and reports its progress | - |
 //! | `batch` | batches of operations | `buffer`, `error` |
-//! | `archive` | reads the blocks of a directory that no engine has open | `open`, `stripes`, `journal`, `recorded_slots`, `slot_table`, `record`, `seal`, `medium`, `error`, `info`, `keyring` |
+//! | `archive` | reads the blocks of a directory that no engine has open | `open`, `stripes`, `config`, `journal`, `recorded_slots`, `slot_table`, `record`, `seal`, `medium`, `error`, `info`, `keyring` |
 //! | `open` | opens a directory: recovery and probes | `slot_file`, `stripes`, `config`, `buffer`, `journal`, `recorded_slots`, `slot_table`, `record`, `seal`, `medium`, `error`, `info`, `keyring` |
 //! | `slot_file` | reads and writes slots of the slot files | `stripes`, `buffer`, `medium`, `info` |
 //! | `keyring` | data keys of encrypted blocks, and their file | `config`, `medium`, `error`, `info`, `checksum` |

@@ -38,8 +38,9 @@
 //! | `nats` | transport over NATS, core and `JetStream` | `queue`, `transport`, `batch`, `deadline` |
 //! | `in_process` | transport inside this process | `responders`, `queue`, `transport`, `batch` |
 //! | `vllm` | the events of engines: reads, writes and follows them | `encoder`, `index`, `snapshot`, `wire`, `batch`, `event`, `msgpack` |
-//! | `publisher` | a manager on a thread of its own | `manager`, `transport`, `deadline` |
-//! | `manager` | from a source's events to batches on a transport | `encoder`, `transport`, `wire`, `batch`, `event` |
+//! | `publisher` | a manager on a thread of its own | `manager`, `commands`, `transport`, `deadline` |
+//! | `manager` | from a source's events to batches on a transport | `encoder`, `commands`, `transport`, `wire`, `batch`, `event` |
+//! | `commands` | what the thread of a publisher is told | `transport` |
 //! | `encoder` | from a batch to payloads | `wire`, `batch` |
 //! | `follower` | an index that is kept right by snapshots | `resync`, `subscriber`, `snapshot`, `tracker`, `index`, `transport`, `batch`, `event`, `deadline` |
 //! | `resync` | streams that wait for a snapshot | `snapshot`, `tracker`, `batch`, `event` |
@@ -59,6 +60,7 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod commands;
 pub mod conformance;
 mod deadline;
 mod encoder;
@@ -88,6 +90,7 @@ pub mod wire;
 pub mod zmq;
 
 pub use batch::{EventBatch, SourceId, StreamId};
+pub use commands::PublisherWaker;
 pub use encoder::{BatchEncoder, Replacement};
 pub use event::{EventBlock, EventKind, KvEvent, Unknown};
 pub use follower::{FollowStats, IndexFollower};
@@ -95,7 +98,7 @@ pub use in_process::InProcessTransport;
 pub use index::{IndexStats, KvIndex, Place, PrefixMatch};
 pub use manager::{ConfigError, EventManager, EventSource, PublisherConfig, PublisherStats, Pumped};
 pub use msgpack::Malformed;
-pub use publisher::{FlushError, Publisher, PublisherWaker};
+pub use publisher::{FlushError, Publisher};
 pub use queue::InProcessConfig;
 pub use resync::{Resync, StreamRepair};
 pub use snapshot::{Answer, Part, Question, RemoteSnapshots, Snapshot, SnapshotServer, SnapshotSource};

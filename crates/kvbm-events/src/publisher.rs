@@ -2,8 +2,9 @@
 
 #![cfg_attr(kvbm_sim, allow(dead_code, unused_imports, reason = "a simulation has no threads"))]
 
+use crate::commands::Command;
 use crate::deadline;
-use crate::{EventManager, PublisherStats, Pumped, TransportError};
+use crate::{EventManager, PublisherStats, PublisherWaker, Pumped, TransportError};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -38,24 +39,6 @@ pub struct Publisher {
     /// Pumped by [`flush`](Self::flush): a simulation has no threads.
     #[cfg(kvbm_sim)]
     inline: Mutex<EventManager>,
-}
-
-/// Wakes the thread of a [`Publisher`]. Never waits.
-#[derive(Clone, Debug)]
-pub struct PublisherWaker(Sender<Command>);
-
-impl PublisherWaker {
-    /// Asks for a pump now.
-    pub fn wake(&self) {
-        // A full inbox means that the thread is about to pump anyway.
-        let _ = self.0.try_send(Command::Wake);
-    }
-}
-
-#[derive(Debug)]
-enum Command {
-    Wake,
-    Flush { timeout: Duration, answer: Sender<Result<bool, TransportError>> },
 }
 
 /// How long an event of a source that wakes nobody waits at most until it is looked for.

@@ -27,9 +27,9 @@
 //! | `location` | tier, node and volume of a copy | `tier`, `ids` |
 //! | `tier` | G1 to G4 | - |
 //! | `identity` | what identifies a block | `ids` |
-//! | `ids` | ids of blocks, plans, ranks and nodes | - |
 //! | `clock` | the clock of leaders | `simulation`, `deadline` |
-//! | `simulation` | hooks of the simulator | - |
+//! | `simulation` | hooks of the simulator | `ids` |
+//! | `ids` | ids of blocks, plans, ranks and nodes | - |
 //! | `log_limit` | rate limit of repeated warnings in the log | - |
 //! | `deadline` | deadlines from durations, without overflow | - |
 //! | `access` | owner and mode of files that hold KV | - |

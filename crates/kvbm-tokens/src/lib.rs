@@ -36,9 +36,10 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | `namespace` | what two blocks must have in common besides tokens, and its tag | `hasher`, `opaque` |
-//! | `chain` | consecutive blocks of one sequence, hashed here or by an engine | `sequence`, `hasher`, `opaque` |
+//! | `chain` | consecutive blocks of one sequence, hashed here or by an engine | `sequence`, `hasher`, `origin`, `opaque` |
 //! | `sequence` | the tokens of a request and the hashes of its blocks | `hasher`, `opaque`, `extra` |
-//! | `hasher` | block hashes of one namespace | `opaque`, `extra`, `chunk` |
+//! | `hasher` | block hashes of one namespace | `origin`, `opaque`, `extra`, `chunk` |
+//! | `origin` | what comes before a run of blocks | `opaque` |
 //! | `opaque` | sequence hashes, local hashes and namespace tags | - |
 //! | `extra` | inputs of a block besides its tokens | - |
 //! | `chunk` | keyed BLAKE3 of up to 1,024 bytes | - |
@@ -50,13 +51,15 @@ mod extra;
 mod hasher;
 mod namespace;
 mod opaque;
+mod origin;
 mod sequence;
 
-pub use chain::{BlockChain, ChainLink, ChainOrigin, ExternalSequence};
+pub use chain::{BlockChain, ExternalSequence};
 pub use extra::{ExtraKey, ExtraKeyError, MAX_EXTRA_KEY_BYTES};
 pub use hasher::{BlockHasher, HashAlgorithm};
 pub use namespace::{ChainRoot, Namespace, NamespaceError, NotPersistable};
 pub use opaque::{LocalHash, NamespaceTag, ParseHashError, SequenceHash};
+pub use origin::{ChainLink, ChainOrigin};
 pub use sequence::{MAX_TOKENS, SequenceError, TokenSequence};
 
 /// A token id of the model's vocabulary.

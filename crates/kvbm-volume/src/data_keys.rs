@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use crate::key_locks::KeyLocks;
 use crate::key_object::{self, KEY_OBJECT_BYTES, KeyName, WrappedKey};
-use crate::{BlobKey, BlobScope, Volume, VolumeError, VolumeExt, VolumeKeysError};
+use crate::{BlobKey, BlobScope, DestroyedKey, Volume, VolumeError, VolumeExt, VolumeKeysError};
 
 /// How long another node's changes may go unnoticed: a key that it destroyed is used here until
 /// then.
@@ -37,9 +37,6 @@ pub struct VolumeEncryption {
     /// The key before it. What it has wrapped is wrapped anew at the opening.
     pub previous: Option<OperatorKey>,
 }
-
-/// A key that was to be destroyed, and what came of that.
-pub type DestroyedKey = (KeyId, Result<(), VolumeError>);
 
 /// The keys of a deployment on a volume.
 #[derive(Debug)]

@@ -6,12 +6,12 @@ use std::time::Instant;
 use kvbm_keys::MAX_ENCRYPTED_BYTES;
 use kvbm_plan::{NamespaceId, NamespaceTag, VolumeDescriptor};
 
-use crate::data_keys::{self, DataKeys, DestroyedKey, VolumeEncryption};
+use crate::data_keys::{self, DataKeys, VolumeEncryption};
 use crate::key_object::is_key_object;
 use crate::seal::{CipherStamp, FoundStamp};
 use crate::{
-    BlobKey, BlobScope, GetRequest, ObjectCorruption, PayloadForm, PutRequest, StoreFacts, Volume,
-    VolumeError, VolumeKeysError,
+    BlobKey, BlobScope, DestroyedKey, GetRequest, ObjectCorruption, PayloadForm, PutRequest, StoreFacts,
+    Volume, VolumeError, VolumeKeysError,
 };
 
 /// Encrypted bytes that one call of `put` holds at a time, and one object.

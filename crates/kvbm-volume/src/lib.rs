@@ -37,7 +37,7 @@
 //! # Modules
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `registry` | volumes that a worker knows, by id | `s3`, `memory`, `directory`, `compressed`, `encrypted`, `data_keys`, `volume`, `error` |
+//! | `registry` | volumes that a worker knows, by id | `s3`, `memory`, `directory`, `compressed`, `encrypted`, `data_keys`, `volume`, `error`, `compression` |
 //! | `s3` | a volume in a bucket of an S3-compatible store | `quota`, `volume`, `object`, `error`, `request`, `key` |
 //! | `probe` | puts, reads and deletes an object to test a volume | `volume`, `error`, `key` |
 //! | `memory` | a volume in memory, for tests | `quota`, `volume`, `object`, `batch`, `error`, `request`, `key` |
@@ -51,7 +51,7 @@
 //! | `key_locks` | one change of an object at a time | `key` |
 //! | `durable_folders` | folders whose names are synced | `access` |
 //! | `conformance` | tests that every volume must pass | `volume`, `object`, `error`, `request`, `seal`, `key` |
-//! | `volume` | the trait of a blob store | `object`, `error`, `request`, `seal`, `key` |
+//! | `volume` | the trait of a blob store | `object`, `error`, `compression`, `request`, `seal`, `key` |
 //! | `object` | bytes of an object: header and payload | `error`, `request`, `seal`, `key` |
 //! | `batch` | batches over stores that take one object at a time | `error`, `request`, `key` |
 //! | `error` | errors | `request`, `key` |
@@ -102,7 +102,7 @@ pub use batch::{Keyed, one_by_one};
 #[cfg(feature = "compress")]
 pub use compressed::CompressedVolume;
 pub use compression::{CompressionStats, LossyCodes, LossyNumbers, LossyTerms, VolumeCompression};
-pub use data_keys::{DestroyedKey, REFRESH, VolumeEncryption};
+pub use data_keys::{REFRESH, VolumeEncryption};
 pub use directory::DirectoryVolume;
 pub use encrypted::EncryptedVolume;
 pub use error::{ObjectCorruption, RegistryError, VolumeError, VolumeKeysError};
@@ -116,4 +116,4 @@ pub use request::{GetRequest, MAX_PIECES, PayloadForm, PutRequest, StoredOrder};
 #[cfg(feature = "s3")]
 pub use s3::S3Volume;
 pub use seal::ObjectSeal;
-pub use volume::{StoreFacts, Volume, VolumeExt};
+pub use volume::{DestroyedKey, StoreFacts, Volume, VolumeExt};

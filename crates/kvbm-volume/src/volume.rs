@@ -3,13 +3,17 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
+use kvbm_keys::KeyId;
 use kvbm_plan::{NamespaceId, VolumeDescriptor, VolumeId};
 
 use crate::object::MAX_ALIGNMENT;
 use crate::{
-    BlobKey, BlobScope, CompressionStats, DestroyedKey, GetRequest, ObjectSeal, PayloadForm, PutRequest,
-    RegistryError, VolumeError,
+    BlobKey, BlobScope, CompressionStats, GetRequest, ObjectSeal, PayloadForm, PutRequest, RegistryError,
+    VolumeError,
 };
+
+/// A key that was to be destroyed, and what came of that.
+pub type DestroyedKey = (KeyId, Result<(), VolumeError>);
 
 /// What a descriptor says must make sense.
 pub(crate) fn check(descriptor: &VolumeDescriptor) -> Result<(), RegistryError> {

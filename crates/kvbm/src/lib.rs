@@ -73,7 +73,7 @@
 //! |---|---|---|
 //! | `fuzz` | bodies of the fuzz targets | `admin`, `config` |
 //! | `builder` | building a manager: what is required cannot be forgotten | `admin`, `engine`, `manager`, `leader`, `remote`, `events`, `offload`, `admission`, `tenants`, `volume`, `workers`, `socket_link`, `encryption`, `config`, `transfers`, `slots`, `ranks`, `metrics`, `worker`, `http` |
-//! | `engine` | G1 in the engine's hands | `manager`, `park`, `prefetch`, `onboard`, `leader`, `events`, `remote`, `volume`, `config`, `transfers`, `error`, `signal` |
+//! | `engine` | G1 in the engine's hands | `manager`, `park`, `prefetch`, `onboard`, `leader`, `events`, `remote`, `volume`, `workers`, `config`, `transfers`, `error`, `signal` |
 //! | `simulation` | what the simulator does in place of threads | `manager` |
 //! | `manager` | `KvBlockManager`: the calls of an engine | `groups`, `park`, `admin`, `prefetch`, `onboard`, `leader`, `events`, `places`, `remote`, `status`, `tenants`, `volume`, `workers`, `config`, `transfers`, `metrics`, `signal` |
 //! | `groups` | models with several cache groups: prefixes and onboards over all of them | `onboard`, `leader`, `config`, `error` |

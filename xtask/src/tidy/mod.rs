@@ -57,7 +57,8 @@ pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<()> {
 }
 
 fn findings(workspace: &Workspace) -> anyhow::Result<Vec<Finding>> {
-    let sources = source::load(&workspace.root, &["crates", "xtask", "ci", ".ci", ".cargo"])?;
+    let sources =
+        source::load(&workspace.root, &["crates", "bindings/python/src", "xtask", "ci", ".ci", ".cargo"])?;
     let code: Vec<Source> = sources.iter().filter(|source| source.is_rust()).cloned().collect();
     let targets = source::load(&workspace.root, &["fuzz/targets"])?;
     let text = std::fs::read_to_string(workspace.root.join(map::FILE)).context("cannot read the map")?;

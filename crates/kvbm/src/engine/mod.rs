@@ -10,7 +10,7 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | `calls` | the calls of an engine | `tickets`, `onboard`, `park`, `offload`, `generations` |
-//! | `tickets` | requests and what they were promised | `promises`, `answers` |
+//! | `tickets` | requests and what they were promised | `promises`, `answers`, `onboard` |
 //! | `promises` | pinned blocks of each cache group, and their loads | `onboard` |
 //! | `answers` | what callers of tickets are told | - |
 //! | `onboard` | an onboard into engine blocks | `generations`, `offload` |

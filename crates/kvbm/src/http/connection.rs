@@ -4,6 +4,9 @@ use super::stream::DeadlineStream;
 use std::io::{self, Read, Write};
 use std::time::Instant;
 
+/// The first byte of a client that speaks TLS.
+pub(super) const TLS_HANDSHAKE: u8 = 0x16;
+
 /// What a request is read from and an answer is written to.
 pub trait Connection: Read + Write + Send {
     /// Every call fails after `deadline`.

@@ -21,19 +21,24 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `fuzz` | a part of the fuzz target `request` | `server`, `request`, `response`, `connection` |
-//! | `server` | listens, and has a thread for each connection | `security`, `token`, `request`, `tls`, `response`, `connection`, `stream` |
-//! | `security` | who may send requests, and whether they are encrypted | `token`, `tls` |
-//! | `token` | the token that requests carry | - |
-//! | `request` | reading a request | `response`, `connection` |
-//! | `tls` | TLS 1.3 for both sides of a connection | `connection`, `stream` |
+//! | `fuzz` | a part of the fuzz target `request` | `request`, `limits`, `connection` |
+//! | `server` | listens, and has a thread for each connection | `security`, `token`, `request`, `limits`, `tls`, `error`, `response`, `connection`, `stream` |
+//! | `security` | who may send requests, and whether they are encrypted | `token`, `tls`, `error` |
+//! | `token` | the token that requests carry | `error` |
+//! | `request` | reading a request | `limits`, `response`, `connection` |
+//! | `limits` | what a server and its clients may use | - |
+//! | `tls` | TLS 1.3 for both sides of a connection | `error`, `connection`, `stream` |
+//! | `tls_absent` | errors in place of `tls`, where the feature is off | `error`, `connection`, `stream` |
+//! | `error` | why a server does not listen, or a client has no TLS | - |
 //! | `response` | an answer | - |
 //! | `connection` | a connection, in the clear or over TLS | `stream` |
 //! | `stream` | a connection with one deadline | - |
 
 mod connection;
+mod error;
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) mod fuzz;
+mod limits;
 mod request;
 mod response;
 mod security;
@@ -46,10 +51,12 @@ mod tls;
 mod token;
 
 pub use connection::Connection;
+pub use error::HttpError;
+pub use limits::HttpLimits;
 pub use request::HttpRequest;
 pub use response::HttpResponse;
-pub use security::{HttpError, HttpSecurity};
-pub use server::{HttpLimits, HttpServer, HttpService};
+pub use security::HttpSecurity;
+pub use server::{HttpServer, HttpService};
 pub use stream::DeadlineStream;
 pub use tls::TlsClient;
 

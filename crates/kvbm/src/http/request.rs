@@ -1,13 +1,10 @@
 //! Reading a request.
 
-use super::connection::Connection;
+use super::connection::{Connection, TLS_HANDSHAKE};
+use super::limits::HttpLimits;
 use super::response::HttpResponse;
-use super::server::{HttpLimits, HttpService};
 use std::fmt;
 use std::io;
-
-/// The first byte of a client that speaks TLS.
-pub(super) const TLS_HANDSHAKE: u8 = 0x16;
 
 /// What a client asks.
 #[derive(Default, PartialEq, Eq)]
@@ -48,11 +45,11 @@ struct Head {
     waits: bool,
 }
 
-/// A request, or what to answer to what is none.
+/// A request, or what to answer to what is none. `admit` sees the head before the body is read.
 pub(super) fn read(
     stream: &mut dyn Connection,
     limits: &HttpLimits,
-    service: &dyn HttpService,
+    admit: &dyn Fn(&HttpRequest) -> Result<(), HttpResponse>,
 ) -> io::Result<Result<HttpRequest, HttpResponse>> {
     let mut bytes = Vec::new();
     let end = loop {
@@ -74,7 +71,7 @@ pub(super) fn read(
         Ok(head) => head,
         Err(response) => return Ok(Err(response)),
     };
-    if let Err(response) = service.admit(&request) {
+    if let Err(response) = admit(&request) {
         return Ok(Err(response));
     }
     if length > limits.body_bytes {

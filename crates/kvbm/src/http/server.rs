@@ -1,9 +1,11 @@
 //! The server: listens, and has a thread for each connection.
 
 use super::connection::Connection;
+use super::error::HttpError;
+use super::limits::HttpLimits;
 use super::request::{HttpRequest, read};
 use super::response::HttpResponse;
-use super::security::{HttpError, HttpSecurity, Prepared};
+use super::security::{HttpSecurity, Prepared};
 use super::stream::DeadlineStream;
 use super::tls::TlsAcceptor;
 use super::token::BearerToken;
@@ -24,32 +26,6 @@ const TICK: Duration = Duration::from_millis(100);
 const WARN_EVERY: Duration = Duration::from_secs(10);
 /// How long a server that stops waits for its connections, beyond the time of a client.
 const STOP_TIME: Duration = Duration::from_secs(1);
-
-/// What a server does not exceed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HttpLimits {
-    /// Time that a client may take: to send its request and to read the answer. What happens
-    /// between does not count.
-    pub client_time: Duration,
-    /// Bytes of a request before its body.
-    pub head_bytes: usize,
-    /// Bytes of a body.
-    pub body_bytes: usize,
-    /// Connections at a time, each with a thread; further ones are answered with 503.
-    pub connections: usize,
-}
-
-impl Default for HttpLimits {
-    /// 5 s, 16 KiB, 4 MiB, 32 connections.
-    fn default() -> Self {
-        Self {
-            client_time: Duration::from_secs(5),
-            head_bytes: 16 << 10,
-            body_bytes: 4 << 20,
-            connections: 32,
-        }
-    }
-}
 
 /// Listens until it is dropped. It waits then for connections that it serves, for as long as their
 /// clients may take.
@@ -301,7 +277,8 @@ impl Served {
                 }
             },
         };
-        match read(stream.as_mut(), &self.limits, self.service.as_ref())? {
+        let admit = |head: &HttpRequest| self.service.admit(head);
+        match read(stream.as_mut(), &self.limits, &admit)? {
             Ok(request) => {
                 let left = self.limits.client_time.saturating_sub(began.elapsed());
                 let response = self.service.answer(&request);

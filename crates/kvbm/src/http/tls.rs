@@ -1,8 +1,7 @@
 //! TLS 1.3 for both sides of a connection.
 
-use super::connection::Connection;
-use super::request::TLS_HANDSHAKE;
-use super::security::HttpError;
+use super::connection::{Connection, TLS_HANDSHAKE};
+use super::error::HttpError;
 use super::stream::DeadlineStream;
 use kvbm_link::{PemFile, TlsServer, tls_client_config};
 use rustls::pki_types::ServerName;

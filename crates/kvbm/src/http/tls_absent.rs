@@ -1,7 +1,7 @@
 //! What a build without the feature `tls` has in place of TLS: errors that say so.
 
 use super::connection::Connection;
-use super::security::HttpError;
+use super::error::HttpError;
 use super::stream::DeadlineStream;
 use kvbm_link::TlsError;
 use std::io;

@@ -1,6 +1,6 @@
 //! The token that requests carry.
 
-use super::security::HttpError;
+use super::error::HttpError;
 use kvbm_link::private_file;
 use std::hint::black_box;
 use std::path::Path;

@@ -11,12 +11,12 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | `inbox` | messages of the workers | `key_notices` |
-//! | `key_notices` | what became of data keys of forgotten namespaces | - |
 //! | `loads` | what of a prefix is copied, and what is computed | - |
 //! | `prefetch_budget` | blocks that prefetches may have on their way | - |
 //! | `rank_loss` | ranks that go away and come back | `leaving` |
 //! | `leaving` | workers that are about to end: what they hold is saved before | `shutdown` |
 //! | `shutdown` | flush, clear, forget, shutdown | `key_notices` |
+//! | `key_notices` | what became of data keys of forgotten namespaces | - |
 //! | `status` | the status and its metrics | - |
 //! | `timed_pins` | pins that end at a time | - |
 

@@ -5,12 +5,12 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `administration` | removal, volumes, tenants, ranks, the end of a manager | - |
-//! | `blocks` | blocks of G1 where that is a pool of the manager's | `fences` |
+//! | `administration` | removal, volumes, tenants, ranks, the end of a manager | `errors` |
+//! | `blocks` | blocks of G1 where that is a pool of the manager's | `fences`, `errors` |
 //! | `hints` | uses that an engine expects, pins, times to live, names of blocks | `describe` |
 //! | `describe` | what an engine knows of its blocks | - |
-//! | `errors` | calls that a manager refuses | - |
 //! | `fences` | device events that plans wait for | `errors` |
+//! | `errors` | calls that a manager refuses | - |
 //! | `local_volumes` | volumes of the workers of this process | - |
 
 mod administration;

@@ -15,9 +15,9 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `ancestors` | ancestors that go before a block | `edge` |
+//! | `ancestors` | ancestors that go before a block | `edge`, `accounts` |
 //! | `start` | starting queued offloads | `edge` |
-//! | `triggers` | which blocks go down | `edge` |
+//! | `triggers` | which blocks go down | `edge`, `accounts` |
 //! | `edge` | what waits and runs on an edge | `accounts`, `wear` |
 //! | `accounts` | offloads under way, for who waits for them | - |
 //! | `wear` | write budget of a disk | - |

@@ -13,7 +13,7 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `start` | agent, node and threads of a manager | `push`, `node`, `directory`, `discovery` |
+//! | `start` | agent, node and threads of a manager | `push`, `node`, `queue`, `directory`, `discovery`, `table` |
 //! | `push` | blocks written to peers, and by them | `node`, `table` |
 //! | `node` | this node among its peers | `queue`, `directory`, `table`, `fetch` |
 //! | `queue` | prefixes that wait to be read | `fetch` |

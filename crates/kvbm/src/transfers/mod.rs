@@ -32,18 +32,18 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | `disk_reads` | results of reads from the disk tier | `transfer` |
-//! | `handle` | a caller's share in a transfer | `transfer` |
-//! | `history` | the last copies of blocks | - |
-//! | `inflight` | plans that not all workers have answered | - |
-//! | `joins` | blocks on their way to G1, for later requests | `transfer` |
-//! | `layers` | transfers that go layer by layer | - |
+//! | `joins` | blocks on their way to G1, for later requests | `handle`, `transfer` |
 //! | `late` | transfers past their deadline | `transfer` |
-//! | `send` | starting a transfer | `plans`, `layers`, `transfer` |
-//! | `plans` | splitting a transfer into plans | `layers` |
-//! | `prefill` | measured speed of the engine | - |
+//! | `send` | starting a transfer | `handle`, `transfer`, `plans` |
 //! | `settle` | what follows when all plans are over | `transfer` |
+//! | `handle` | a caller's share in a transfer | `transfer` |
+//! | `transfer` | one transfer and its state | `plans`, `layers` |
+//! | `plans` | splitting a transfer into plans | `layers` |
+//! | `layers` | transfers that go layer by layer | - |
+//! | `inflight` | plans that not all workers have answered | - |
+//! | `history` | the last copies of blocks | - |
+//! | `prefill` | measured speed of the engine | - |
 //! | `speeds` | measured speeds of the paths | - |
-//! | `transfer` | one transfer and its state | `layers` |
 
 pub(crate) mod disk_reads;
 mod handle;

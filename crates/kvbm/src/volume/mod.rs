@@ -9,21 +9,21 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `copies` | copies to volumes, and what transfers say about them | `index`, `history` |
-//! | `discards` | removing single blocks | `removal`, `requests` |
-//! | `group_look_up` | finding prefixes of several cache groups on volumes | `look_up` |
-//! | `look_up` | finding chains on volumes | - |
+//! | `copies` | copies to volumes, and what transfers say about them | `set`, `index`, `history` |
+//! | `group_look_up` | finding prefixes of several cache groups on volumes | `look_up`, `set` |
+//! | `look_up` | finding chains on volumes | `set` |
 //! | `reclaim` | room on a volume full of unknown blocks | - |
-//! | `registration` | registering and unregistering volumes | `opening`, `requests` |
-//! | `removal` | removing namespaces, and blocks without room | `index`, `opening`, `requests`, `writes` |
+//! | `registration` | registering and unregistering volumes | `set`, `opening`, `requests` |
+//! | `discards` | removing single blocks | `removal`, `requests` |
+//! | `removal` | removing namespaces, and blocks without room | `set`, `index`, `opening`, `requests`, `writes` |
+//! | `set` | all volumes of a leader | `index`, `log`, `opening`, `place`, `requests`, `writes` |
 //! | `index` | what is on a volume, as far as known | `history`, `log`, `writes` |
 //! | `history` | when blocks came and went | - |
-//! | `seal` | a store that takes no writes | - |
-//! | `set` | all volumes of a leader | `log`, `opening`, `place`, `writes` |
 //! | `log` | changes, for events | - |
 //! | `opening` | ranks that start open every volume | `requests` |
 //! | `place` | where a volume is | - |
 //! | `requests` | requests to ranks about a volume | - |
+//! | `seal` | a store that takes no writes | - |
 //! | `status` | what is known of a volume | - |
 //! | `writes` | copies that may land yet | - |
 
