@@ -8,6 +8,7 @@ mod impls;
 mod invariants;
 mod length;
 mod map;
+mod map_size;
 mod module_map;
 mod modules;
 mod names;
@@ -72,7 +73,9 @@ fn findings(workspace: &Workspace) -> anyhow::Result<Vec<Finding>> {
     findings.extend(module_map::check(&code));
     findings.extend(impls::check(&code));
     findings.extend(decoders::check(&code, &targets));
-    findings.extend(prose::kept_names(&Source::new(map::FILE, text), &code));
+    let map = Source::new(map::FILE, text);
+    findings.extend(map_size::check(&map));
+    findings.extend(prose::kept_names(&map, &code));
     for source in &code {
         findings.extend(words::check(source));
         findings.extend(modules::check(source));
