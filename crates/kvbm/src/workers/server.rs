@@ -197,9 +197,9 @@ impl Service for ServedRank {
 
 impl Session for LeaderSession {
     fn command(&mut self, bytes: &[u8]) -> Result<(), String> {
-        // Decoded here too: a command that is refused is answered.
-        let command = wire::decode_command(bytes).map_err(|error| error.to_string())?;
         let Err(error) = self.worker.link().send(Lane::Bulk, bytes) else { return Ok(()) };
+        // The worker decoded it and kept nothing of it: the answer needs what it was.
+        let command = wire::decode_command(bytes).map_err(|error| error.to_string())?;
         let failure = Failure::new(FailureKind::Io, error.to_string());
         let answer = self.refused(command, failure).and_then(|message| wire::encode_message(&message).ok());
         if let Some(message) = answer {
