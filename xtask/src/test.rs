@@ -134,19 +134,20 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
     println!("{}\n", space.now());
     let mut report = Report::default();
     std::thread::scope(|scope| {
-        let mut installing = needs_vllm(options).then(|| scope.spawn(|| engine_test::install(&workspace)));
+        let started = FETCHED.iter().filter(|fetched| fetched.is_wanted(options));
+        let workspace = &workspace;
+        let mut started: Vec<_> =
+            started.map(|fetched| (fetched, scope.spawn(|| (fetched.fetch)(workspace)))).collect();
         for step in STEPS.iter().filter(|step| options.wants(step)) {
             let is_good = report.run(step.name, step.about, || {
-                if VLLM_STEPS.contains(&step.name)
-                    && let Some(installing) = installing.take()
-                {
-                    // The step installs it again where this failed, and says why it cannot.
-                    let _again = installing.join();
+                for (_, thread) in started.extract_if(.., |(fetched, _)| fetched.is_for(step)) {
+                    // The step fetches again what could not be fetched, and says why it cannot.
+                    let _again = thread.join();
                 }
-                (step.run)(&workspace)
+                (step.run)(workspace)
             });
             if options.lean {
-                remove_outputs(&workspace, step);
+                remove_outputs(workspace, step);
             }
             if !is_good {
                 println!("{}\n", space.now());
@@ -157,12 +158,26 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
     Ok(report.is_ok())
 }
 
-/// Steps that run the installation of vLLM, which waits for the network most of its time.
-const VLLM_STEPS: &[&str] = &["engine", "contracts"];
+/// What is fetched while steps before build: it waits for the network most of its time.
+struct Fetched {
+    /// The steps that need it.
+    steps: &'static [&'static str],
+    fetch: fn(&Workspace),
+}
 
-/// Whether vLLM is to be installed while the steps before those that need it build.
-fn needs_vllm(options: &Options) -> bool {
-    STEPS.iter().any(|step| VLLM_STEPS.contains(&step.name) && options.wants(step))
+const FETCHED: &[Fetched] = &[
+    Fetched { steps: &["test"], fetch: |workspace| drop(Servers::fetch(workspace)) },
+    Fetched { steps: &["engine", "contracts"], fetch: |workspace| drop(engine_test::install(workspace)) },
+];
+
+impl Fetched {
+    fn is_for(&self, step: &Step) -> bool {
+        self.steps.contains(&step.name)
+    }
+
+    fn is_wanted(&self, options: &Options) -> bool {
+        STEPS.iter().any(|step| self.is_for(step) && options.wants(step))
+    }
 }
 
 /// Folders below the target folder, each with the last step that needs it.
@@ -363,15 +378,22 @@ mod tests {
             ["fmt", "tidy", "dependencies", "kernels", "clippy", "test", "doctest", "python"]
         );
         assert_eq!(chosen("--only miri --only fmt"), ["fmt", "miri"]);
-        let installs = |line: &str| needs_vllm(&parse(line).unwrap());
-        assert!(installs("--all") && installs("--only contracts") && !installs(""));
-        assert!(VLLM_STEPS.iter().all(|name| STEPS.iter().any(|step| step.name == *name)));
+        let fetches = |line: &str| {
+            let options = parse(line).unwrap();
+            FETCHED.iter().map(|fetched| fetched.is_wanted(&options)).collect::<Vec<_>>()
+        };
+        assert_eq!(fetches("--all"), [true, true]);
+        assert_eq!(fetches(""), [true, false]);
+        assert_eq!(fetches("--only contracts"), [false, true]);
+        let vllm = FETCHED[1].steps;
+        let is_step = |name: &&str| STEPS.iter().any(|step| step.name == *name);
+        assert!(FETCHED.iter().all(|fetched| fetched.steps.iter().all(is_step)));
         assert_eq!(chosen("--all --only doc"), ["doc"], "a named step is the only one");
         assert!(parse("--lean --only doc").unwrap().lean);
         let known = |(name, _): &(&str, &str)| STEPS.iter().any(|step| step.name == *name);
-        let last = STEPS.iter().rfind(|step| VLLM_STEPS.contains(&step.name)).map(|step| step.name);
-        let vllm = OUTPUTS.iter().find(|(_, folder)| *folder == "tools/vllm").map(|(name, _)| *name);
-        assert_eq!(vllm, last, "no step installs again what another one has removed");
+        let last = STEPS.iter().rfind(|step| vllm.contains(&step.name)).map(|step| step.name);
+        let removing = OUTPUTS.iter().find(|(_, folder)| *folder == "tools/vllm").map(|(name, _)| *name);
+        assert_eq!(removing, last, "no step installs again what another one has removed");
         assert!(OUTPUTS.iter().all(known), "steps that leave something are steps");
         assert!(parse("--only nothing").unwrap_err().contains("fmt, tidy"));
     }

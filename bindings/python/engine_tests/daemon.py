@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import Engine
-from scenarios import first_token, in_batches, main, prompts_of, scenario
+from scenarios import first_token, main, prompts_of, scenario
 from workload import conversations, unrelated
 
 #: Seconds for what takes milliseconds on a machine that has nothing else to do.
@@ -143,12 +143,14 @@ def _judge_two_ranks(suite: Any) -> None:
     )
     found = suite.run(
         "daemon two ranks",
-        "two_ranks",
+        "daemon_starts_later",
         bound,
         program="daemon.py",
         model=suite.tiny,
         folder=suite.fresh("daemon-two-ranks"),
         reference=right,
+        host="256MiB",
+        ranks=2,
         num_gpu_blocks_override=96,
         **size,
     )
@@ -271,11 +273,24 @@ def through_daemon(
     return _compared(Engine(model, through(socket), **settings), reference, count, longest)
 
 
-def _compared(engine: Engine, reference: str, count: int, longest: int) -> dict[str, Any]:
+def _compared(
+    engine: Engine,
+    reference: str,
+    count: int,
+    longest: int,
+    batch: int = 4,
+    forget: bool = False,
+) -> dict[str, Any]:
+    """With `forget` vLLM has no prefix of its own."""
     free, process = engine.free_blocks(), engine.connector._process
     prompts = prompts_of(count, longest, 1)
     right = json.loads(Path(reference).read_text())
-    got = in_batches(engine, prompts, 4, 8)
+    got: list[list[int]] = []
+    for at in range(0, len(prompts), batch):
+        if forget:
+            settle(engine)
+            engine.forget_own_prefixes()
+        got += engine.tokens(prompts[at : at + batch], 8)
     totals = process.counters.totals
     is_there = process.manager.status()["ready"]
     return {
@@ -291,19 +306,25 @@ def _compared(engine: Engine, reference: str, count: int, longest: int) -> dict[
 
 
 @scenario
-def two_ranks(
+def daemon_starts_later(
     model: str,
     folder: str,
     reference: str,
     count: int,
     longest: int,
+    host: str,
+    ranks: int = 1,
+    batch: int = 4,
+    forget: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Like `through_daemon`, with a daemon for two ranks."""
+    """Like `through_daemon`. The daemon starts after the engine, with the model that the engine
+    describes.
+    """
     engine = Engine(model, through(str(Path(folder) / "run" / "node.sock")), **settings)
-    with Daemon(folder, engine.connector._process.layout.daemon_model, "256MiB", ranks=2):
+    with Daemon(folder, engine.connector._process.layout.daemon_model, host, ranks):
         wait_ready(engine)
-        return _compared(engine, reference, count, longest)
+        return _compared(engine, reference, count, longest, batch, forget)
 
 
 @scenario

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import daemon
 from model import VOCABULARY, write_tokenizer
 
 __all__ = ["CONFIGS", "judge", "write"]
@@ -170,6 +171,55 @@ def _equality(suite: Any, kind: str, model: str, size: dict[str, Any]) -> None:
         f"groups, {kind}: a flipped bit changes tokens", control.get("unequal", 0) > 0, control
     )
     suite.row(f"groups_control_differs {kind}", control.get("unequal", 0))
+    _through_daemon(suite, kind, model, right, size | tight)
+
+
+def _through_daemon(
+    suite: Any, kind: str, model: str, right: str, settings: dict[str, Any]
+) -> None:
+    """The same where a node daemon keeps the blocks; then the engine is killed."""
+    label = f"groups {kind} daemon"
+    found = suite.run(
+        label,
+        "daemon_starts_later",
+        program="daemon.py",
+        model=model,
+        folder=suite.fresh(f"daemon-groups-{kind}"),
+        reference=right,
+        host="1GiB",
+        **settings,
+    )
+    for what, holds in {
+        "tokens are those without a connector": found.get("unequal") == 0,
+        "blocks were loaded": found.get("loaded_blocks", 0) > 0,
+        "no load failed": found.get("failed_blocks") == 0,
+        "vLLM's external hits are ours": bool(found) and found["vllm_hits"] == found["kvbm_hits"],
+        "no error inside the connector": found.get("errors") == 0,
+        "nothing is left behind": not any(found.get("left", {"": 1}).values()),
+    }.items():
+        suite.check(f"groups, {kind}, daemon: {what}", holds, found)
+    suite.row(f"groups_daemon_unequal {kind}", found.get("unequal", -1))
+    if not found or kind != "window" or suite.quick:
+        return
+    # Reference tokens of these prompts are those of `_restart`.
+    with daemon.Daemon(suite.fresh(f"daemon-{kind}"), found["daemon_model"], "512MiB") as keeper:
+        where = {
+            "program": "daemon.py",
+            "model": model,
+            "socket": keeper.socket,
+            **_restart_size(suite),
+        }
+        with suite.running(f"{label}, fill", "fill_through_daemon", **where):
+            pass
+        again = str(suite.work / f"groups-{kind}-restart.json")
+        found = suite.run(f"{label}, engine killed", "next_life", reference=again, **where)
+    share = found.get("found", 0) / max(1, found.get("wanted", 1))
+    suite.row(f"groups_daemon_restart_hits {kind}", share)
+    for what, holds in {
+        "99 % is found in G2": share >= 0.99,
+        "tokens are right": found.get("unequal") == 0,
+    }.items():
+        suite.check(f"groups, {kind}, daemon, engine killed: {what}", holds, found)
 
 
 def _restart_size(suite: Any) -> dict[str, Any]:

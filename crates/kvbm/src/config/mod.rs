@@ -246,11 +246,6 @@ impl Config {
         Some(DeploymentKey::from_secret(secret.expose()))
     }
 
-    /// KV heads of one rank: its share, or 1 where heads are replicated.
-    pub fn heads_per_rank(&self) -> u32 {
-        (self.model.heads() / self.parallelism.tensor_parallel.max(1)).max(1)
-    }
-
     /// Blocks that a rank holds on G1, G2 and G3; a capacity in bytes is never exceeded.
     pub fn capacity_blocks(&self) -> [u64; 3] {
         let capacities = [self.device.capacity, self.host.capacity, self.disk.capacity];
