@@ -2,7 +2,7 @@
 
 use crate::gpu::driver;
 use crate::python;
-use crate::steps::Outcome;
+use crate::steps::{Outcome, side_by_side};
 use crate::workspace::{Profile, Workspace, compile, line_of, succeed, without_package};
 use anyhow::Context;
 use std::path::{Path, PathBuf};
@@ -20,8 +20,11 @@ const BUILD_PACKAGES: &[&str] = &["maturin==1.16.0", "ziglang==0.16.0"];
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
     match prepared(workspace) {
         Ok((python, package)) => {
-            let stubs = stubs(workspace, &python, &package);
-            types(workspace, &python).and(stubs).and(tests(workspace, &python, &[package], &["tests"], &[]))
+            let checks = || stubs(workspace, &python, &package).and(types(workspace, &python));
+            let tests = || tests(workspace, &python, std::slice::from_ref(&package), &["tests"], &[]);
+            // Tests wait much of their time.
+            let parts: [&(dyn Fn() -> Outcome + Sync); 2] = [&tests, &checks];
+            side_by_side(&parts, |part| part())
         }
         Err(error) => Err(error).into(),
     }

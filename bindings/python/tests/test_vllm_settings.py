@@ -74,7 +74,7 @@ def test_each_data_parallel_rank_has_its_own_directory() -> None:
         ({"host": "1GiB", "min_blocks": 0}, "'min_blocks' is 0"),
         ({"host": "1GiB", "shadow": "yes"}, "'shadow' is 'yes'"),
         ({"host": "much"}, "much"),
-        ({"host": "1GiB", "model.num_layers": 3}, "'model.num_layers': vLLM says"),
+        ({"host": "1GiB", "model.num_layers": 3}, "'model.num_layers': vLLM defines"),
         ({"host": "1GiB", "host.capcity": 1}, "host.capacity"),
     ],
 )
