@@ -53,12 +53,13 @@ pub(super) fn read(
 ) -> io::Result<Result<HttpRequest, HttpResponse>> {
     let mut bytes = Vec::new();
     let end = loop {
+        // Before a look for the end of the head: whatever came in one packet, the answer is the same.
+        if bytes.first() == Some(&TLS_HANDSHAKE) {
+            return Ok(Err(HttpResponse::error(400, "this server speaks no TLS: use http://")));
+        }
         let found = bytes.windows(4).position(|window| window == b"\r\n\r\n");
         if let Some(end) = found.filter(|end| *end <= limits.head_bytes) {
             break end;
-        }
-        if bytes.first() == Some(&TLS_HANDSHAKE) {
-            return Ok(Err(HttpResponse::error(400, "this server speaks no TLS: use http://")));
         }
         if bytes.len() > limits.head_bytes {
             let text = format!("the request head is longer than {} bytes", limits.head_bytes);
