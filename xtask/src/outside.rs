@@ -46,14 +46,8 @@ pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<()> {
     }
     let project = workspace.target.join("outside").join("project");
     fs::create_dir_all(project.join("src"))?;
-    let ours = fs::read_to_string(workspace.root.join("Cargo.toml")).context("cannot read Cargo.toml")?;
-    // With our profile packages from the registry need not be compiled again.
-    let profile =
-        ours.find("[profile.dev]").map(|at| &ours[at..]).context("Cargo.toml has no profile `dev`")?;
-    let manifest = format!(
-        "[package]\nname = \"outside\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[workspace]\n\n\
-         [dependencies]\n\n{profile}"
-    );
+    let manifest = "[package]\nname = \"outside\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[workspace]\n\n\
+                    [profile.dev]\ndebug = false\n\n[dependencies]\n";
     fs::write(project.join("Cargo.toml"), manifest)?;
     fs::write(project.join("src").join("main.rs"), format!("fn main() {{\n{body}}}\n"))?;
     // The same versions as the workspace: nothing new to fetch.
@@ -63,6 +57,7 @@ pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<()> {
         succeed(cargo(&project).args(["add", "--quiet", "--offline", "--path"]).arg(&library.folder))?;
     }
     let mut run = cargo(&project);
-    run.args(["run", "--quiet", "--offline"]).env("CARGO_TARGET_DIR", &workspace.target);
+    run.args(["run", "--quiet", "--offline"])
+        .env("CARGO_TARGET_DIR", workspace.target.join("outside").join("target"));
     succeed(&mut run).context("a project outside the workspace cannot use the crates")
 }
