@@ -7,7 +7,6 @@
 #![forbid(unsafe_code)]
 
 mod bench_peers;
-mod beside;
 mod contract_test;
 mod crash_test;
 mod dependencies;

@@ -66,14 +66,6 @@ impl From<anyhow::Result<()>> for Outcome {
     }
 }
 
-/// A step that has ended, and ran beside others.
-pub(crate) struct Ended {
-    pub(crate) name: &'static str,
-    pub(crate) outcome: Outcome,
-    pub(crate) took: Duration,
-    pub(crate) output: String,
-}
-
 /// Steps that have ended.
 #[derive(Default)]
 pub(crate) struct Report {
@@ -86,23 +78,7 @@ impl Report {
         println!("==> {name}: {about}");
         let start = Instant::now();
         let outcome = step();
-        self.end(name, outcome, start.elapsed())
-    }
-
-    /// Notes how steps ended that ran beside others, and shows their output.
-    pub(crate) fn end_of_all(&mut self, ended: std::thread::Result<Vec<Ended>>) {
-        let Ok(ended) = ended else {
-            let why = "the thread of the steps that run beside others panicked".to_owned();
-            self.end("beside", Outcome::Failed { why, tests: 0, failed: 1 }, Duration::ZERO);
-            return;
-        };
-        for Ended { name, outcome, took, output } in ended {
-            println!("==> {name}, which ran beside other steps:\n{output}");
-            self.end(name, outcome, took);
-        }
-    }
-
-    fn end(&mut self, name: &'static str, outcome: Outcome, took: Duration) -> bool {
+        let took = start.elapsed();
         match &outcome {
             Outcome::Passed { .. } => println!("<== {name}: ok ({:.1} s)\n", took.as_secs_f64()),
             Outcome::Skipped(why) => println!("<== {name}: SKIPPED: {why}\n"),

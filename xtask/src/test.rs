@@ -5,8 +5,8 @@ use crate::space::Space;
 use crate::steps::{Outcome, Report};
 use crate::workspace::{FEATURES, Workspace, cargo, line_of, succeed};
 use crate::{
-    beside, contract_test, crash_test, dependencies, engine_test, fuzz, gpu, hostile, installed, kernels,
-    miri, models, nixl, node_test, outside, sim, smoke, tidy, wheel,
+    contract_test, crash_test, dependencies, engine_test, fuzz, gpu, hostile, installed, kernels, miri,
+    models, nixl, node_test, outside, sim, smoke, tidy, wheel,
 };
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
@@ -55,6 +55,13 @@ const STEPS: &[Step] = &[
     ),
     step("doc", When::All, "documentation, warnings are errors", doc),
     step("outside", When::All, "another project uses each crate by path", |w| outside::check(w).into()),
+    step("smoke", When::All, "the product as a user runs it", smoke::check),
+    step("s3", When::All, "G4 over a second S3 server, which is compiled", s3),
+    step("event-race", When::All, "a registration races the last drop, followed to the end", event_race),
+    step("nixl", When::All, "remote memory over the real NIXL, in several processes", nixl::check),
+    step("crash", When::All, "durable blocks survive kill -9 and power loss", crash_test::check),
+    step("node", When::All, "a cache outlives its engines and its daemon", node_test::check),
+    step("hostile", When::All, "random bytes at every socket keep no honest client away", hostile::check),
     step("fuzz", When::All, "a few seconds of coverage-guided fuzzing of every format", fuzz::check),
     step(
         "models",
@@ -63,17 +70,10 @@ const STEPS: &[Step] = &[
         models::check,
     ),
     step("sim", When::All, "the first seeds of the simulator, and every planted bug", sim::check),
-    step("miri", When::All, "undefined behaviour in the unsafe parts", miri::check),
-    step("smoke", When::All, "the product as a user runs it", smoke::check),
-    step("s3", When::All, "G4 over a second S3 server, which is compiled", s3),
-    step("event-race", When::All, "a registration races the last drop, followed to the end", event_race),
-    step("nixl", When::All, "remote memory over the real NIXL, in several processes", nixl::check),
-    step("crash", When::All, "durable blocks survive kill -9 and power loss", crash_test::check),
-    step("node", When::All, "a cache outlives its engines and its daemon", node_test::check),
-    step("hostile", When::All, "random bytes at every socket keep no honest client away", hostile::check),
     step("gpu-bundle", When::All, "the programs for a GPU, run on the test driver", |w| {
         gpu::bundle(w, gpu::Mode::Rehearse).into()
     }),
+    step("miri", When::All, "undefined behaviour in the unsafe parts", miri::check),
 ];
 
 /// What to run.
@@ -138,22 +138,14 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
         let workspace = &workspace;
         let mut started: Vec<_> =
             started.map(|fetched| (fetched, scope.spawn(|| (fetched.fetch)(workspace)))).collect();
-        let mut beside = None;
         for step in STEPS.iter().filter(|step| options.wants(step)) {
-            for (_, thread) in started.extract_if(.., |(fetched, _)| fetched.is_for(step)) {
-                // The step fetches again what could not be fetched, and says why it cannot.
-                let _again = thread.join();
-            }
-            if options.only.is_empty() && BESIDE.contains(&step.name) {
-                let lean: &[&str] = if options.lean { &["--lean"] } else { &[] };
-                let run = move |&name| beside::run(workspace, name, lean);
-                beside.get_or_insert_with(|| scope.spawn(move || BESIDE.iter().map(run).collect::<Vec<_>>()));
-                continue;
-            }
-            if step.name == FIRST_ALONE {
-                beside.take().into_iter().for_each(|steps| report.end_of_all(steps.join()));
-            }
-            let is_good = report.run(step.name, step.about, || (step.run)(workspace));
+            let is_good = report.run(step.name, step.about, || {
+                for (_, thread) in started.extract_if(.., |(fetched, _)| fetched.is_for(step)) {
+                    // The step fetches again what could not be fetched, and says why it cannot.
+                    let _again = thread.join();
+                }
+                (step.run)(workspace)
+            });
             if options.lean {
                 remove_outputs(workspace, step);
             }
@@ -161,17 +153,10 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
                 println!("{}\n", space.now());
             }
         }
-        beside.take().into_iter().for_each(|steps| report.end_of_all(steps.join()));
     });
     println!("{}", report.summary());
     Ok(report.is_ok())
 }
-
-/// Steps that use one processor for a quarter of an hour: they run beside those that follow.
-const BESIDE: &[&str] = &["engine", "contracts"];
-
-/// The first step that needs the machine for itself: from here on steps have deadlines.
-const FIRST_ALONE: &str = "smoke";
 
 /// What is fetched while steps before build: it waits for the network most of its time.
 struct Fetched {
@@ -403,7 +388,6 @@ mod tests {
         let vllm = FETCHED[1].steps;
         let is_step = |name: &&str| STEPS.iter().any(|step| step.name == *name);
         assert!(FETCHED.iter().all(|fetched| fetched.steps.iter().all(is_step)));
-        assert!(BESIDE.iter().all(is_step) && is_step(&FIRST_ALONE));
         assert_eq!(chosen("--all --only doc"), ["doc"], "a named step is the only one");
         assert!(parse("--lean --only doc").unwrap().lean);
         let known = |(name, _): &(&str, &str)| STEPS.iter().any(|step| step.name == *name);
