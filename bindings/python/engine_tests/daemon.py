@@ -93,7 +93,7 @@ def judge(suite: Any) -> None:
     _judge_daemon_killed(suite, absent["daemon_model"], right, size)
     if not suite.quick:
         _judge_two_ranks(suite)
-    _judge_latency(suite)
+        _judge_latency(suite)
 
 
 def _judge_equal(suite: Any, daemon: Daemon, right: str, size: dict[str, Any]) -> None:
