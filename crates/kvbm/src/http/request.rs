@@ -53,7 +53,7 @@ pub(super) fn read(
 ) -> io::Result<Result<HttpRequest, HttpResponse>> {
     let mut bytes = Vec::new();
     let end = loop {
-        // Before a look for the end of the head: whatever came in one packet, the answer is the same.
+        // Before the search for the end of the head: the answer must not depend on packets.
         if bytes.first() == Some(&TLS_HANDSHAKE) {
             return Ok(Err(HttpResponse::error(400, "this server speaks no TLS: use http://")));
         }
