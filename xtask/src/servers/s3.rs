@@ -27,8 +27,9 @@ pub(super) fn install(workspace: &Workspace) -> anyhow::Result<PathBuf> {
 fn install_command(workspace: &Workspace, folder: &Path) -> std::process::Command {
     let mut command = cargo(&workspace.root);
     command.args(["install", PACKAGE, "--version", VERSION, "--features", "binary", "--locked", "--root"]);
+    command.arg(folder);
     // Its speed tells nothing, and an optimised build takes longer.
-    command.arg("--debug").arg(folder);
+    command.arg("--debug");
     // Beside ours, so that neither build throws away what the other has compiled.
     command.env("CARGO_TARGET_DIR", building(workspace));
     command
