@@ -1,11 +1,9 @@
-//! The product as a user runs it: `kvbm ...`, its exit status and its JSON.
+//! The product as a user runs it: `cargo run --release -- ...`, its exit status and its JSON.
 
 use crate::steps::Outcome;
-use crate::workspace::{Profile, Workspace, compile, output_of};
+use crate::workspace::{Workspace, cargo, output_of};
 use anyhow::Context;
 use serde_json::Value;
-use std::path::Path;
-use std::process::Command;
 
 /// One command: its arguments, and what must hold of the JSON that it prints.
 struct Run {
@@ -84,17 +82,15 @@ fn ensure(holds: bool, what: &str) -> anyhow::Result<()> {
 
 /// Runs every command and checks what it prints.
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
-    let run = || {
-        let program = compile(workspace, Profile::Dev, &["--bin", "kvbm"])?.join("kvbm");
-        RUNS.iter().try_for_each(|run| run_one(&program, run))
-    };
-    run().into()
+    RUNS.iter().try_for_each(|run| run_one(workspace, run)).into()
 }
 
-fn run_one(program: &Path, run: &Run) -> anyhow::Result<()> {
+fn run_one(workspace: &Workspace, run: &Run) -> anyhow::Result<()> {
     let line = format!("kvbm {}", run.args.join(" "));
     println!("{line}");
-    let printed = output_of(Command::new(program).args(run.args))?;
+    let mut command = cargo(&workspace.root);
+    command.args(["run", "--quiet", "--release", "--"]).args(run.args);
+    let printed = output_of(&mut command)?;
     let json: Value =
         serde_json::from_str(&printed).with_context(|| format!("`{line}` printed no JSON:\n{printed}"))?;
     (run.holds)(&json).with_context(|| format!("`{line}` printed {json:#}"))

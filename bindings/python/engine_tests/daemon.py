@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import Engine
-from scenarios import first_token, main, prompts_of, scenario
+from scenarios import first_token, in_batches, main, prompts_of, scenario
 from workload import conversations, unrelated
 
 #: Seconds for what takes milliseconds on a machine that has nothing else to do.
@@ -285,12 +285,13 @@ def _compared(
     free, process = engine.free_blocks(), engine.connector._process
     prompts = prompts_of(count, longest, 1)
     right = json.loads(Path(reference).read_text())
-    got: list[list[int]] = []
-    for at in range(0, len(prompts), batch):
+
+    def before_each() -> None:
         if forget:
             settle(engine)
             engine.forget_own_prefixes()
-        got += engine.tokens(prompts[at : at + batch], 8)
+
+    got = in_batches(engine, prompts, batch, 8, before_each)
     totals = process.counters.totals
     is_there = process.manager.status()["ready"]
     return {

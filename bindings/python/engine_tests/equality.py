@@ -172,13 +172,13 @@ def equality(
     prompts = prompts_of(count, longest, 1)
     right = json.loads(Path(reference).read_text())
 
+    def before_each() -> None:
+        if forget:
+            settle(engine)
+            engine.forget_own_prefixes()
+
     def unequal() -> int:
-        got = []
-        for at in range(0, len(prompts), batch):
-            if forget:
-                settle(engine)
-                engine.forget_own_prefixes()
-            got += engine.tokens(prompts[at : at + batch], tokens)
+        got = in_batches(engine, prompts, batch, tokens, before_each)
         return sum(one != two for one, two in zip(got, right, strict=True))
 
     different = unequal()

@@ -157,21 +157,25 @@ def _equality(suite: Any, kind: str, model: str, size: dict[str, Any]) -> None:
             **changes,
         )
         control = found.get("control", control)
-        for what, holds in {
-            "tokens are those without a connector": found.get("unequal") == 0,
-            "blocks were loaded": found.get("loaded_blocks", 0) > 0,
-            "no load failed": found.get("failed_blocks") == 0,
-            "vLLM's external hits are ours": bool(found)
-            and found["vllm_hits"] == found["kvbm_hits"],
-            "no error inside the connector": found.get("errors") == 0,
-            "nothing is left behind": not any(found.get("left", {"": 1}).values()),
-        }.items():
-            suite.check(f"groups, {kind}, {label}: {what}", holds, found)
+        _check_loads(suite, f"groups, {kind}, {label}", found)
     suite.check(
         f"groups, {kind}: a flipped bit changes tokens", control.get("unequal", 0) > 0, control
     )
     suite.row(f"groups_control_differs {kind}", control.get("unequal", 0))
     _through_daemon(suite, kind, model, right, size | tight)
+
+
+def _check_loads(suite: Any, label: str, found: dict[str, Any]) -> None:
+    """What must hold of a run whose blocks were loaded."""
+    for what, holds in {
+        "tokens are those without a connector": found.get("unequal") == 0,
+        "blocks were loaded": found.get("loaded_blocks", 0) > 0,
+        "no load failed": found.get("failed_blocks") == 0,
+        "vLLM's external hits are ours": bool(found) and found["vllm_hits"] == found["kvbm_hits"],
+        "no error inside the connector": found.get("errors") == 0,
+        "nothing is left behind": not any(found.get("left", {"": 1}).values()),
+    }.items():
+        suite.check(f"{label}: {what}", holds, found)
 
 
 def _through_daemon(
@@ -189,15 +193,7 @@ def _through_daemon(
         host="1GiB",
         **settings,
     )
-    for what, holds in {
-        "tokens are those without a connector": found.get("unequal") == 0,
-        "blocks were loaded": found.get("loaded_blocks", 0) > 0,
-        "no load failed": found.get("failed_blocks") == 0,
-        "vLLM's external hits are ours": bool(found) and found["vllm_hits"] == found["kvbm_hits"],
-        "no error inside the connector": found.get("errors") == 0,
-        "nothing is left behind": not any(found.get("left", {"": 1}).values()),
-    }.items():
-        suite.check(f"groups, {kind}, daemon: {what}", holds, found)
+    _check_loads(suite, f"groups, {kind}, daemon", found)
     suite.row(f"groups_daemon_unequal {kind}", found.get("unequal", -1))
     if not found or kind != "window" or suite.quick:
         return

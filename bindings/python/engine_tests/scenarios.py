@@ -26,10 +26,15 @@ def scenario(run: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]
 
 
 def in_batches(
-    engine: Engine, prompts: list[list[int]], batch: int, tokens: int
+    engine: Engine,
+    prompts: list[list[int]],
+    batch: int,
+    tokens: int,
+    before_each: Callable[[], None] = lambda: None,
 ) -> list[list[int]]:
     out: list[list[int]] = []
     for at in range(0, len(prompts), batch):
+        before_each()
         out += engine.tokens(prompts[at : at + batch], tokens)
     return out
 

@@ -29,9 +29,9 @@ const RESULTS: [&str; 4] = ["bench.json", "check.json", "replay.json", "report.h
 /// What to do with the bundle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Make it, of programs as users build them.
+    /// Make it.
     Write,
-    /// Make it, of the programs that the step `test` built, and run it here on the test driver.
+    /// Make it, and run it here on the test driver.
     Rehearse,
 }
 
@@ -44,14 +44,8 @@ pub(crate) fn run(workspace: &Workspace, mode: Mode) -> anyhow::Result<()> {
     fs::create_dir_all(&folder)?;
     for (package, kind, built, name) in PROGRAMS {
         let program = folder.join(name);
-        let programs = match mode {
-            Mode::Write => {
-                succeed(cargo(&workspace.root).args(["build", "--release", "-p", package]).args(kind))?;
-                workspace.target.join(Profile::Release.folder())
-            }
-            Mode::Rehearse => compile(workspace, Profile::Dev, &kind)?,
-        };
-        fs::copy(programs.join(built), &program).context(built)?;
+        succeed(cargo(&workspace.root).args(["build", "--release", "-p", package]).args(kind))?;
+        fs::copy(workspace.target.join("release").join(built), &program).context(built)?;
         succeed(Command::new("strip").arg(&program))
             .context("strip comes with binutils, as the linker does")?;
         check_glibc(&program)?;
@@ -62,9 +56,7 @@ pub(crate) fn run(workspace: &Workspace, mode: Mode) -> anyhow::Result<()> {
     for entry in fs::read_dir(&folder)? {
         bytes += entry?.metadata()?.len();
     }
-    // Programs of the profile `dev` are larger.
-    let fits = bytes <= MAX_BYTES || mode == Mode::Rehearse;
-    ensure!(fits, "the bundle has {bytes} bytes, at most {MAX_BYTES} are allowed");
+    ensure!(bytes <= MAX_BYTES, "the bundle has {bytes} bytes, at most {MAX_BYTES} are allowed");
     println!("{}: {:.1} MiB; there: ./run.sh", folder.display(), bytes as f64 / f64::from(1 << 20));
     if mode == Mode::Rehearse { rehearse(workspace, &folder) } else { Ok(()) }
 }
