@@ -1,6 +1,6 @@
 //! A project outside the workspace that uses each library crate by path, as a first user would.
 
-use crate::workspace::{Workspace, cargo, succeed};
+use crate::workspace::{Crate, Workspace, cargo, succeed};
 use anyhow::{Context, bail};
 use std::fmt::Write as _;
 use std::fs;
@@ -44,11 +44,9 @@ pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<()> {
         };
         writeln!(body, "    assert!({holds});")?;
     }
-    let project = workspace.target.join("outside").join("project");
+    let project = workspace.target.join("outside");
     fs::create_dir_all(project.join("src"))?;
-    let manifest = "[package]\nname = \"outside\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[workspace]\n\n\
-                    [profile.dev]\ndebug = false\n\n[dependencies]\n";
-    fs::write(project.join("Cargo.toml"), manifest)?;
+    fs::write(project.join("Cargo.toml"), manifest(&libraries)?)?;
     fs::write(project.join("src").join("main.rs"), format!("fn main() {{\n{body}}}\n"))?;
     // The same versions as the workspace: nothing new to fetch.
     fs::copy(workspace.root.join("Cargo.lock"), project.join("Cargo.lock"))
@@ -57,7 +55,21 @@ pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<()> {
         succeed(cargo(&project).args(["add", "--quiet", "--offline", "--path"]).arg(&library.folder))?;
     }
     let mut run = cargo(&project);
-    run.args(["run", "--quiet", "--offline"])
-        .env("CARGO_TARGET_DIR", workspace.target.join("outside").join("target"));
+    run.args(["run", "--quiet", "--offline", "--release"]).env("CARGO_TARGET_DIR", &workspace.target);
     succeed(&mut run).context("a project outside the workspace cannot use the crates")
+}
+
+/// The project's manifest, without its dependencies. Packages of the registry have the profile of
+/// `cargo build --release` in the workspace, so that they are compiled once for both. Ours are
+/// compiled anew in another workspace, which is faster without optimisation.
+fn manifest(libraries: &[&Crate]) -> anyhow::Result<String> {
+    let mut manifest = String::from(
+        "[package]\nname = \"outside\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[workspace]\n\n\
+         [profile.release]\ndebug = false\n\n[profile.release.package]\n",
+    );
+    for library in libraries {
+        writeln!(manifest, "{} = {{ opt-level = 0 }}", library.name)?;
+    }
+    manifest.push_str("\n[dependencies]\n");
+    Ok(manifest)
 }

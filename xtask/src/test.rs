@@ -20,6 +20,8 @@ enum When {
     Always,
     /// With `--all`, or by its name.
     All,
+    /// By its name alone: before a release, because its build takes minutes.
+    Release,
 }
 
 /// A step: its name, when it runs, what it does.
@@ -56,7 +58,6 @@ const STEPS: &[Step] = &[
     step("doc", When::All, "documentation, warnings are errors", doc),
     step("outside", When::All, "another project uses each crate by path", |w| outside::check(w).into()),
     step("smoke", When::All, "the product as a user runs it", smoke::check),
-    step("s3", When::All, "G4 over a second S3 server, which is compiled", s3),
     step("event-race", When::All, "a registration races the last drop, followed to the end", event_race),
     step("nixl", When::All, "remote memory over the real NIXL, in several processes", nixl::check),
     step("crash", When::All, "durable blocks survive kill -9 and power loss", crash_test::check),
@@ -74,6 +75,7 @@ const STEPS: &[Step] = &[
         gpu::bundle(w, gpu::Mode::Rehearse).into()
     }),
     step("miri", When::All, "undefined behaviour in the unsafe parts", miri::check),
+    step("s3", When::Release, "G4 over a second S3 server, which is compiled", s3),
 ];
 
 /// What to run.
@@ -110,7 +112,11 @@ impl Options {
 
     fn wants(&self, step: &Step) -> bool {
         if self.only.is_empty() {
-            self.all || step.when == When::Always
+            match step.when {
+                When::Always => true,
+                When::All => self.all,
+                When::Release => false,
+            }
         } else {
             self.only.iter().any(|name| name == step.name)
         }
@@ -372,7 +378,9 @@ mod tests {
             let options = parse(line).unwrap();
             STEPS.iter().filter(|step| options.wants(step)).map(|step| step.name).collect::<Vec<_>>()
         };
-        assert_eq!(chosen("--all").len(), STEPS.len());
+        let all = chosen("--all");
+        assert_eq!((all.len(), all.contains(&"s3")), (STEPS.len() - 1, false), "s3 is for releases");
+        assert_eq!(chosen("--only s3"), ["s3"]);
         assert_eq!(
             chosen(""),
             ["fmt", "tidy", "dependencies", "kernels", "clippy", "test", "doctest", "python"]

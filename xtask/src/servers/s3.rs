@@ -1,6 +1,7 @@
 //! An S3-compatible server that stores objects as files, compiled into the target folder.
 //!
-//! Its build takes minutes, so `cargo xtask test` uses moto alone and `--all` uses both.
+//! Its build takes minutes, so the step `test` uses moto, and the step `s3`, which runs before a
+//! release, uses this server.
 
 use crate::fetch::with_retries;
 use crate::workspace::{Workspace, cargo, succeed};
