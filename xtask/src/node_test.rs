@@ -22,14 +22,15 @@ pub(crate) struct Options {
     rounds: u64,
     take_overs: u64,
     seed: u64,
+    /// Whether both ranks of the engines hold the same bytes: host memory has one copy then.
+    latent: bool,
     json: Option<PathBuf>,
 }
 
 impl Options {
-    /// Reads `[--rounds N] [--take-overs N] [--seed N] [--json FILE]`.
+    /// Reads `[--rounds N] [--take-overs N] [--seed N] [--model heads|latent] [--json FILE]`.
     pub(crate) fn parse(args: &[String]) -> Result<Self, String> {
-        let mut options =
-            Self { rounds: DEFAULT_ROUNDS, take_overs: DEFAULT_TAKE_OVERS, seed: 1, json: None };
+        let mut options = Self::default();
         let mut args = args.iter();
         while let Some(name) = args.next() {
             let value = args.next().ok_or_else(|| format!("`{name}` of `node-test` needs a value"))?;
@@ -38,6 +39,9 @@ impl Options {
                 "--rounds" => options.rounds = number()?,
                 "--take-overs" => options.take_overs = number()?,
                 "--seed" => options.seed = number()?,
+                "--model" if value == "heads" => options.latent = false,
+                "--model" if value == "latent" => options.latent = true,
+                "--model" => return Err(format!("--model {value}: expected heads or latent")),
                 "--json" => options.json = Some(value.into()),
                 other => return Err(format!("unknown argument `{other}` of `node-test`")),
             }
@@ -52,6 +56,13 @@ impl Options {
     }
 }
 
+impl Default for Options {
+    fn default() -> Self {
+        let (rounds, take_overs) = (DEFAULT_ROUNDS, DEFAULT_TAKE_OVERS);
+        Self { rounds, take_overs, seed: 1, latent: false, json: None }
+    }
+}
+
 /// Runs it; whether all rounds passed.
 pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
     let (passed, report) = node_test(&Workspace::load()?, options)?;
@@ -61,18 +72,24 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
 
 /// A few rounds, as a step of `cargo xtask test`.
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
-    match node_test(workspace, &Options { rounds: FEW, take_overs: FEW_TAKE_OVERS, seed: 1, json: None }) {
-        Ok((true, _)) => Outcome::Passed { tests: 0 },
-        Ok((false, report)) => Outcome::Failed { why: format!("{report:#}"), tests: 0, failed: 0 },
-        Err(error) => Err(error).into(),
-    }
+    let few = |latent| {
+        let (rounds, take_overs) = (FEW, FEW_TAKE_OVERS);
+        match node_test(workspace, &Options { rounds, take_overs, latent, ..Options::default() }) {
+            Ok((true, _)) => Outcome::Passed { tests: 0 },
+            Ok((false, report)) => Outcome::Failed { why: format!("{report:#}"), tests: 0, failed: 0 },
+            Err(error) => Err(error).into(),
+        }
+    };
+    few(false).and(few(true))
 }
 
 fn node_test(workspace: &Workspace, options: &Options) -> anyhow::Result<(bool, Value)> {
     let programs = NodePrograms::build(workspace, "node-test")?;
-    let Options { rounds, take_overs, seed, .. } = *options;
-    println!("node test, {rounds} rounds, {take_overs} take-overs");
-    programs.run("test", &[("--rounds", rounds), ("--take-overs", take_overs), ("--seed", seed)])
+    let Options { rounds, take_overs, seed, latent, .. } = *options;
+    let model = if latent { "latent" } else { "heads" };
+    println!("node test, {rounds} rounds, {take_overs} take-overs, model of {model}");
+    let latent = ("--latent", u64::from(latent));
+    programs.run("test", &[("--rounds", rounds), ("--take-overs", take_overs), ("--seed", seed), latent])
 }
 
 #[cfg(test)]
@@ -83,13 +100,14 @@ mod tests {
     fn options_have_defaults_and_bounds() {
         let parse =
             |line: &str| Options::parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
-        let all = Options { rounds: DEFAULT_ROUNDS, take_overs: DEFAULT_TAKE_OVERS, seed: 1, json: None };
-        assert_eq!(parse("").unwrap(), all);
-        let options = parse("--rounds 5 --json r.json --seed 9 --take-overs 0").unwrap();
-        assert_eq!((options.rounds, options.take_overs, options.seed), (5, 0, 9));
+        let all = parse("").unwrap();
+        assert_eq!((all.rounds, all.take_overs, all.seed, all.latent), (200, 50, 1, false));
+        let options = parse("--rounds 5 --json r.json --seed 9 --take-overs 0 --model latent").unwrap();
+        assert_eq!((options.rounds, options.take_overs, options.seed, options.latent), (5, 0, 9, true));
         assert_eq!(options.json, Some("r.json".into()));
         assert!(parse("--rounds").unwrap_err().contains("needs a value"));
         assert!(parse("--rounds 0").unwrap_err().contains("1 to 100000"));
+        assert!(parse("--model small").unwrap_err().contains("heads or latent"));
         assert!(parse("--fast 1").unwrap_err().contains("unknown argument"));
     }
 }

@@ -27,12 +27,15 @@ _PATIENCE = 120.0
 class Daemon:
     """A node daemon, a process of its own, with its files in `folder`."""
 
-    def __init__(self, folder: str | Path, model: str, host: str, ranks: int = 1) -> None:
+    def __init__(
+        self, folder: str | Path, model: str, host: str, ranks: int = 1, one_copy: bool = False
+    ) -> None:
         self.folder = Path(folder)
         self.socket = str(self.folder / "run" / "node.sock")
         self._config = self.folder / "node.toml"
         self._config.write_text(
             f'{model}[namespace]\nmodel = "engine-test"\n[host]\ncapacity = "{host}"\n'
+            f"one_copy = {str(one_copy).lower()}\n"
             f'[policy]\nadmission = "all"\n[node]\nsocket = "{self.socket}"\n'
             f"[parallelism]\ntensor_parallel = {ranks}\n"
         )
@@ -92,7 +95,8 @@ def judge(suite: Any) -> None:
         _judge_engine_killed(suite, daemon)
     _judge_daemon_killed(suite, absent["daemon_model"], right, size)
     if not suite.quick:
-        _judge_two_ranks(suite)
+        _judge_two_ranks(suite, "two ranks", suite.tiny, one_copy=False)
+        _judge_two_ranks(suite, "two ranks of one head", suite.one_head, one_copy=True)
         _judge_latency(suite)
 
 
@@ -124,33 +128,36 @@ def _judge_equal(suite: Any, daemon: Daemon, right: str, size: dict[str, Any]) -
         suite.row(f"daemon_unequal {label}", found.get("unequal", -1))
 
 
-def _judge_two_ranks(suite: Any) -> None:
-    """Two ranks in processes of their own, each with a mover; the daemon comes after the engine."""
+def _judge_two_ranks(suite: Any, label: str, model: str, one_copy: bool) -> None:
+    """Two ranks in processes of their own, each with a mover; the daemon comes after the engine.
+    With one copy, both ranks have the same bytes, and host memory has them once.
+    """
     cores = sorted(os.sched_getaffinity(0))
     # vLLM binds ranks to NUMA nodes, or to the cores that this names.
     bound = {"VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}
     size = {"count": 60, "longest": 1500, "max_model_len": 2048, "tensor_parallel_size": 2}
-    right = str(suite.work / "daemon-two-ranks.json")
+    right = str(suite.work / f"daemon-{label.replace(' ', '-')}.json")
     suite.run(
-        "daemon reference two ranks",
+        f"daemon reference {label}",
         "references",
         bound,
         "equality.py",
-        model=suite.tiny,
+        model=model,
         wanted={right: {"twice": True, "count": size["count"], "longest": size["longest"]}},
         max_model_len=size["max_model_len"],
         tensor_parallel_size=2,
     )
     found = suite.run(
-        "daemon two ranks",
+        f"daemon {label}",
         "daemon_starts_later",
         bound,
         program="daemon.py",
-        model=suite.tiny,
-        folder=suite.fresh("daemon-two-ranks"),
+        model=model,
+        folder=suite.fresh(f"daemon-{label.replace(' ', '-')}"),
         reference=right,
         host="256MiB",
         ranks=2,
+        one_copy=one_copy,
         num_gpu_blocks_override=96,
         **size,
     )
@@ -161,8 +168,8 @@ def _judge_two_ranks(suite: Any) -> None:
         "no error inside the connector": found.get("errors") == 0,
         "nothing is left behind": not any(found.get("left", {"": 1}).values()),
     }.items():
-        suite.check(f"daemon, two ranks: {what}", holds, found)
-    suite.row("daemon_unequal two ranks", found.get("unequal", -1))
+        suite.check(f"daemon, {label}: {what}", holds, found)
+    suite.row(f"daemon_unequal {label}", found.get("unequal", -1))
 
 
 def _judge_engine_killed(suite: Any, daemon: Daemon) -> None:
@@ -315,6 +322,7 @@ def daemon_starts_later(
     longest: int,
     host: str,
     ranks: int = 1,
+    one_copy: bool = False,
     batch: int = 4,
     forget: bool = False,
     **settings: Any,
@@ -323,7 +331,7 @@ def daemon_starts_later(
     describes.
     """
     engine = Engine(model, through(str(Path(folder) / "run" / "node.sock")), **settings)
-    with Daemon(folder, engine.connector._process.layout.daemon_model, host, ranks):
+    with Daemon(folder, engine.connector._process.layout.daemon_model, host, ranks, one_copy):
         wait_ready(engine)
         return _compared(engine, reference, count, longest, batch, forget)
 

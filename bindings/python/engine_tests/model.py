@@ -20,6 +20,14 @@ SHAPES = {
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
     },
+    # Ranks have the same KV.
+    "one-head": {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+    },
     # 512 KiB, so that 2,048 tokens are 32 MiB.
     "small": {
         "hidden_size": 512,

@@ -64,6 +64,7 @@ class Suite:
         #: Seconds for a scenario; other work on the machine may slow it down several times.
         self.patience = 900 if quick else 3600
         self.tiny, self.small = str(work / "tiny"), str(work / "small")
+        self.one_head = str(work / "one-head")
 
     def run(
         self,

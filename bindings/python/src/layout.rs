@@ -24,6 +24,8 @@ pub(crate) struct Layout {
     page_size: u32,
     /// One at least; a tensor is added to the last.
     groups: Vec<TensorGroup>,
+    /// Ranks that hold the same bytes.
+    replicas: u32,
 }
 
 /// The tensors of a cache group.
@@ -77,7 +79,7 @@ impl Layout {
             return Err(Error::argument(text));
         }
         let groups = vec![TensorGroup { kind: GroupKind::Full, is_named: false, tensors: Vec::new() }];
-        Ok(Self { num_blocks, page_size, groups })
+        Ok(Self { num_blocks, page_size, groups, replicas: 1 })
     }
 
     /// The tensors that are added from now on are those of a cache group of this kind: `"full"`
@@ -197,19 +199,40 @@ impl Layout {
     fn daemon_model(&self) -> Result<String> {
         let model = self.model()?;
         let tokens = model.page_size;
+        let replicas = match model.replicas {
+            1 => String::new(),
+            replicas => format!("replicas = {replicas}\n"),
+        };
         if model.has_groups() {
             let group = |group: &CacheGroup| format!("    \"{group}\",\n");
             let groups: String = model.groups.as_slice().iter().map(group).collect();
-            return Ok(format!("[model]\npage_size = {tokens}\ngroups = [\n{groups}]\n"));
+            return Ok(format!("[model]\npage_size = {tokens}\n{replicas}groups = [\n{groups}]\n"));
         }
         let tensors = &model.opaque_tensors;
-        Ok(format!("[model]\npage_size = {tokens}\nopaque_tensors = \"{tensors}\"\n"))
+        Ok(format!("[model]\npage_size = {tokens}\n{replicas}opaque_tensors = \"{tensors}\"\n"))
     }
 
     /// Tensors of all groups.
     #[getter]
     fn num_tensors(&self) -> usize {
         self.tensors().count()
+    }
+
+    /// Ranks, one after another, whose tensors hold the same bytes: all ranks with MLA, those that
+    /// share a KV head else. Disk and volumes then have one copy of their blocks. 1 unless it is
+    /// set; it must divide the number of ranks.
+    #[getter]
+    fn replicas(&self) -> u32 {
+        self.replicas
+    }
+
+    #[setter]
+    fn set_replicas(&mut self, replicas: u32) -> Result<()> {
+        if replicas == 0 {
+            return Err(Error::argument("replicas = 0: give 1 or more"));
+        }
+        self.replicas = replicas;
+        Ok(())
     }
 
     /// `"cpu"`, or the device that the tensors lie on; `None` before there is one, or where they
@@ -375,14 +398,16 @@ impl Layout {
         }
         let bytes = |tensor: &BlockTensor| tensor.block_bytes as u32;
         if let [TensorGroup { is_named: false, tensors, .. }] = &self.groups[..] {
-            return Ok(ModelConfig::opaque(self.page_size, tensors.iter().map(bytes)));
+            let model = ModelConfig::opaque(self.page_size, tensors.iter().map(bytes));
+            return Ok(ModelConfig { replicas: self.replicas, ..model });
         }
         let group = |TensorGroup { kind, tensors, .. }: &TensorGroup| {
             let content = LayerContent::Opaque { rank_bytes: tensors.first().map_or(0, bytes) };
             CacheGroup::new(*kind, tensors.len() as u32, content)
         };
         let groups = self.groups.iter().map(group).collect();
-        Ok(ModelConfig { page_size: self.page_size, groups, ..ModelConfig::default() })
+        let (page_size, replicas) = (self.page_size, self.replicas);
+        Ok(ModelConfig { page_size, groups, replicas, ..ModelConfig::default() })
     }
 
     /// The layout, bound to the engine's memory; the owners live as long as it does.

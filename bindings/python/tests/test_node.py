@@ -181,6 +181,14 @@ def test_movers_of_other_processes_wait_for_the_engine(tmp_path: Path) -> None:
     engines = [FakeEngine(), FakeEngine()]
     layout = Layout.of_workers(NUM_BLOCKS, PAGE_SIZE, [BLOCK_BYTES] * LAYERS)
     assert layout.daemon_model == '[model]\npage_size = 4\nopaque_tensors = "3x2048"\n'
+    layout.replicas = 2
+    assert layout.replicas == 2
+    assert layout.daemon_model == (
+        '[model]\npage_size = 4\nreplicas = 2\nopaque_tensors = "3x2048"\n'
+    )
+    with pytest.raises(InvalidArgument, match="replicas = 0"):
+        layout.replicas = 0
+    layout.replicas = 1
     with (
         NodeServer(config(tmp_path, ranks=2)) as server,
         NodeEngine(server.socket, layout, NAMESPACE, engine="e", ranks=2) as scheduler,

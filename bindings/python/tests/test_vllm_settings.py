@@ -151,6 +151,8 @@ def view(**changes: Any) -> compat.ConfigView:
         "algorithm": "sha256",
         "quantization": None,
         "ranks": 1,
+        "heads": 8,
+        "mla": False,
         **changes,
     }
     hf = SimpleNamespace(_commit_hash=None, to_json_string=lambda use_diff: json.dumps(settings))
@@ -170,6 +172,8 @@ def view(**changes: Any) -> compat.ConfigView:
                 dtype=values["dtype"],
                 quantization=values["quantization"],
                 hf_config=hf,
+                use_mla=values["mla"],
+                get_total_num_kv_heads=lambda: values["heads"],
             ),
         )
     )
@@ -180,6 +184,20 @@ class Tensor(SimpleNamespace):
 
     def stride(self) -> tuple[int, ...]:
         return tuple(self.strides)
+
+
+def test_ranks_that_hold_the_same_kv_are_counted() -> None:
+    found = [
+        view(ranks=ranks, heads=heads, mla=mla).replicas
+        for ranks, heads, mla in [
+            (1, 1, True),
+            (4, 8, False),
+            (4, 4, False),
+            (8, 2, False),
+            (8, 16, True),
+        ]
+    ]
+    assert found == [1, 1, 1, 4, 8]
 
 
 def test_what_decides_the_bytes_decides_the_namespace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,6 +176,8 @@ class Engine:
                 revision="r",
                 dtype="float32",
                 hf_config=SimpleNamespace(to_json_string=lambda use_diff: "{}"),
+                use_mla=False,
+                get_total_num_kv_heads=functools.partial(int, changes.pop("heads", 8)),
             ),
         )
         spec = [SimpleNamespace(kv_cache_spec=type(name, (), {})()) for name in groups]

@@ -134,6 +134,29 @@ impl HostTier {
         (0..).zip(slots.iter()).filter_map(content).collect()
     }
 
+    /// Whether these layouts, by cache group, are those of this tier, in the same memory.
+    pub(crate) fn is_memory_of<'a>(&self, layouts: impl Iterator<Item = Option<&'a BoundLayout>>) -> bool {
+        let starts = |regions: &[HostRegion]| -> Vec<_> {
+            regions.iter().map(|region| (region.as_ptr(), region.len())).collect()
+        };
+        let is_same = |group: &HostGroup, bound: &BoundLayout| {
+            group.bound.layout().config() == bound.layout().config()
+                && host_regions(bound).is_some_and(|regions| starts(&regions) == starts(&group.regions))
+        };
+        let layouts: Vec<_> = layouts.collect();
+        layouts.len() == self.groups.len()
+            && self
+                .groups
+                .iter()
+                .zip(layouts)
+                .all(|(group, bound)| bound.is_some_and(|it| is_same(group, it)))
+    }
+
+    /// How checksums are bound to blocks.
+    pub(crate) fn checksums(&self) -> BlockChecksum {
+        self.sums
+    }
+
     /// How blocks of group 0 lie there.
     pub(crate) fn bound(&self) -> &BoundLayout {
         &self.groups[0].bound

@@ -6,7 +6,7 @@ use crate::damaged_objects::DamagedObjects;
 use crate::error::StartError;
 use crate::execute::{
     Carrier, DiskCarrier, Executor, Kernels, Lane, MemoryCarrier, MoverLane, Reads, Route, Site,
-    StagedCarrier, VolumeReader, VolumeWriter, Way, Writes,
+    StagedCarrier, VolumeReader, VolumeWriter, Way, Writes, WrittenElsewhere,
 };
 use crate::flush::Flusher;
 use crate::host::{HostTier, host_regions};
@@ -40,13 +40,30 @@ impl TransferManager {
     /// # Errors
     /// See [`StartError`].
     pub fn start(config: WorkerConfig, sink: Sink) -> Result<Self, StartError> {
-        start(config, sink)
+        start(config, None, sink)
+    }
+
+    /// Starts the worker of a rank that holds the same bytes as the rank of `writer`, which writes
+    /// G2 for both. `config.g2` is the memory of `writer`. Plans into G2 are done at once here,
+    /// with no checksum: a leader that sends both ranks its plans registers a block when both have
+    /// reported it. Nothing compares the bytes of the two ranks.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start_beside(writer: &Self, config: WorkerConfig, sink: Sink) -> Result<Self, StartError> {
+        let host = writer.host.clone();
+        let host = host.ok_or_else(|| bad("g2", "none at the writer", "must be memory of the writer"))?;
+        start(config, Some(host), sink)
     }
 }
 
 /// Starts the worker's threads, and those of its streams, near host memory: they copy from and to
 /// it, and sum it up.
-fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartError> {
+fn start(
+    config: WorkerConfig,
+    writer: Option<Arc<HostTier>>,
+    sink: Sink,
+) -> Result<TransferManager, StartError> {
     config.validate()?;
     let rank = config.rank;
     run_near(memory_node(&config), |placement| {
@@ -59,7 +76,7 @@ fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartError
                 tracing::warn!(%rank, node, reason, "threads cannot be kept on the NUMA node of host memory");
             }
         }
-        assemble(config, sink)
+        assemble(Parts::new(config, writer)?, sink)
     })
 }
 
@@ -69,8 +86,7 @@ fn memory_node(config: &WorkerConfig) -> Option<u32> {
     of_device.or_else(|| node_of(host_regions(config.g2.as_ref()?)?.first()?))
 }
 
-fn assemble(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartError> {
-    let parts = Parts::new(config)?;
+fn assemble(parts: Parts, sink: Sink) -> Result<TransferManager, StartError> {
     let config = &parts.config;
     let mut completion_queues: [Vec<_>; Path::ALL.len()] = Default::default();
     let mut executors = Vec::new();
@@ -177,6 +193,8 @@ fn report_recovered(hub: &Hub, rank: Rank, recovered: &Recovered) {
 struct Parts {
     config: WorkerConfig,
     host: Option<Arc<HostTier>>,
+    /// Whether another rank, whose bytes are the same, writes `host`.
+    is_written_elsewhere: bool,
     damaged: Arc<DamagedObjects>,
     /// Of a CUDA device that G1 lies on.
     kernels: Option<Kernels>,
@@ -186,7 +204,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn new(config: WorkerConfig) -> Result<Self, StartError> {
+    fn new(config: WorkerConfig, writer: Option<Arc<HostTier>>) -> Result<Self, StartError> {
         let sums = BlockChecksum::new(config.namespace);
         if config.g3.as_ref().is_some_and(|tier| tier.engine.checksums() != sums) {
             return Err(bad(
@@ -195,14 +213,16 @@ impl Parts {
                 "must be the tag that g3 was opened with",
             ));
         }
-        let host = match &config.g2 {
-            Some(_) => {
+        let is_written_elsewhere = writer.is_some();
+        let host = match (writer, &config.g2) {
+            (Some(writer), _) => Some(checked_writer(writer, &config, sums)?),
+            (None, Some(_)) => {
                 let groups = config.groups().filter_map(|[_, g2]| g2.cloned());
                 let host = HostTier::new(groups, sums, config.verify_host, config.claimed_elsewhere)?;
                 host.adopt(&config.kept);
                 Some(Arc::new(host))
             }
-            None => None,
+            (None, None) => None,
         };
         for g1 in config.groups().filter_map(|[g1, _]| g1) {
             check_g1(&config, g1)?;
@@ -227,7 +247,8 @@ impl Parts {
             _ => return Err(bad("copies", config.copies.to_string(), "is for CUDA devices; use auto")),
         };
         let next_move = Arc::new(AtomicU64::new(1));
-        Ok(Self { config, host, damaged: Arc::default(), kernels, paths, next_move })
+        let damaged = Arc::default();
+        Ok(Self { config, host, is_written_elsewhere, damaged, kernels, paths, next_move })
     }
 
     /// Bytes of the longest block of this rank.
@@ -285,6 +306,9 @@ impl Parts {
             let ring = (&rings[..], routes, lane);
             return Ok(Box::new(VolumeReader::start(site, ring, tier, &self.damaged, config)?));
         }
+        if self.is_written_elsewhere && site.path.dst == Tier::G2 {
+            return Ok(Box::new(WrittenElsewhere::new(site)));
+        }
         let host = Arc::clone(self.host.as_ref().ok_or_else(missing)?);
         if site.path == Path::G2_G4 {
             let tier = config.volumes.as_ref().ok_or_else(missing)?;
@@ -316,6 +340,27 @@ impl Parts {
             _ => Box::new(DiskCarrier::<Reads>::new(site, host, engine, depth)),
         })
     }
+}
+
+/// G2 of the rank that writes it for this one, too, if `config` is of the same memory.
+fn checked_writer(
+    writer: Arc<HostTier>,
+    config: &WorkerConfig,
+    sums: BlockChecksum,
+) -> Result<Arc<HostTier>, StartError> {
+    let layouts = config.groups().map(|[_, g2]| g2);
+    if !writer.is_memory_of(layouts) {
+        let rule = "must be the memory of the rank that writes it, with the same layouts";
+        return Err(bad("g2", format!("of rank {}", config.rank), rule));
+    }
+    if writer.checksums() != sums {
+        return Err(bad("namespace", "another than the writer's", "must be that of the rank that writes g2"));
+    }
+    if !config.kept.is_empty() || config.claimed_elsewhere {
+        let rule = "is for the rank that writes g2: the others have its identities and checksums";
+        return Err(bad("kept, claimed_elsewhere", "set", rule));
+    }
+    Ok(writer)
 }
 
 /// Why this worker does not have `path`.

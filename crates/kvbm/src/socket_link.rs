@@ -99,6 +99,7 @@ pub(crate) fn settings(config: &Config, g1_blocks: u32) -> Vec<SharedSetting> {
         ("model.outer_dim", model.outer_dim.to_string()),
         ("model.dtype", model.dtype.name().to_owned()),
         ("model.groups", model.groups_fingerprint()),
+        ("model.replicas", model.replicas.to_string()),
         ("bytes of a block", config.rank_block_bytes().to_string()),
         ("blocks of G1", g1_blocks.to_string()),
         ("blocks of G2", g2.to_string()),

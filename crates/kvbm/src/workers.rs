@@ -273,13 +273,18 @@ impl Workers {
         let [g1_blocks, g2_blocks, g3_blocks] = blocks;
         let keys = disk::disk_keys(config)?;
         let took_over = predecessor::take_over(config, &keys, [g2_blocks, g3_blocks], tag);
-        let start = |(rank, memory)| {
-            let memory = RankMemory::new(config, rank, memory, [g1_blocks, g2_blocks])?;
-            let (volumes, sink) = (volumes.clone(), sink(rank));
-            let keys = keys.clone();
-            Worker::start_on(config, memory, WorkerStart { rank, epoch, tag, g3_blocks, volumes, sink, keys })
-        };
-        let local = ranks.map(start).collect::<Result<_, _>>()?;
+        let mut local: Vec<Worker> = Vec::with_capacity(memory.len());
+        for (rank, memory) in ranks {
+            // It is a rank before this one, unless it is this one.
+            let writer = local.get(config.host_writer_of(rank).index()).map(Worker::as_writer);
+            let (shared, writer) = writer.map_or((None, None), |(memory, worker)| (Some(memory), worker));
+            let memory = RankMemory::new(config, rank, memory, [g1_blocks, g2_blocks], shared)?;
+            let (volumes, sink, keys) = (volumes.clone(), sink(rank), keys.clone());
+            // Without G2 there is nothing to share.
+            let writer = writer.filter(|_| !memory.g2.is_empty());
+            let start = WorkerStart { rank, epoch, tag, g3_blocks, volumes, sink, keys, writer };
+            local.push(Worker::start_on(config, memory, start)?);
+        }
         Ok(Self { local, volumes, took_over })
     }
 }

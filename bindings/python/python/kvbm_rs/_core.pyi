@@ -244,6 +244,14 @@ class Layout:
     def num_tensors(self) -> int:
         """Tensors of all groups."""
     @property
+    def replicas(self) -> int:
+        """Ranks, one after another, whose tensors hold the same bytes: all ranks with MLA, those that
+        share a KV head else. Disk and volumes then have one copy of their blocks. 1 unless it is
+        set; it must divide the number of ranks.
+        """
+    @replicas.setter
+    def replicas(self, replicas: int) -> None: ...
+    @property
     def device(self) -> str | None:
         """`"cpu"`, or the device that the tensors lie on; `None` before there is one, or where they
         are in workers' processes.

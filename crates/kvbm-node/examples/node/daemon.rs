@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub(crate) fn run(options: &Options) {
-    let (config, socket, times) = (crate::config(), options.socket(), LineTimes::default());
+    let (config, socket, times) = (options.config(), options.socket(), LineTimes::default());
     let server = match options.name.as_str() {
         TAKE_OVER => NodeServer::take_over(&config, &socket, 4096, times),
         _ => NodeServer::bind(&config, &socket, 4096, times),

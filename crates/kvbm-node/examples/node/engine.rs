@@ -19,7 +19,7 @@ const REQUESTS_BETWEEN_TRIMS: u64 = 256;
 pub(crate) fn run(options: &Options) {
     // Samples of this process count memory in use, not what glibc keeps.
     limit_free_heap();
-    let config = crate::config();
+    let config = options.config();
     let sequences: Vec<_> = (0..SEQUENCES).map(|salt| sequence(&config, salt, BLOCKS)).collect();
     let engine = attach(options);
     engine.node.wait_ready(DEADLINE);
@@ -87,7 +87,7 @@ fn load(
 
 fn attach(options: &Options) -> support::TestEngine {
     let terms = EngineTerms { ranks: RANKS, ..EngineTerms::new(options.socket(), &options.name, G1_BLOCKS) };
-    support::TestEngine::with(terms, support::Model::OneGroup)
+    support::TestEngine::with(terms, options.model)
 }
 
 fn say(line: &str) {

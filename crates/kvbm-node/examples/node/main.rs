@@ -59,6 +59,8 @@ struct Options {
     program: PathBuf,
     /// Connections of strangers to each socket in a second.
     rate: u64,
+    /// What engines compute in the test.
+    model: support::Model,
 }
 
 impl Options {
@@ -73,6 +75,7 @@ impl Options {
             seconds: 60,
             program: PathBuf::new(),
             rate: 1000,
+            model: support::Model::OneGroup,
         };
         let mut args = args;
         while let Some(name) = args.next() {
@@ -87,6 +90,8 @@ impl Options {
                 "--seconds" => options.seconds = value.parse().expect("a number"),
                 "--rate" => options.rate = value.parse().expect("a number"),
                 "--program" => options.program = value.into(),
+                "--latent" if value == "1" => options.model = support::Model::Latent,
+                "--latent" => options.model = support::Model::OneGroup,
                 other => panic!("unknown option {other}"),
             }
         }
@@ -96,11 +101,12 @@ impl Options {
     fn socket(&self) -> PathBuf {
         self.dir.join("run").join("kvbm.sock")
     }
-}
 
-/// What the daemon keeps.
-fn config() -> kvbm::config::Config {
-    support::config(u32::from(RANKS), &format!("[host]\ncapacity = \"{HOST_BLOCKS} blocks\"\n"))
+    /// What the daemon keeps.
+    fn config(&self) -> kvbm::config::Config {
+        let host = format!("[host]\ncapacity = \"{HOST_BLOCKS} blocks\"\n");
+        self.model.config(u32::from(RANKS), &host)
+    }
 }
 
 fn main() -> ExitCode {

@@ -1,6 +1,6 @@
 //! A process of the test: its lines are read as they come.
 
-use crate::Options;
+use crate::{Options, support};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -30,6 +30,8 @@ impl TestProcess {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.arg(role).arg("--dir").arg(&options.dir).args(["--name", name]);
         command.args(["--seed", &seed.to_string()]);
+        let is_latent = options.model == support::Model::Latent;
+        command.args(["--latent", if is_latent { "1" } else { "0" }]);
         command.args(["--pause-ms", &options.pause.as_millis().to_string()]).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let progress = Progress {

@@ -37,6 +37,19 @@ fn what_one_engine_saves_its_next_life_and_another_engine_load() {
 }
 
 #[test]
+fn ranks_that_hold_the_same_bytes_map_one_memory() {
+    for (model, copies) in [(Model::Latent, 1), (Model::OneGroup, 2)] {
+        let folder = tempfile::tempdir().unwrap();
+        let (socket, config) = (socket(&folder), model.config(2, "[host]\ncapacity = \"16 blocks\"\n"));
+        let daemon = Daemon::start(&socket, &config);
+        let memory = |worker: &kvbm::Worker| worker.shared().unwrap().memory.region().as_ptr();
+        let mut memories: Vec<_> = daemon.server.manager().workers().iter().map(memory).collect();
+        memories.dedup();
+        assert_eq!(memories.len(), copies, "{model:?}");
+    }
+}
+
+#[test]
 fn blocks_on_disk_come_through_the_staging_ring() {
     for model in Model::ALL {
         let folder = tempfile::tempdir().unwrap();

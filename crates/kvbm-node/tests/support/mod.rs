@@ -31,10 +31,12 @@ pub(crate) enum Model {
     /// A window of two blocks, full attention, and a state. Blocks of full attention take five
     /// pages of host memory, those of the others a part of one.
     ThreeGroups,
+    /// One latent of a token in each layer, which all ranks hold: host memory has one copy.
+    Latent,
 }
 
 impl Model {
-    pub(crate) const ALL: [Self; 2] = [Self::OneGroup, Self::ThreeGroups];
+    pub(crate) const ALL: [Self; 3] = [Self::OneGroup, Self::ThreeGroups, Self::Latent];
 
     fn text(self) -> &'static str {
         match self {
@@ -43,6 +45,7 @@ impl Model {
                 "groups = [\"window=7 layers=2 heads=2 head_dim=8\", \"full layers=3 heads=2 head_dim=200\", \
                  \"state layers=1 bytes=302\"]"
             }
+            Self::Latent => "num_layers = 3\nnum_kv_heads = 1\nhead_dim = 8\nouter_dim = 1",
         }
     }
 
@@ -53,6 +56,10 @@ impl Model {
 
     fn config_text(self, ranks: u32, more: &str) -> String {
         let model = self.text();
+        let more = match self {
+            Self::Latent => more.replace("[host]\n", "[host]\none_copy = true\n"),
+            Self::OneGroup | Self::ThreeGroups => more.to_owned(),
+        };
         format!(
             "[model]\n{model}\npage_size = {PAGE}\ndtype = \"f16\"\n[namespace]\nmodel = \"tiny\"\n\
              [parallelism]\ntensor_parallel = {ranks}\n{more}"
@@ -61,7 +68,7 @@ impl Model {
 
     pub(crate) fn kinds(self) -> Vec<GroupKind> {
         match self {
-            Self::OneGroup => vec![GroupKind::Full],
+            Self::OneGroup | Self::Latent => vec![GroupKind::Full],
             Self::ThreeGroups => vec![GroupKind::SlidingWindow(7), GroupKind::Full, GroupKind::State],
         }
     }
@@ -75,7 +82,7 @@ impl Model {
     #[allow(clippy::single_range_in_vec_init, reason = "one range is what is needed")]
     pub(crate) fn needed(self, blocks: usize) -> Vec<Range<usize>> {
         match self {
-            Self::OneGroup => vec![0..blocks],
+            Self::OneGroup | Self::Latent => vec![0..blocks],
             Self::ThreeGroups => {
                 vec![blocks.saturating_sub(2)..blocks, 0..blocks, blocks.saturating_sub(1)..blocks]
             }
@@ -96,19 +103,25 @@ impl Model {
         ranges.iter().enumerate().map(place).collect()
     }
 
+    /// The rank whose bytes a rank has.
+    fn bytes_of_rank(self, rank: usize) -> usize {
+        if self == Self::Latent { 0 } else { rank }
+    }
+
     /// The engine's memory on a rank of so many.
     pub(crate) fn memory(self, blocks: u32, ranks: u16) -> Vec<BoundLayout> {
         let heads = 2 / u32::from(ranks);
         let layouts = match self {
             Self::OneGroup => vec![layout(blocks, heads)],
+            Self::Latent => vec![kv_layout(blocks, (3, 1), 1, 8)],
             Self::ThreeGroups => {
                 let state = LayoutConfig::builder().num_blocks(blocks).num_layers(1).outer_dim(0);
                 let state = state.page_size(PAGE as u32).inner_dim(1).dtype(DType::U8);
                 let state = state.plane(OpaquePlane::new("state", 302 / u32::from(ranks)));
                 let state = FullyContiguous::new(state.build().expect("a shape"), AxisOrder::Nhd);
                 vec![
-                    kv_layout(blocks, 2, heads, 8),
-                    kv_layout(blocks, 3, heads, 200),
+                    kv_layout(blocks, (2, 2), heads, 8),
+                    kv_layout(blocks, (3, 2), heads, 200),
                     Arc::new(state.expect("a layout")),
                 ]
             }
@@ -175,14 +188,15 @@ pub(crate) struct TestEngine {
 
 /// Blocks of the model with one group.
 pub(crate) fn layout(blocks: u32, heads: u32) -> Arc<dyn BlockLayout> {
-    kv_layout(blocks, 3, heads, 8)
+    kv_layout(blocks, (3, 2), heads, 8)
 }
 
-fn kv_layout(blocks: u32, layers: u32, heads: u32, head_dim: u32) -> Arc<dyn BlockLayout> {
+/// Of so many layers with so many tensors each.
+fn kv_layout(blocks: u32, (layers, outer): (u32, u32), heads: u32, head_dim: u32) -> Arc<dyn BlockLayout> {
     let config = LayoutConfig::builder()
         .num_blocks(blocks)
         .num_layers(layers)
-        .outer_dim(2)
+        .outer_dim(outer)
         .page_size(PAGE as u32)
         .inner_dim(heads * head_dim)
         .num_heads(heads)
@@ -234,6 +248,7 @@ impl TestEngine {
         for (rank, groups) in self.ranks.iter().enumerate() {
             let g1 = &groups[group];
             for (at, id) in ids.iter().enumerate() {
+                let rank = self.model.bytes_of_rank(rank);
                 let bytes = bytes_of(tokens, first + at, (rank, group), g1.bytes_per_block());
                 // SAFETY: no copy touches the block: the caller names free ones.
                 unsafe { g1.write_block(*id, &bytes) }.expect("in range");
@@ -254,6 +269,7 @@ impl TestEngine {
                 let mut found = vec![0; g1.bytes_per_block() as usize];
                 // SAFETY: no copy writes the block: its load is over.
                 unsafe { g1.read_block(*id, &mut found) }.expect("in range");
+                let rank = self.model.bytes_of_rank(rank);
                 found == bytes_of(tokens, first + at, (rank, group), g1.bytes_per_block())
             })
         })

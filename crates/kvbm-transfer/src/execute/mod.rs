@@ -12,6 +12,7 @@ mod memory;
 mod staged;
 mod sums;
 mod volume;
+mod written_elsewhere;
 
 pub(crate) use copy::{Lane, MoverLane, Route};
 pub(crate) use disk::{DiskCarrier, Reads, Writes};
@@ -19,6 +20,7 @@ pub(crate) use fused::{Kernels, Way};
 pub(crate) use memory::MemoryCarrier;
 pub(crate) use staged::StagedCarrier;
 pub(crate) use volume::{VolumeReader, VolumeWriter, failure_of, readable_cuts};
+pub(crate) use written_elsewhere::WrittenElsewhere;
 
 use crate::completion_queue::{CompletionQueue, Done};
 use crate::hub::{Hub, Producer};

@@ -324,18 +324,20 @@ impl ModelConfig {
 
     /// Of `ranks` ranks the one that writes what `rank` holds to storage that they share: the first
     /// that holds the same bytes of every group. Heads are replicated where there are more ranks
-    /// than heads; the latent of MLA is one head. Parts of a state, and tensors without axes, are
-    /// each rank's own.
+    /// than heads; the latent of MLA is one head. Of tensors without axes the model says how many
+    /// ranks have the same. Parts of a state are each rank's own.
     pub(crate) fn writer(&self, rank: u32, ranks: u32) -> u32 {
+        let of_replicas = rank - rank % self.replicas.max(1);
         if self.is_opaque() {
-            return rank;
+            return of_replicas;
         }
         let of_group = |group: CacheGroup| match group.content {
             LayerContent::Kv { num_kv_heads, .. } => match slice_for_rank(num_kv_heads, ranks, rank) {
                 Ok(HeadSlice { holders: Holders::Several { writer, .. }, .. }) => writer,
                 _ => rank,
             },
-            LayerContent::State { .. } | LayerContent::Opaque { .. } => rank,
+            LayerContent::Opaque { .. } => of_replicas,
+            LayerContent::State { .. } => rank,
         };
         // Ranks with the same head follow each other: who is in one row with the largest of these
         // in every group has its bytes.
@@ -373,6 +375,13 @@ impl Config {
     /// Ranks that write to G3 and G4: together they hold each byte of a block once.
     pub fn writers(&self) -> impl Iterator<Item = Rank> + '_ {
         self.ranks().filter(|rank| self.writer_of(*rank) == *rank)
+    }
+
+    /// The rank that writes what `rank` holds to G2, where one process has all ranks: itself, or
+    /// [`writer_of`](Self::writer_of) it.
+    pub fn host_writer_of(&self, rank: Rank) -> Rank {
+        // Every rank of a node reads from its peers into slots of its own.
+        if self.host.one_copy && !self.remote.enabled { self.writer_of(rank) } else { rank }
     }
 
     /// All ranks.

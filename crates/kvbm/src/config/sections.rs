@@ -79,6 +79,10 @@ section! {
         /// required then), `dtype` and `outer_dim`. Such blocks are copied whole, and no other
         /// number of ranks can read them.
         opaque_tensors: TensorBytes = TensorBytes::default(), ["bytes per rank"];
+        /// Ranks, one after another, that hold the same bytes, where tensors have no axes: all of
+        /// them for MLA, as many as share a KV head else. G3 and G4 have one copy of these. Where
+        /// the model has heads, kvbm knows this from their number.
+        replicas: u32 = 1, ["ranks"], 1 to 1024;
         /// Layers that cache alike, where not all do: an array with a text for each group. It
         /// stands in place of `num_layers`, `num_kv_heads`, `head_dim` (not required then) and
         /// `outer_dim`. A group is `full` (every block of a prefix), `window=TOKENS` (the last
@@ -265,6 +269,11 @@ section! {
         /// request for them does not read the disk again. Not needed where the engine's own blocks
         /// are such a cache.
         keep_loaded: bool = true, [""];
+        /// Let ranks that hold the same bytes (MLA, more ranks than KV heads) share one copy of a
+        /// block. The first of them writes it; the others do not read their blocks, so nothing
+        /// compares them. Workers in processes of their own and managers with `[remote]` have a
+        /// copy for each rank in any case.
+        one_copy: bool = false, [""];
     }
 }
 

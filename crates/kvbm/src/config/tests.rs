@@ -85,12 +85,13 @@ fn a_full_file_sets_every_key() {
     config.validate().unwrap();
     let defaults = Config::default();
     for key in keys() {
-        // One has no meaning on a GPU, two stand in place of the model's axes, one is for those
+        // One has no meaning on a GPU, two stand in place of the model's axes, two are for those
         // alone, and two stand in place of others of their section.
         let only_choice = [
             "device.bandwidth_model",
             "model.opaque_tensors",
             "model.groups",
+            "model.replicas",
             "volumes.lossy_dtype",
             "encryption.key_file",
             "encryption.previous_key_command",
@@ -283,6 +284,7 @@ fn rules_name_the_key_and_the_way_out() {
             &[("parallelism.tensor_parallel", "3")],
             "parallelism.tensor_parallel = 3: must divide model.num_kv_heads (8)",
         ),
+        (&[("model.replicas", "2")], "model.replicas = 2: must be 1 for a model whose heads"),
         (
             &[("parallelism.workers", "a,b")],
             "parallelism.workers = 2 sockets: must name one socket for each of the 1 ranks",

@@ -312,6 +312,7 @@ impl Config {
 
     fn validate_model(&self) -> Result<(), ConfigError> {
         let model = &self.model;
+        self.validate_replicas()?;
         if model.is_opaque() {
             return self.validate_opaque_model();
         }
@@ -319,6 +320,23 @@ impl Config {
             return self.validate_groups();
         }
         self.validate_ranks("model.num_kv_heads", model.num_kv_heads)
+    }
+
+    /// Whether all ranks are in rows of `model.replicas`, of a model that does not say it by its
+    /// heads.
+    fn validate_replicas(&self) -> Result<(), ConfigError> {
+        let (model, ranks) = (&self.model, self.parallelism.tensor_parallel);
+        let has_axes = |group: &CacheGroup| !matches!(group.content, LayerContent::Opaque { .. });
+        let says_heads = !model.is_opaque() && model.cache_groups().iter().any(has_axes);
+        if model.replicas > 1 && says_heads {
+            let rule = "must be 1 for a model whose heads or states are known";
+            return broken("model.replicas", &model.replicas, rule);
+        }
+        if !ranks.is_multiple_of(model.replicas.max(1)) {
+            let rule = format!("must divide parallelism.tensor_parallel ({ranks})");
+            return broken("model.replicas", &model.replicas, &rule);
+        }
+        Ok(())
     }
 
     /// Whether the ranks can divide these KV heads.

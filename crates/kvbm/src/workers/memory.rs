@@ -98,7 +98,7 @@ impl SharedHost {
     pub fn layouts_of(config: &Config, rank: Rank) -> Result<GroupLayouts, WorkerError> {
         let [_, g2_blocks, _] = config.tier_blocks();
         let ring = ring_slots(config, rank)?;
-        host_layouts(config, rank, all_slots(g2_blocks, ring))
+        host_layouts(config, rank, RankRow::of(config, rank).all_slots(g2_blocks, ring))
     }
 }
 
@@ -128,20 +128,27 @@ impl G1Memory {
         }
     }
 
-    /// The memory, which is allocated here where G1 is ours, and G2 with it.
+    /// The memory, which is allocated here where G1 is ours, and G2 with it, where no `writer` has
+    /// it.
     fn resolve(
         &self,
         config: &Config,
         rank: Rank,
         [g1_blocks, g2_blocks]: [u32; 2],
+        writer: Option<&RankMemory>,
     ) -> Result<(RankG1, Vec<BoundLayout>), WorkerError> {
         if let Self::Movers(blocks, movers, kept) = self {
-            return shared_memory(config, rank, [*blocks, g2_blocks], movers, kept.as_deref());
+            let there = match writer.map(|writer| &writer.g1) {
+                Some(RankG1::Elsewhere(_, shared)) => Some(&shared.memory),
+                _ => kept.as_ref().map(|kept| &kept.memory),
+            };
+            return shared_memory(config, rank, [*blocks, g2_blocks], movers, there);
         }
         let (device, g1) = self.resolve_g1(config, rank, g1_blocks)?;
-        let g2 = match g2_blocks {
-            0 => Vec::new(),
-            blocks => host_memory(config, device.as_ref(), rank, blocks)?,
+        let g2 = match (writer, g2_blocks) {
+            (Some(writer), _) => writer.g2.clone(),
+            (None, 0) => Vec::new(),
+            (None, blocks) => host_memory(config, device.as_ref(), rank, blocks)?,
         };
         Ok((RankG1::Here(device, g1), g2))
     }
@@ -192,24 +199,26 @@ fn in_one_memory(
     Ok(bound)
 }
 
-/// G1 of other processes, and G2 and staging rings in memory that they map.
+/// G1 of other processes, and G2 and staging rings in memory that they map: in `there`, if that is
+/// given.
 fn shared_memory(
     config: &Config,
     rank: Rank,
     [g1_blocks, g2_blocks]: [u32; 2],
     movers: &Arc<dyn Movers>,
-    kept: Option<&KeptHost>,
+    there: Option<&Arc<SharedStorage>>,
 ) -> Result<(RankG1, Vec<BoundLayout>), WorkerError> {
     let wrong = |source| WorkerError::Storage { tier: Tier::G2, source };
     let slot = shared_slot_bytes(config, rank)?;
     let ring = ring_slots(config, rank)?;
-    let all = host_layouts(config, rank, all_slots(g2_blocks, ring))?;
+    let row = RankRow::of(config, rank);
+    let all = host_layouts(config, rank, row.all_slots(g2_blocks, ring))?;
     let bytes = all.iter().map(|layout| layout.total_bytes()).max().unwrap_or(0);
     let huge_pages = if config.host.huge_pages { HugePages::Try } else { HugePages::No };
-    let memory = match kept {
-        Some(kept) if kept.memory.region().len() == bytes => Arc::clone(&kept.memory),
-        Some(kept) => {
-            let (found, needed) = (kept.memory.region().len(), bytes);
+    let memory = match there {
+        Some(memory) if memory.region().len() == bytes => Arc::clone(memory),
+        Some(memory) => {
+            let (found, needed) = (memory.region().len(), bytes);
             return Err(WorkerError::KeptHost { rank, found, needed });
         }
         None => {
@@ -232,7 +241,8 @@ fn shared_memory(
         let slots = bind(host_layouts(config, rank, ring)?, first)?;
         Ok::<_, WorkerError>(MoverRing { slots, first })
     };
-    let rings = [ring_at(g2_blocks)?, ring_at(g2_blocks + ring)?];
+    let first = row.first_ring(g2_blocks, ring);
+    let rings = [ring_at(first)?, ring_at(first + ring)?];
     let tier = MoverTier { blocks: g1_blocks, movers: Arc::clone(movers), rings };
     let shared = SharedHost { slots: bind(all, 0)?, memory };
     Ok((RankG1::Elsewhere(tier, shared), g2))
@@ -269,9 +279,32 @@ fn ring_slots(config: &Config, rank: Rank) -> Result<u32, WorkerError> {
     Ok(slots.clamp(2, MAX_RING_BLOCKS))
 }
 
-/// Slots of G2 and of both rings.
-fn all_slots(g2_blocks: u32, ring: u32) -> u32 {
-    g2_blocks.saturating_add(2 * ring)
+/// The ranks whose memory is one piece, because they hold the same bytes: G2, then two staging
+/// rings for each of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RankRow {
+    /// The rank's place among them.
+    place: u32,
+    ranks: u32,
+}
+
+impl RankRow {
+    fn of(config: &Config, rank: Rank) -> Self {
+        let writer = config.host_writer_of(rank);
+        // Ranks with the same bytes follow each other.
+        let ranks = config.ranks().filter(|other| config.host_writer_of(*other) == writer).count();
+        Self { place: u32::from(rank.0.saturating_sub(writer.0)), ranks: (ranks as u32).max(1) }
+    }
+
+    /// Slots of G2 and of all rings.
+    fn all_slots(self, g2_blocks: u32, ring: u32) -> u32 {
+        g2_blocks.saturating_add(2 * ring * self.ranks)
+    }
+
+    /// The first slot of the rank's first ring.
+    fn first_ring(self, g2_blocks: u32, ring: u32) -> u32 {
+        g2_blocks + 2 * ring * self.place
+    }
 }
 
 /// Memory of a rank. It outlives the leaders that the rank's worker serves.
@@ -287,21 +320,25 @@ pub(super) struct RankMemory {
 }
 
 impl RankMemory {
-    /// Memory of so many blocks on G1, where that is ours, and on G2.
+    /// Memory of so many blocks on G1, where that is ours, and on G2. G2 of a rank whose blocks
+    /// another rank of this process writes is memory of that `writer`.
     pub(super) fn new(
         config: &Config,
         rank: Rank,
         memory: &G1Memory,
         blocks: [u32; 2],
+        writer: Option<&Self>,
     ) -> Result<Self, WorkerError> {
-        let (g1, g2) = memory.resolve(config, rank, blocks)?;
+        let (g1, g2) = memory.resolve(config, rank, blocks, writer)?;
         let population = match (&g1, g2.first()) {
-            _ if !config.host.populate => None,
+            _ if !config.host.populate || writer.is_some() => None,
             (RankG1::Elsewhere(_, shared), _) => populate_shared(shared, rank),
             (RankG1::Here(..), Some(g2)) => populate(host_memory_of(g2), rank, false, || ()),
             (RankG1::Here(..), None) => None,
         };
-        Ok(Self { g1, g2, kept: memory.kept().to_vec(), _population: population })
+        // The writer knows what is in the memory of both.
+        let kept = if writer.is_none() { memory.kept().to_vec() } else { Vec::new() };
+        Ok(Self { g1, g2, kept, _population: population })
     }
 
     /// For volumes of which the leader tells: blocks reach them through G2.

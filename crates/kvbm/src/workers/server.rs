@@ -74,7 +74,7 @@ impl WorkerServer {
     pub fn bind(config: &Config, rank: Rank, memory: &G1Memory, socket: &Path) -> Result<Self, WorkerError> {
         let address = config.parallelism.worker_address(socket)?;
         let [g1_blocks, g2_blocks, g3_blocks] = checked_blocks(config, rank)?;
-        let memory = RankMemory::new(config, rank, memory, [g1_blocks, g2_blocks])?;
+        let memory = RankMemory::new(config, rank, memory, [g1_blocks, g2_blocks], None)?;
         let Some(g1) = memory.g1_here().first().cloned() else {
             return Err(WorkerError::MemoryElsewhere { rank });
         };
@@ -180,6 +180,7 @@ impl Service for ServedRank {
             volumes,
             sink: Arc::new(move |bytes: Vec<u8>| sender.send(&bytes)),
             keys,
+            writer: None,
         };
         let worker = Worker::start_on(&self.config, self.memory.clone(), start);
         let worker = Arc::new(worker.map_err(|error| error.to_string())?);

@@ -89,11 +89,14 @@ pub(super) fn volume_tier(
 fn volume_group(config: &Config, group: &CacheGroup, rank: Rank) -> Result<VolumeGroup, WorkerError> {
     let (own, ranks) = (u32::from(rank.0), config.parallelism.tensor_parallel);
     if config.model.is_opaque() {
-        // An object's name must say which rank of how many wrote it: no other one can read it.
+        // An object's name must say which rank of how many wrote it: only ranks with the same bytes
+        // can read it.
+        let own = u32::from(config.writer_of(rank).0);
         let slice = BlobSlice { first_layer: 0, num_layers: ranks, first_head: own, num_heads: 1 };
         return Ok(VolumeGroup { slice, heads: 1 });
     }
     let LayerContent::Kv { num_kv_heads: heads, .. } = group.content else {
+        let own = u32::from(config.writer_of(rank).0);
         return Ok(VolumeGroup::of_rank(group.layers, 0, own, ranks));
     };
     let HeadSlice { heads: held, holders } = slice_for_rank(heads, ranks, own)?;

@@ -39,6 +39,8 @@ pub(super) struct WorkerStart {
     pub(super) volumes: Option<Arc<VolumeRegistry>>,
     pub(super) sink: MessageSink,
     pub(super) keys: DiskKeys,
+    /// The worker of the rank that writes G2 for this one, too.
+    pub(super) writer: Option<Arc<TransferManager>>,
 }
 
 impl Worker {
@@ -59,11 +61,12 @@ impl Worker {
         sink: MessageSink,
     ) -> Result<Self, WorkerError> {
         let [g1_blocks, g2_blocks, g3_blocks] = checked_blocks(config, rank)?;
-        let memory = RankMemory::new(config, rank, memory, [g1_blocks, g2_blocks])?;
+        let memory = RankMemory::new(config, rank, memory, [g1_blocks, g2_blocks], None)?;
         let keys = disk_keys(config)?;
         predecessor::take_over(config, &keys, [g2_blocks, g3_blocks], tag);
         let volumes = memory.volumes(config, tag)?;
-        Self::start_on(config, memory, WorkerStart { rank, epoch, tag, g3_blocks, volumes, sink, keys })
+        let start = WorkerStart { rank, epoch, tag, g3_blocks, volumes, sink, keys, writer: None };
+        Self::start_on(config, memory, start)
     }
 
     /// The same in memory that is there.
@@ -72,7 +75,7 @@ impl Worker {
         memory: RankMemory,
         start: WorkerStart,
     ) -> Result<Self, WorkerError> {
-        let WorkerStart { rank, epoch, tag, g3_blocks, volumes, sink, keys } = start;
+        let WorkerStart { rank, epoch, tag, g3_blocks, volumes, sink, keys, writer } = start;
         let mut worker_config = WorkerConfig::new(rank, epoch, *tag.as_bytes());
         match &memory.g1 {
             RankG1::Here(device, groups) => {
@@ -111,7 +114,10 @@ impl Worker {
             worker_config.g3 = Some(tier);
         }
         worker_config.volumes = volumes.map(|registry| volume_tier(config, &registry, rank)).transpose()?;
-        let manager = TransferManager::start(worker_config, sink)?;
+        let manager = match writer {
+            Some(writer) => TransferManager::start_beside(&writer, worker_config, sink)?,
+            None => TransferManager::start(worker_config, sink)?,
+        };
         Ok(Self { rank, memory, g3, manager: Some(Arc::new(manager)) })
     }
 
@@ -165,6 +171,11 @@ impl Worker {
     pub(crate) fn kept_host(&self) -> Option<KeptHost> {
         let memory = Arc::clone(&self.shared()?.memory);
         Some(KeptHost { memory, contents: self.manager.as_ref()?.host_contents() })
+    }
+
+    /// The memory and the worker of a rank that writes G2 for `rank`, too.
+    pub(super) fn as_writer(&self) -> (&RankMemory, Option<Arc<TransferManager>>) {
+        (&self.memory, self.manager.clone())
     }
 
     /// The worker's own part in what peers read and give.

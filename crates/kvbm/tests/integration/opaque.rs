@@ -84,16 +84,24 @@ fn end(manager: KvBlockManager<Engine>) {
     drop(manager);
 }
 
+/// With `model.replicas`, ranks hold the same bytes, and disk, volume and, where that is wanted,
+/// host memory have one copy of them. Mutations that make it fail: the writer of a rank does not
+/// depend on `model.replicas`; a rank reads objects of its own number.
 #[test]
 fn opaque_blocks_take_every_path() {
-    for ranks in [1, 2] {
+    for (ranks, replicas, one_copy) in [(1, 1, false), (2, 1, true), (4, 2, false), (4, 2, true)] {
         let (disk, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let volume = format!("dir://{}", folder.path().display());
         let with_volume = |config: &mut Config| {
+            (config.model.replicas, config.host.one_copy) = (replicas, one_copy);
             config.volume = vec![kvbm::config::VolumeConfig { uri: volume.clone(), ..Default::default() }];
         };
         let manager = open(&TENSORS, ranks, disk.path(), with_volume).unwrap();
         put(&manager);
+        let copies = if one_copy { ranks / replicas } else { ranks };
+        let saved = manager.metrics().path(Path::G1_G2).bytes.get();
+        assert_eq!(saved, 5 * u64::from(copies) * manager.config().rank_block_bytes());
+        assert_eq!(slot_files(disk.path()), ranks / replicas);
         assert_eq!(take(&manager), 5);
         manager.clear(Tier::G2).unwrap();
         assert_eq!((take(&manager), manager.metrics().path(Path::G3_G1).blocks.get()), (5, 5));
@@ -168,4 +176,12 @@ fn invariant_7_memory_of_other_tensors_than_the_model_has_is_refused_at_the_star
     assert!(ours.wait_offloads(soon()));
     ours.clear(Tier::G1).unwrap();
     assert_eq!(crate::support::serve(&ours, &tokens), 5);
+}
+
+/// Slot files below a folder.
+fn slot_files(folder: &FilePath) -> u32 {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries
+        .map(|path| if path.is_dir() { slot_files(&path) } else { path.ends_with("slots.kvbm").into() })
+        .sum()
 }

@@ -1,11 +1,11 @@
 //! Ranks that hold the same bytes (MLA, more ranks than KV heads): G3 has one copy, which one rank
-//! writes and all read.
+//! writes and all read, and so has G2 where `host.one_copy` is set.
 #![cfg(feature = "worker")]
 
 use crate::support::heads::{self, serve};
 use crate::support::{expected, host, namespace, soon, tokens, unlimited};
-use kvbm::config::{Blocks, Config, ModelConfig};
-use kvbm::storage::BoundLayout;
+use kvbm::config::{Blocks, Config, ModelConfig, VerifyHost};
+use kvbm::storage::{BoundLayout, RegionBytes};
 use kvbm::{BlockId, Engine, FailureKind, G1Memory, KvBlockManager, Owned, Path, Rank, Tier, TokenSequence};
 use kvbm::{TookOver, WorkerServer};
 use std::path::{Path as FilePath, PathBuf};
@@ -116,6 +116,81 @@ fn ranks_that_hold_other_bytes_store_nothing() {
     assert_eq!(manager.match_prefix(&sequence).len(), 0);
     drop(manager);
     assert_eq!(open(latent(), dir.path(), 2).match_prefix(&sequence).len(), 0, "nor after a restart");
+}
+
+/// A manager whose ranks share host memory.
+fn open_shared(model: ModelConfig, dir: &FilePath, ranks: u32) -> KvBlockManager<Owned> {
+    let builder = heads::on_disk(model, dir, ranks).configure(|config| config.host.one_copy = true);
+    builder.build().expect("a manager")
+}
+
+/// Where G2 of each rank begins.
+fn host_memory(manager: &KvBlockManager<Owned>) -> Vec<*mut u8> {
+    let start = |worker: &kvbm::Worker| match worker.g2().expect("G2").region(0).expect("a region") {
+        RegionBytes::Host(region) => region.as_ptr(),
+        other => panic!("{other:?}"),
+    };
+    manager.workers().iter().map(start).collect()
+}
+
+/// Ranks with the same bytes read one copy in host memory, which one of them writes: from G1, and
+/// from the disk after a restart. Mutations that make it fail: each rank allocates its own G2; a
+/// rank that does not write copies its block, too; it keeps claims of its own.
+#[test]
+fn one_copy_in_host_memory_serves_every_rank() {
+    for (model, ranks, writers) in [(latent(), 4, 1), (latent(), 2, 1), (heads::model(), 8, 4)] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let manager = open_shared(model.clone(), dir.path(), ranks);
+        let mut memory = host_memory(&manager);
+        memory.dedup();
+        assert_eq!(memory.len(), writers, "{ranks} ranks");
+        let sequence = tokens(&manager, 1, BLOCKS);
+        assert_eq!(serve(&manager, &sequence), 0);
+        assert!(manager.wait_offloads(soon()));
+        let config = manager.config();
+        let copy = config.rank_block_bytes() * writers as u64 * u64::from(BLOCKS);
+        assert_eq!(manager.metrics().path(Path::G1_G2).bytes.get(), copy, "{ranks} ranks write one copy");
+        manager.clear(Tier::G1).expect("a tier of ours");
+        assert_eq!(serve(&manager, &sequence), BLOCKS as usize, "{ranks} ranks");
+        let onboarded = manager.metrics().path(Path::G2_G1).bytes.get();
+        assert_eq!(onboarded, config.rank_block_bytes() * u64::from(ranks * BLOCKS), "every rank reads it");
+        let report = manager.shutdown(Duration::from_secs(30));
+        assert!(report.is_complete(), "{report:?}");
+        drop(manager);
+        let manager = open_shared(model, dir.path(), ranks);
+        assert_eq!(serve(&manager, &sequence), BLOCKS as usize, "from the disk of {ranks} ranks");
+        for tier in [Tier::G1, Tier::G3] {
+            assert!(manager.wait_offloads(soon()));
+            manager.clear(tier).expect("a tier of ours");
+        }
+        assert_eq!(serve(&manager, &sequence), BLOCKS as usize, "from what came up to G2");
+    }
+}
+
+/// A damaged block in the one copy is a miss for all ranks, whichever reads it first.
+#[test]
+fn damage_to_the_copy_in_host_memory_is_a_miss_for_all() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let builder = heads::on_disk(latent(), dir.path(), 4).configure(|config| {
+        config.host.one_copy = true;
+        config.transfer.verify_host = VerifyHost::Always;
+        config.offload.g2_g3.write_through = false;
+    });
+    let manager = builder.build().expect("a manager");
+    let sequence = tokens(&manager, 1, BLOCKS);
+    assert_eq!(serve(&manager, &sequence), 0);
+    assert!(manager.wait_offloads(soon()));
+    let g2 = manager.workers().iter().next().expect("a worker").g2().expect("G2").clone();
+    let ones = vec![0xFF; g2.bytes_per_block() as usize];
+    for slot in 0..g2.num_blocks() {
+        // SAFETY: no transfer runs.
+        unsafe { g2.write_block(slot, &ones) }.expect("a block");
+    }
+    manager.clear(Tier::G1).expect("a tier of ours");
+    manager.clear(Tier::G3).expect("a tier of ours");
+    assert_eq!(serve(&manager, &sequence), 0, "no rank takes damaged bytes");
+    manager.clear(Tier::G1).expect("a tier of ours");
+    assert_eq!(serve(&manager, &sequence), BLOCKS as usize, "which was computed again");
 }
 
 /// Damage is found by whoever reads first, and is a miss for all ranks.

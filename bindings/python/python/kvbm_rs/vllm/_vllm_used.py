@@ -187,7 +187,15 @@ USED: tuple[Used, ...] = (
     (
         "vllm.config.model",
         "ModelConfig",
-        ("model", "revision", "dtype", "hf_config", "served_model_name"),
+        (
+            "model",
+            "revision",
+            "dtype",
+            "hf_config",
+            "served_model_name",
+            "use_mla",
+            "get_total_num_kv_heads",
+        ),
     ),
     ("vllm.v1.kv_cache_interface", "KVCacheConfig", ("num_blocks", "kv_cache_groups")),
 )

@@ -96,6 +96,17 @@ class ConfigView:
         return int(self._config.parallel_config.tensor_parallel_size)
 
     @property
+    def replicas(self) -> int:
+        """Ranks, one after another, that hold the same KV bytes, where all layers cache alike."""
+        ranks = self.tensor_parallel
+        if ranks == 1:
+            return 1
+        model = self._config.model_config
+        if model.use_mla:
+            return ranks
+        return max(1, ranks // int(model.get_total_num_kv_heads()))
+
+    @property
     def decode_context_parallel(self) -> int:
         return int(self._config.parallel_config.decode_context_parallel_size)
 

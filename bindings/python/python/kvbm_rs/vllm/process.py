@@ -186,6 +186,7 @@ class EngineProcess:
             seen.add(tensor.data_ptr())
             views += compat.block_views(name, tensor, num_blocks)
         self.layout = layout_of(views, page_size=self.view.block_size)
+        self.layout.replicas = self.view.replicas
 
     @property
     def _is_on_device(self) -> bool:
@@ -522,4 +523,5 @@ def _layout_of_ranks(
         layout = Layout.of_workers(first.num_blocks, view.block_size, groups=first.groups)
     else:
         layout = Layout.of_workers(first.num_blocks, view.block_size, first.tensor_bytes)
+        layout.replicas = view.replicas
     return layout, first.shapes, first.backends
