@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import faults
 
 __all__ = ["judge"]
+
+#: Blocks reach the disk whatever they are worth.
+_KEEPS = {"policy.admission": "all", "disk.drive_writes_per_day": 0}
 
 
 def judge(suite: Any) -> None:
@@ -18,6 +22,7 @@ def judge(suite: Any) -> None:
     if not suite.quick:
         _equal(suite, "one worker", {}, {"distributed_executor_backend": "mp"})
         _equal(suite, "two ranks", bound, {"tensor_parallel_size": 2})
+        _one_copy(suite, bound)
     found = suite.run(
         "one rank fails",
         "failures",
@@ -48,8 +53,26 @@ def judge(suite: Any) -> None:
         suite.check(f"two ranks: {what}", holds, found)
 
 
-def _equal(suite: Any, label: str, environment: dict[str, str], settings: dict[str, Any]) -> None:
+def _one_copy(suite: Any, bound: dict[str, str]) -> None:
+    """Two ranks of a model with one KV head: both have the same bytes, and the disk one copy."""
+    disk = suite.fresh("disk-one-copy")
+    options = {"host": "16MiB", "disk": disk, "disk_capacity": "1GiB", **_KEEPS}
+    label, settings = "two ranks of one head", {"tensor_parallel_size": 2}
+    _equal(suite, label, bound, settings, suite.one_head, options)
+    files = [str(file) for file in Path(disk).rglob("slots.kvbm")]
+    suite.check(f"{label}: the disk has one copy", len(files) == 1, files)
+
+
+def _equal(
+    suite: Any,
+    label: str,
+    environment: dict[str, str],
+    settings: dict[str, Any],
+    model: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> None:
     """The same tokens as without a connector, in an engine with the same processes."""
+    model = model or suite.tiny
     size = {"count": 200, "longest": 4000}
     right = str(suite.work / f"{label.replace(' ', '-')}.json")
     suite.run(
@@ -57,7 +80,7 @@ def _equal(suite: Any, label: str, environment: dict[str, str], settings: dict[s
         "references",
         environment,
         "equality.py",
-        model=suite.tiny,
+        model=model,
         wanted={right: {"twice": True, **size}},
         max_model_len=4608,
         **settings,
@@ -67,9 +90,9 @@ def _equal(suite: Any, label: str, environment: dict[str, str], settings: dict[s
         "equality",
         environment,
         "equality.py",
-        model=suite.tiny,
+        model=model,
         reference=right,
-        options={"host": "512MiB"},
+        options=options or {"host": "512MiB"},
         max_model_len=4608,
         num_gpu_blocks_override=216,
         **size,
