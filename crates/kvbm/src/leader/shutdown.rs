@@ -3,7 +3,9 @@
 use super::{ForgottenKey, Leader};
 use crate::metrics::EvictReason;
 use crate::slots::Commit;
-use kvbm_plan::{BlockIdentity, Failure, GroupId, NamespaceId, Path, Rank, SequenceHash, Tier, VolumeId};
+use kvbm_plan::{
+    BlockIdentity, Failure, FailureKind, GroupId, NamespaceId, Path, Rank, SequenceHash, Tier, VolumeId,
+};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
@@ -186,15 +188,19 @@ impl Leader {
         let Some(last) = self.lasting() else { return self.offload.wait_idle(deadline) };
         // G2 first and after every batch from above: what comes down must not push out what is not
         // saved yet.
-        let sent = RefCell::default();
-        let save_host = || self.save(Path::new(Tier::G2, last), last, deadline, &sent, &|| ());
+        let (path, sent) = (Path::new(Tier::G2, last), RefCell::default());
+        let late = || self.metrics.path(path).failures(FailureKind::Deadline).get();
+        let late_before = late();
+        let save_host = || self.save(path, last, deadline, &sent, &|| ());
         save_host();
         self.save(Path::G1_G2, last, deadline, &RefCell::default(), &save_host);
         let is_idle = self.offload.wait_idle(deadline);
         // Copies of an engine's blocks that were under way have arrived in G2 now. What failed on
-        // its way to the disk is not sent again.
+        // its way to the disk is not sent again, but what was late is, once: a busy machine may have
+        // been the reason.
         let is_new = |identity: &BlockIdentity| !sent.borrow().contains(&(identity.group, identity.hash));
-        if !is_idle || !self.unsaved(Tier::G2, last).iter().any(is_new) {
+        let was_late = late() > late_before;
+        if !is_idle || !self.unsaved(Tier::G2, last).iter().any(|block| was_late || is_new(block)) {
             return is_idle;
         }
         save_host();
