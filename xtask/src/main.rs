@@ -128,7 +128,6 @@ impl std::error::Error for Usage {}
 
 /// Whether everything passed.
 fn run(args: &[String]) -> anyhow::Result<bool> {
-    let usage = |text: String| Err(Usage(text).into());
     let (command, rest) = match args.split_first() {
         None => return usage("a command is missing".into()),
         Some((command, rest)) => (command.as_str(), rest),
@@ -138,66 +137,19 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
         return Ok(true);
     }
     match command {
-        "test" => match test::Options::parse(rest) {
-            Ok(options) => test::run(&options),
-            Err(text) => usage(text),
-        },
-        "bench-peers" => match bench_peers::Options::parse(rest) {
-            Ok(options) => bench_peers::run(&options),
-            Err(text) => usage(text),
-        },
-        "crash-test" => match crash_test::Options::parse(rest) {
-            Ok(options) => crash_test::run(&options),
-            Err(text) => usage(text),
-        },
-        "node-test" => match node_test::Options::parse(rest) {
-            Ok(options) => node_test::run(&options),
-            Err(text) => usage(text),
-        },
-        "engine-test" => match engine_test::Options::parse(rest) {
-            Ok(options) => engine_test::run(&options),
-            Err(text) => usage(text),
-        },
-        "hostile" => match hostile::Options::parse(rest) {
-            Ok(options) => hostile::run(&options),
-            Err(text) => usage(text),
-        },
-        "soak" => match soak::Options::parse(rest) {
-            Ok(options) => soak::run(&options),
-            Err(text) => usage(text),
-        },
-        "sim" => match sim::Options::parse(rest) {
-            Ok(options) => sim::run(&options),
-            Err(text) => usage(text),
-        },
-        "fuzz" => match fuzz::Options::parse(rest) {
-            Ok(options) => fuzz::run(&options),
-            Err(text) => usage(text),
-        },
-        "event-faults" => match RoundOptions::parse("event-faults", rest) {
-            Ok(options) => event_faults::run(&options),
-            Err(text) => usage(text),
-        },
-        "nixl" => match RoundOptions::parse("nixl", rest) {
-            Ok(options) => nixl::run(&options),
-            Err(text) => usage(text),
-        },
-        "regen-kernels" => {
-            let mode = match rest {
-                [] => kernels::Mode::Write,
-                [check] if check == "--check" => kernels::Mode::Check,
-                _ => return usage(format!("`regen-kernels` takes only --check: {}", rest.join(" "))),
-            };
-            kernels::regenerate(&workspace::Workspace::load()?, mode).map(|()| true)
-        }
-        "gpu-bundle" => {
-            let mode = match rest {
-                [] => gpu::Mode::Write,
-                [rehearse] if rehearse == "--rehearse" => gpu::Mode::Rehearse,
-                _ => return usage(format!("`gpu-bundle` takes only --rehearse: {}", rest.join(" "))),
-            };
-            gpu::bundle(&workspace::Workspace::load()?, mode).map(|()| true)
-        }
+        "test" => with(test::Options::parse(rest), test::run),
+        "bench-peers" => with(bench_peers::Options::parse(rest), bench_peers::run),
+        "crash-test" => with(crash_test::Options::parse(rest), crash_test::run),
+        "node-test" => with(node_test::Options::parse(rest), node_test::run),
+        "engine-test" => with(engine_test::Options::parse(rest), engine_test::run),
+        "hostile" => with(hostile::Options::parse(rest), hostile::run),
+        "soak" => with(soak::Options::parse(rest), soak::run),
+        "sim" => with(sim::Options::parse(rest), sim::run),
+        "fuzz" => with(fuzz::Options::parse(rest), fuzz::run),
+        "event-faults" => with(RoundOptions::parse("event-faults", rest), event_faults::run),
+        "nixl" => with(RoundOptions::parse("nixl", rest), nixl::run),
+        "regen-kernels" => regenerate_kernels(rest),
+        "gpu-bundle" => gpu_bundle(rest),
         "tidy" | "test-gpu" | "verify-kernels" | "wheel" if !rest.is_empty() => {
             usage(format!("`{command}` takes no argument: {}", rest[0]))
         }
@@ -212,6 +164,39 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
         "test-gpu" => gpu::run(&workspace::Workspace::load()?),
         other => usage(format!("unknown command `{other}`")),
     }
+}
+
+fn usage(text: String) -> anyhow::Result<bool> {
+    Err(Usage(text).into())
+}
+
+/// Runs a command, unless its options are wrong.
+fn with<O>(
+    options: Result<O, String>,
+    command: impl FnOnce(&O) -> anyhow::Result<bool>,
+) -> anyhow::Result<bool> {
+    match options {
+        Ok(options) => command(&options),
+        Err(text) => usage(text),
+    }
+}
+
+fn regenerate_kernels(rest: &[String]) -> anyhow::Result<bool> {
+    let mode = match rest {
+        [] => kernels::Mode::Write,
+        [check] if check == "--check" => kernels::Mode::Check,
+        _ => return usage(format!("`regen-kernels` takes only --check: {}", rest.join(" "))),
+    };
+    kernels::regenerate(&workspace::Workspace::load()?, mode).map(|()| true)
+}
+
+fn gpu_bundle(rest: &[String]) -> anyhow::Result<bool> {
+    let mode = match rest {
+        [] => gpu::Mode::Write,
+        [rehearse] if rehearse == "--rehearse" => gpu::Mode::Rehearse,
+        _ => return usage(format!("`gpu-bundle` takes only --rehearse: {}", rest.join(" "))),
+    };
+    gpu::bundle(&workspace::Workspace::load()?, mode).map(|()| true)
 }
 
 #[cfg(test)]
