@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use kvbm_plan::{GroupId, LeaseId, NamespaceTag, NodeId, SequenceHash, clock, deadline_after};
+use kvbm_plan::{Epoch, GroupId, LeaseId, NamespaceTag, NodeId, SequenceHash, clock, deadline_after};
 
 use super::grants::OfferedChain;
 use super::messages::{self, Message, RefusedRead};
@@ -52,32 +52,34 @@ impl Shared {
 
     fn handle(&self, from: &str, bytes: &[u8]) {
         let Some(peer) = self.registry.node_of(from) else {
-            // One that is not announced any more may have written until now.
-            match messages::decode(bytes) {
-                Some(Message::Finished { lease }) if self.grants.knows(from) => self.finished(from, lease),
-                _ => {
-                    self.counters.strangers.fetch_add(1, Ordering::Relaxed);
-                }
+            self.handle_stranger(from, bytes);
+            return;
+        };
+        match messages::decode(bytes) {
+            Some(message) => self.handle_message(from, peer.node, message),
+            None => {
+                self.counters.malformed.fetch_add(1, Ordering::Relaxed);
             }
-            return;
-        };
-        let Some(message) = messages::decode(bytes) else {
-            self.counters.malformed.fetch_add(1, Ordering::Relaxed);
-            return;
-        };
-        let now = clock::now();
+        }
+    }
+
+    fn handle_stranger(&self, from: &str, bytes: &[u8]) {
+        // One that is not announced any more may have written until now.
+        match messages::decode(bytes) {
+            Some(Message::Finished { lease }) if self.grants.knows(from) => self.finished(from, lease),
+            _ => {
+                self.counters.strangers.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn handle_message(&self, from: &str, peer: NodeId, message: Message) {
         match message {
             Message::Ask { request, epoch, namespace, group, hashes, parts } => {
-                let answer = if epoch == self.options.epoch {
-                    self.hold(from, request, (namespace, group), &hashes, &parts)
-                } else {
-                    Err(RefusedRead::Epoch)
-                };
-                let answer = answer.unwrap_or_else(|why| {
-                    self.counters.refused.fetch_add(1, Ordering::Relaxed);
-                    Message::Refuse { request, why }
-                });
-                self.answer(from, &answer);
+                let granted = self
+                    .check_epoch(epoch)
+                    .and_then(|()| self.hold(from, request, (namespace, group), &hashes, &parts));
+                self.answer_or_refuse(from, request, granted);
             }
             Message::Find { request, namespace, group, hashes } => {
                 let offered = self.offered_of(namespace, group);
@@ -85,34 +87,16 @@ impl Shared {
                 self.counters.found.fetch_add(u64::from(blocks), Ordering::Relaxed);
                 self.answer(from, &Message::Found { request, blocks });
             }
-            Message::Renew { lease } => {
-                let renewed = self.leases.renew(from, lease, now);
-                let answer = match renewed.or_else(|| self.grants.renew(from, lease, now)) {
-                    Some(ttl_ms) => Message::Renewed { lease, ttl_ms },
-                    None => Message::Ended { lease },
-                };
-                self.answer(from, &answer);
-            }
+            Message::Renew { lease } => self.renew(from, lease),
             Message::Release { lease } => self.leases.release(from, lease),
-            Message::Renewed { lease, ttl_ms } => self.renewed(peer.node, lease, ttl_ms),
-            Message::Ended { lease } => {
-                // The reader finds that its lease has ended.
-                if let Some(held) = self.held.lock().remove(&(peer.node, lease)) {
-                    *held.validity.lock() = now;
-                }
-            }
+            Message::Renewed { lease, ttl_ms } => self.renewed(peer, lease, ttl_ms),
+            Message::Ended { lease } => self.ended(peer, lease),
             Message::Offer { request, epoch, namespace, group, chain, hashes, most } => {
-                let offer = OfferedChain { writer: peer.node, chain, hashes: &hashes, most: most as usize };
-                let answer = if epoch == self.options.epoch {
-                    self.set_aside(from, request, (namespace, group), offer)
-                } else {
-                    Err(RefusedRead::Epoch)
-                };
-                let answer = answer.unwrap_or_else(|why| {
-                    self.counters.refused.fetch_add(1, Ordering::Relaxed);
-                    Message::Refuse { request, why }
-                });
-                self.answer(from, &answer);
+                let offer = OfferedChain { writer: peer, chain, hashes: &hashes, most: most as usize };
+                let room = self
+                    .check_epoch(epoch)
+                    .and_then(|()| self.set_aside(from, request, (namespace, group), offer));
+                self.answer_or_refuse(from, request, room);
             }
             Message::Written { request, lease, blocks, digests } => {
                 let answer = self.take_written(from, request, lease, blocks, &digests);
@@ -120,7 +104,7 @@ impl Shared {
             }
             Message::Finished { lease } => self.finished(from, lease),
             Message::AskFinished { lease } => {
-                if !self.is_writing(peer.node, lease) {
+                if !self.is_writing(peer, lease) {
                     self.answer(from, &Message::Finished { lease });
                 }
             }
@@ -132,6 +116,20 @@ impl Shared {
                 self.deliver(from, request, message);
             }
         }
+    }
+
+    /// Refuses what was asked of an earlier life of this node.
+    fn check_epoch(&self, epoch: Epoch) -> Result<(), RefusedRead> {
+        if epoch == self.options.epoch { Ok(()) } else { Err(RefusedRead::Epoch) }
+    }
+
+    /// Answers a request for a lease, or says why there is none.
+    fn answer_or_refuse(&self, to: &str, request: u64, answer: Result<Message, RefusedRead>) {
+        let answer = answer.unwrap_or_else(|why| {
+            self.counters.refused.fetch_add(1, Ordering::Relaxed);
+            Message::Refuse { request, why }
+        });
+        self.answer(to, &answer);
     }
 
     /// What this node offers of a namespace and group.
@@ -187,6 +185,17 @@ impl Shared {
         Ok(Message::Grant { request, lease, ttl_ms: self.leases.ttl_ms(), blocks: slots, digests })
     }
 
+    /// Renews a lease that a peer holds on blocks of this node, or on slots that it writes to.
+    fn renew(&self, from: &str, lease: LeaseId) {
+        let now = clock::now();
+        let renewed = self.leases.renew(from, lease, now);
+        let answer = match renewed.or_else(|| self.grants.renew(from, lease, now)) {
+            Some(ttl_ms) => Message::Renewed { lease, ttl_ms },
+            None => Message::Ended { lease },
+        };
+        self.answer(from, &answer);
+    }
+
     /// Renews the leases that this node holds, when a third of their time is over. One that it
     /// cannot count on any more is left to end: its owner may receive our messages although we
     /// receive none of its own.
@@ -215,6 +224,14 @@ impl Shared {
             && let Some(asked) = held.asked.take()
         {
             *held.validity.lock() = deadline_after(asked, Duration::from_millis(ttl_ms).min(held.ttl));
+        }
+    }
+
+    /// A peer has ended a lease that this node holds.
+    fn ended(&self, node: NodeId, lease: LeaseId) {
+        // The reader finds that its lease has ended.
+        if let Some(held) = self.held.lock().remove(&(node, lease)) {
+            *held.validity.lock() = clock::now();
         }
     }
 }
