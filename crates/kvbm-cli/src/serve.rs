@@ -61,6 +61,32 @@ pub struct ServeArgs {
 
 /// Serves engines until SIGTERM or Ctrl-C.
 pub fn run(args: &ServeArgs) -> Result<()> {
+    let config = configuration(args)?;
+    let Some(socket) = args.socket.as_ref().or(config.node.socket.as_ref()) else {
+        let why = "no socket to listen at: name one with --socket PATH, or in node.socket";
+        return Err(WrongUsage(why.to_owned()).into());
+    };
+    interrupt::catch();
+    log_lines::install();
+    kvbm::storage::limit_free_heap();
+    let (blocks, times) = (config.node.engine_blocks, LineTimes::default());
+    let server = if args.take_over {
+        NodeServer::take_over(&config, socket, blocks, times)
+    } else {
+        NodeServer::bind(&config, socket, blocks, times)
+    };
+    let server = server.context("cannot start the node daemon")?;
+    announce(&config, &server)?;
+    serve_until_stopped(&server);
+    if server.is_handed_over() {
+        note("kvbm serve: another daemon has taken over");
+        return Ok(());
+    }
+    shut_down(&server)
+}
+
+/// What the file says, with what the options say instead.
+fn configuration(args: &ServeArgs) -> Result<Config> {
     // G1 belongs to the engines: what `[device]` says does not matter.
     let no_device = |config: &mut Config| config.device.capacity = Capacity::NONE;
     let mut config = Config::load_with(Some(&args.config), no_device)?;
@@ -78,21 +104,11 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         config.metrics.http = args.metrics;
         config.validate()?;
     }
-    let config = config;
-    let Some(socket) = args.socket.as_ref().or(config.node.socket.as_ref()) else {
-        let why = "no socket to listen at: name one with --socket PATH, or in node.socket";
-        return Err(WrongUsage(why.to_owned()).into());
-    };
-    interrupt::catch();
-    log_lines::install();
-    kvbm::storage::limit_free_heap();
-    let (blocks, times) = (config.node.engine_blocks, LineTimes::default());
-    let server = if args.take_over {
-        NodeServer::take_over(&config, socket, blocks, times)
-    } else {
-        NodeServer::bind(&config, socket, blocks, times)
-    };
-    let server = server.context("cannot start the node daemon")?;
+    Ok(config)
+}
+
+/// Lets operators ask the daemon, and says that it serves.
+fn announce(config: &Config, server: &NodeServer) -> Result<()> {
     let engines = Box::new(server.engine_list());
     let host_pages = server.host_pages();
     server.manager().admin().hosted_by(Arc::new(Daemon { engines, host_pages }));
@@ -100,8 +116,13 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         let scheme = if config.metrics.tls_cert.is_some() { "https" } else { "http" };
         note(&format!("metrics: {scheme}://{addr}/metrics"));
     }
-    crate::show(&format!("{}\n", first_line(&config, &server)), false)?;
+    crate::show(&format!("{}\n", first_line(config, server)), false)?;
     notify::notify_service_manager("READY=1");
+    Ok(())
+}
+
+/// Returns when somebody asked the daemon to stop, or another one has taken over.
+fn serve_until_stopped(server: &NodeServer) {
     let (stop, ended) = (server.stopper(), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -121,10 +142,10 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         server.serve();
         ended.store(true, Ordering::Release);
     });
-    if server.is_handed_over() {
-        note("kvbm serve: another daemon has taken over");
-        return Ok(());
-    }
+}
+
+/// Saves what only memory has.
+fn shut_down(server: &NodeServer) -> Result<()> {
     let report = server.shutdown(STOP_TIME);
     if report.not_saved > 0 {
         note(&format!(

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::human::{bytes, count, micros, percent, share};
-use crate::summary::ReplayResult;
+use crate::summary::{ReplayResult, Summary};
 
 /// Rows of cells under a header; the first column is aligned left, the others right.
 pub struct Table {
@@ -52,25 +52,47 @@ impl Table {
 /// The whole summary.
 pub fn render(result: &ReplayResult) -> String {
     let summary = &result.summary;
-    let mut out = String::new();
-    let seconds = summary.wall_s;
-    let rate = if seconds > 0.0 { summary.blocks as f64 / seconds } else { 0.0 };
-    // Writing to a string cannot fail.
-    let _ = writeln!(
-        out,
-        "{}: {} requests, {} blocks in {seconds:.2} s ({} blocks/s), policy {}\n",
-        result.workload,
-        count(summary.requests),
-        count(summary.blocks),
-        count(rate as u64),
-        summary.policy,
-    );
+    let mut out = first_line(result);
     out += &tiers(result);
     out.push('\n');
     if summary.paths.values().any(|path| path.blocks > 0) {
         out += &paths(result);
         out.push('\n');
     }
+    out += &correctness(summary);
+    if !summary.tenants.is_empty() {
+        out.push('\n');
+        out += &tenants(result);
+        out.push('\n');
+    }
+    out += &events_and_disk(summary);
+    if result.left_out > 0 {
+        // Writing to a string cannot fail, here and below.
+        let _ = writeln!(
+            out,
+            "{} blocks did not fit into G1 together with the rest of their request and were left out",
+            count(result.left_out)
+        );
+    }
+    out
+}
+
+fn first_line(result: &ReplayResult) -> String {
+    let ReplayResult { workload, summary, .. } = result;
+    let seconds = summary.wall_s;
+    let rate = if seconds > 0.0 { summary.blocks as f64 / seconds } else { 0.0 };
+    format!(
+        "{workload}: {} requests, {} blocks in {seconds:.2} s ({} blocks/s), policy {}\n\n",
+        count(summary.requests),
+        count(summary.blocks),
+        count(rate as u64),
+        summary.policy,
+    )
+}
+
+/// What was found, what of it was verified, and what went wrong.
+fn correctness(summary: &Summary) -> String {
+    let mut out = String::new();
     let _ = writeln!(
         out,
         "hit ratio {} (first 10 %: {}); {} blocks onboarded, {} verified ({} of them onboarded)",
@@ -88,11 +110,12 @@ pub fn render(result: &ReplayResult) -> String {
         count(summary.quarantined_blocks),
         count(summary.offload_dropped),
     );
-    if !summary.tenants.is_empty() {
-        out.push('\n');
-        out += &tenants(result);
-        out.push('\n');
-    }
+    out
+}
+
+/// What was published and what was written to G3; nothing where that is nothing.
+fn events_and_disk(summary: &Summary) -> String {
+    let mut out = String::new();
     if let Some(events) = &summary.events {
         let _ = writeln!(
             out,
@@ -109,13 +132,6 @@ pub fn render(result: &ReplayResult) -> String {
         let books_only = summary.paths.get("g2_g3").is_some_and(|path| path.bytes == 0);
         let would = if books_only { "would be " } else { "" };
         let _ = writeln!(out, "{written} {would}written to G3: {hits:.1} hits per GiB");
-    }
-    if result.left_out > 0 {
-        let _ = writeln!(
-            out,
-            "{} blocks did not fit into G1 together with the rest of their request and were left out",
-            count(result.left_out)
-        );
     }
     out
 }

@@ -204,16 +204,7 @@ fn result(
         timeline.record(index as u64, request.blocks, request.hits);
     }
     let sum = |read: fn(&Served) -> u64| served.iter().map(read).sum::<u64>();
-    let ratio = |served: &[Served]| {
-        let [hits, blocks] = served.iter().fold([0, 0], |[hits, blocks], request| {
-            [hits + request.hits.iter().sum::<u64>(), blocks + request.blocks]
-        });
-        human::share(hits, blocks)
-    };
-    let hits = served.iter().fold([0; 4], |mut sum: [u64; 4], request| {
-        sum.iter_mut().zip(request.hits).for_each(|(sum, hits)| *sum += hits);
-        sum
-    });
+    let hits = hits_by_tier(served);
     let used = TransferPath::ALL.into_iter().map(|path| (path.to_string(), metrics.path(path)));
     let used: Vec<_> = used.filter(|(_, path)| path.summary().blocks > 0).collect();
     let evicted = |tier: Tier| metrics.tier(tier).evictions(EvictReason::Capacity).get();
@@ -221,19 +212,13 @@ fn result(
     let dropped = |path| DropReason::ALL.iter().map(move |&reason| metrics.path(path).dropped(reason).get());
     let onboarded = [TransferPath::G2_G1, TransferPath::G3_G1, TransferPath::G4_G1]
         .map(|path| metrics.path(path).blocks.get());
-    let config = manager.config();
-    let block_bytes = config.rank_block_bytes() * config.writers().count() as u64;
-    let to_disk = metrics.path(TransferPath::G2_G3);
-    // Blocks of several groups have several lengths.
-    let alike = config.model.groups.as_slice().len() <= 1;
-    let written = if alike { to_disk.blocks.get() * block_bytes } else { to_disk.bytes.get() };
     let quarantined = Tier::SLOTTED.map(|tier| metrics.tier(tier).quarantined.get());
     let summary = Summary {
         requests: requests.len() as u64,
         blocks: requests.num_blocks(),
         hits: Hits::from(hits),
-        hit_ratio: ratio(served),
-        hit_ratio_first_10pct: ratio(&served[..served.len().div_ceil(10)]),
+        hit_ratio: hit_ratio(served),
+        hit_ratio_first_10pct: hit_ratio(&served[..served.len().div_ceil(10)]),
         onboarded_blocks: onboarded.iter().sum(),
         verified_blocks: sum(|served| served.verified),
         verified_onboarded_blocks: sum(|served| served.verified_onboarded),
@@ -244,7 +229,7 @@ fn result(
         wall_s: wall.as_secs_f64(),
         paths: used.iter().map(|(name, path)| (name.clone(), PathFigures::from(path.summary()))).collect(),
         evictions: Evictions { g1: evicted(Tier::G1), g2: evicted(Tier::G2), g3: evicted(Tier::G3) },
-        g3: DiskWrites::new(written, hits[Tier::G3.index()]),
+        g3: DiskWrites::new(bytes_to_disk(manager), hits[Tier::G3.index()]),
         policy: args.policy.as_str().to_owned(),
         capacity: setup::capacity_blocks(manager),
         seed: args.seed,
@@ -255,6 +240,29 @@ fn result(
     };
     let latencies = used.iter().map(|(name, path)| (name.clone(), path.latencies())).collect();
     ReplayResult { workload, summary, timeline, latencies, left_out: sum(|served| served.left_out) }
+}
+
+fn hits_by_tier(served: &[Served]) -> [u64; 4] {
+    served.iter().fold([0; 4], |mut sum, request| {
+        sum.iter_mut().zip(request.hits).for_each(|(sum, hits)| *sum += hits);
+        sum
+    })
+}
+
+fn hit_ratio(served: &[Served]) -> f64 {
+    let blocks = served.iter().map(|request| request.blocks).sum();
+    human::share(hits_by_tier(served).iter().sum(), blocks)
+}
+
+/// Bytes that were written to G3, on all ranks together.
+fn bytes_to_disk(manager: &KvBlockManager<Owned>) -> u64 {
+    let config = manager.config();
+    let to_disk = manager.metrics().path(TransferPath::G2_G3);
+    // Blocks of several groups have several lengths.
+    if config.model.groups.as_slice().len() > 1 {
+        return to_disk.bytes.get();
+    }
+    to_disk.blocks.get() * config.rank_block_bytes() * config.writers().count() as u64
 }
 
 /// A directory for G3 that goes away with the replay; none where it needs no disk or one was named.
