@@ -104,6 +104,40 @@ impl HeaderLayout {
     fn identity(&self) -> &[u8] {
         &self.as_bytes()[..IDENTITY_BYTES]
     }
+
+    fn key(&self) -> BlobKey {
+        BlobKey {
+            namespace: NamespaceTag::from_bytes(self.namespace),
+            label: NamespaceId(self.label.get()),
+            group: GroupId(self.group.get()),
+            hash: SequenceHash::from_bytes(self.hash),
+            slice: BlobSlice {
+                first_layer: self.first_layer.get(),
+                num_layers: self.num_layers.get(),
+                first_head: self.first_head.get(),
+                num_heads: self.num_heads.get(),
+            },
+        }
+    }
+
+    /// Whether the object is keyed, encrypted and compressed as `seal` does it, and its header and
+    /// `table` have the right sum.
+    fn check_seal(&self, traits: Traits, table: &[u8], seal: &ObjectSeal) -> Result<(), ObjectCorruption> {
+        let found = traits.is_keyed.then(|| self.key_id.get());
+        if found != seal.key_id() {
+            return Err(ObjectCorruption::OtherSeal { found, ours: seal.key_id() });
+        }
+        if traits.is_encrypted != seal.is_encrypted() {
+            return Err(ObjectCorruption::Encryption { encrypted: traits.is_encrypted });
+        }
+        if traits.is_framed && !seal.takes_frames() {
+            return Err(ObjectCorruption::Compressed);
+        }
+        if self.sum != seal.header(self.identity(), table) {
+            return Err(ObjectCorruption::HeaderChecksum);
+        }
+        Ok(())
+    }
 }
 
 /// The bytes of an object before its payload: what a volume writes, followed by the request's
@@ -259,20 +293,8 @@ impl Header {
             return Err(ObjectCorruption::HeaderField("pieces"));
         }
         let layout: &HeaderLayout = transmute_ref!(fixed);
-        let Traits { is_keyed, is_encrypted: encrypted, is_framed } = Traits::of(layout.version.get())?;
-        let found = is_keyed.then(|| layout.key_id.get());
-        if found != seal.key_id() {
-            return Err(ObjectCorruption::OtherSeal { found, ours: seal.key_id() });
-        }
-        if encrypted != seal.is_encrypted() {
-            return Err(ObjectCorruption::Encryption { encrypted });
-        }
-        if is_framed && !seal.takes_frames() {
-            return Err(ObjectCorruption::Compressed);
-        }
-        if layout.sum != seal.header(layout.identity(), table) {
-            return Err(ObjectCorruption::HeaderChecksum);
-        }
+        let traits = Traits::of(layout.version.get())?;
+        layout.check_seal(traits, table, seal)?;
         let order = match layout.order.get() {
             0 => StoredOrder::Opaque,
             1 => StoredOrder::Universal,
@@ -282,22 +304,11 @@ impl Header {
         let (sums, stamp) = table.split_at_checked(8 * layout.pieces.get() as usize).ok_or_else(bad_table)?;
         let sums = <[U64]>::ref_from_bytes(sums).map_err(|_| bad_table())?;
         let header = Self {
-            key: BlobKey {
-                namespace: NamespaceTag::from_bytes(layout.namespace),
-                label: NamespaceId(layout.label.get()),
-                group: GroupId(layout.group.get()),
-                hash: SequenceHash::from_bytes(layout.hash),
-                slice: BlobSlice {
-                    first_layer: layout.first_layer.get(),
-                    num_layers: layout.num_layers.get(),
-                    first_head: layout.first_head.get(),
-                    num_heads: layout.num_heads.get(),
-                },
-            },
+            key: layout.key(),
             form: PayloadForm { order, pieces: layout.pieces.get() },
             payload_offset: layout.payload_offset.get(),
             payload_length: layout.payload_length.get(),
-            is_framed,
+            is_framed: traits.is_framed,
             seal: seal.clone(),
             sums: sums.iter().map(|sum| sum.get()).collect(),
         };

@@ -31,22 +31,10 @@ pub(super) struct S3Uri {
 
 impl S3Uri {
     pub(super) fn parse(uri: &str) -> io::Result<Self> {
-        let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
-        let rest = uri.strip_prefix("s3://").ok_or_else(|| wrong("it does not begin with s3://".into()))?;
+        let rest = uri.strip_prefix("s3://").ok_or_else(|| wrong("it does not begin with s3://"))?;
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
-        if bucket.is_empty() {
-            return Err(wrong("name a bucket: s3://BUCKET/PREFIX".into()));
-        }
-        let of_a_name = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
-        if !bucket.chars().all(of_a_name) {
-            // What may be a secret is not repeated: errors go to logs.
-            return Err(wrong(
-                "the name of its bucket has other characters than letters, digits, '-', '.' and '_'; where that is a user or a password, name \
-                 credentials=env:PREFIX or credentials=file:PATH instead"
-                    .into(),
-            ));
-        }
+        check_bucket(bucket)?;
         let mut parsed = Self {
             bucket: bucket.to_owned(),
             prefix: prefix.trim_matches('/').to_owned(),
@@ -57,56 +45,84 @@ impl S3Uri {
             concurrency: CONCURRENCY,
             part_bytes: PART_BYTES,
         };
-        for option in query.split('&').filter(|option| !option.is_empty()) {
-            let (name, value) = option.split_once('=').unwrap_or((option, ""));
-            let bad = |rule: &str| wrong(format!("option {name} = {value:?}: {rule}"));
-            match name {
-                // As above.
-                "endpoint" if value.contains('@') => {
-                    return Err(wrong(
-                        "option endpoint: it has a user or a password; leave them out, and name credentials=env:PREFIX or \
-                         credentials=file:PATH"
-                            .into(),
-                    ));
-                }
-                "endpoint" if value.starts_with("http://") || value.starts_with("https://") => {
-                    parsed.endpoint = Some(value.trim_end_matches('/').to_owned());
-                }
-                "endpoint" => return Err(bad("write it as http://HOST:PORT or https://HOST:PORT")),
-                "region" => parsed.region = Some(value.to_owned()),
-                "credentials" => {
-                    let reference = Reference::parse(value);
-                    let form = "option credentials: write it as env:PREFIX or file:PATH; the credentials themselves stand there";
-                    parsed.credentials = Some(reference.ok_or_else(|| wrong(form.into()))?);
-                }
-                "anonymous" => parsed.anonymous = value.parse().map_err(|_| bad("true or false"))?,
-                "concurrency" => {
-                    let number = value.parse().ok().filter(|number| (1..=1024).contains(number));
-                    parsed.concurrency = number.ok_or_else(|| bad("a number from 1 to 1024"))?;
-                }
-                "part_bytes" => {
-                    let number = value.parse().ok().filter(|number| *number >= MIN_PART_BYTES);
-                    parsed.part_bytes = number.ok_or_else(|| bad("a number from 5242880 on"))?;
-                }
-                _ => {
-                    // As above: it may be the rest of a secret that has a `?`.
-                    let is_a_name =
-                        name.len() <= 32 && name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
-                    let shown =
-                        if is_a_name && option.contains('=') { format!(" {name}") } else { String::new() };
-                    return Err(wrong(format!(
-                        "unknown option{shown}; known are endpoint, region, credentials, anonymous, concurrency and part_bytes. \
-                         Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, from the machine, or from where \
-                         credentials=env:PREFIX or credentials=file:PATH says"
-                    )));
-                }
-            }
-        }
+        query
+            .split('&')
+            .filter(|option| !option.is_empty())
+            .try_for_each(|option| parsed.set_option(option))?;
         if parsed.anonymous && parsed.credentials.is_some() {
-            return Err(wrong("it has anonymous=true and credentials: leave one of them out".into()));
+            return Err(wrong("it has anonymous=true and credentials: leave one of them out"));
         }
         Ok(parsed)
     }
+
+    fn set_option(&mut self, option: &str) -> io::Result<()> {
+        let (name, value) = option.split_once('=').unwrap_or((option, ""));
+        let bad = |rule: &str| wrong(format!("option {name} = {value:?}: {rule}"));
+        match name {
+            "endpoint" => self.endpoint = Some(endpoint(value)?),
+            "region" => self.region = Some(value.to_owned()),
+            "credentials" => {
+                let form = "option credentials: write it as env:PREFIX or file:PATH; the credentials themselves stand there";
+                self.credentials = Some(Reference::parse(value).ok_or_else(|| wrong(form))?);
+            }
+            "anonymous" => self.anonymous = value.parse().map_err(|_| bad("true or false"))?,
+            "concurrency" => {
+                let number = value.parse().ok().filter(|number| (1..=1024).contains(number));
+                self.concurrency = number.ok_or_else(|| bad("a number from 1 to 1024"))?;
+            }
+            "part_bytes" => {
+                let number = value.parse().ok().filter(|number| *number >= MIN_PART_BYTES);
+                self.part_bytes = number.ok_or_else(|| bad("a number from 5242880 on"))?;
+            }
+            _ => return Err(unknown_option(option)),
+        }
+        Ok(())
+    }
+}
+
+/// What may be a secret is not repeated, here and below: errors go to logs.
+fn check_bucket(bucket: &str) -> io::Result<()> {
+    if bucket.is_empty() {
+        return Err(wrong("name a bucket: s3://BUCKET/PREFIX"));
+    }
+    let of_a_name = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+    if !bucket.chars().all(of_a_name) {
+        return Err(wrong(
+            "the name of its bucket has other characters than letters, digits, '-', '.' and '_'; where that is a user or a password, name \
+             credentials=env:PREFIX or credentials=file:PATH instead",
+        ));
+    }
+    Ok(())
+}
+
+fn endpoint(value: &str) -> io::Result<String> {
+    if value.contains('@') {
+        return Err(wrong(
+            "option endpoint: it has a user or a password; leave them out, and name credentials=env:PREFIX or \
+             credentials=file:PATH",
+        ));
+    }
+    if !value.starts_with("http://") && !value.starts_with("https://") {
+        let rule = "write it as http://HOST:PORT or https://HOST:PORT";
+        return Err(wrong(format!("option endpoint = {value:?}: {rule}")));
+    }
+    Ok(value.trim_end_matches('/').to_owned())
+}
+
+fn unknown_option(option: &str) -> io::Error {
+    let (name, _) = option.split_once('=').unwrap_or((option, ""));
+    // It may be the rest of a secret that has a `?`.
+    let is_a_name = name.len() <= 32 && name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+    let shown = if is_a_name && option.contains('=') { format!(" {name}") } else { String::new() };
+    wrong(format!(
+        "unknown option{shown}; known are endpoint, region, credentials, anonymous, concurrency and part_bytes. \
+         Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, from the machine, or from where \
+         credentials=env:PREFIX or credentials=file:PATH says"
+    ))
+}
+
+fn wrong(what: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, what.into())
 }
 
 #[cfg(test)]
