@@ -2,7 +2,7 @@
 
 use crate::lives::Life;
 use crate::node::Node;
-use crate::protocol::{Answer, Ask, Call, DaemonNotice, GroupIds, Load, decode, encode};
+use crate::protocol::{Answer, Ask, Call, DaemonNotice, GroupIds, Load, Run, decode, encode};
 use kvbm::plan::deadline_after;
 use kvbm::tokens::NamespaceTag;
 use kvbm::{BlockId, Fence, GroupId, LoadOptions, LookUp, OffloadStarted};
@@ -29,22 +29,11 @@ impl SchedulerSession {
         Self { node, life, out }
     }
 
+    /// What the scheduler gets, if it waits for something.
     fn answer(&self, ask: Ask) -> Result<Option<Answer>, String> {
         let manager = &self.node.manager;
-        Ok(Some(match ask {
-            Ask::LookUp { request, run, first } => {
-                let open = self.node.open.read();
-                if !*open || !self.life.can_copy() {
-                    return Ok(Some(NOTHING));
-                }
-                let (request, hashes) = (self.life.request(&request), run.hashes());
-                let tickets = manager.tickets();
-                let found = tickets.look_up(&request, run.chain(&hashes), first as usize);
-                match found.map_err(|error| error.to_string())? {
-                    LookUp::Ready { blocks, by_tier } => ready(blocks, by_tier, tickets.promised(&request)),
-                    LookUp::Pending => Answer::Pending,
-                }
-            }
+        let answer = match ask {
+            Ask::LookUp { request, run, first } => self.look_up(&request, &run, first)?,
             Ask::Commit { request, ids, after, wait_ms } => {
                 if let Err(why) = self.commit(&request, &ids, after, wait_ms) {
                     let load = Load { request, arrived: 0, wanted: ids.blocks(), failures: vec![why] };
@@ -56,25 +45,13 @@ impl SchedulerSession {
                 Answer::Known(manager.tickets().abandon(&self.life.request(&request)))
             }
             Ask::Offload { group, ids, run, first, after } => {
-                let open = self.node.open.read();
-                if !*open || !self.life.can_copy() {
-                    return Err("movers of some ranks are not ready: offer the blocks again later".into());
-                }
-                let (ids, hashes, after) = (self.shared(&ids)?, run.hashes(), self.fence(after)?);
-                let (group, first) = (GroupId(group), first as usize);
-                let started = manager.offload_group(group, &ids, run.chain(&hashes), first, after);
-                self.started(&started.map_err(|error| error.to_string())?)
+                self.offload(GroupId(group), &ids, &run, first, after)?
             }
             Ask::Released { ids } => {
                 let busy = manager.released(&self.shared(&ids)?).map_err(|error| error.to_string())?;
                 Answer::Blocks(self.life.range.own(&busy))
             }
-            Ask::BeforeReuse { ids, wait_ms } => {
-                let wait = Duration::from_millis(wait_ms.into()).min(MAX_WAIT);
-                let busy =
-                    manager.before_reuse(&self.shared(&ids)?, deadline_after(Instant::now(), wait)).err();
-                Answer::Blocks(busy.map_or_else(Vec::new, |busy| self.life.range.own(&busy.blocks)))
-            }
+            Ask::BeforeReuse { ids, wait_ms } => self.before_reuse(&ids, wait_ms)?,
             Ask::Busy { ids } => {
                 let busy = manager.busy(&self.shared(&ids)?).map_err(|error| error.to_string())?;
                 Answer::Blocks(self.life.range.own(&busy))
@@ -99,7 +76,47 @@ impl SchedulerSession {
                 let (tickets, loads) = manager.tickets().counts();
                 Answer::Counts { tickets: tickets as u32, loads: loads as u32 }
             }
-        }))
+        };
+        Ok(Some(answer))
+    }
+
+    fn look_up(&self, request: &str, run: &Run, first: u32) -> Result<Answer, String> {
+        let open = self.node.open.read();
+        if !*open || !self.life.can_copy() {
+            return Ok(NOTHING);
+        }
+        let (request, hashes) = (self.life.request(request), run.hashes());
+        let tickets = self.node.manager.tickets();
+        let found = tickets.look_up(&request, run.chain(&hashes), first as usize);
+        Ok(match found.map_err(|error| error.to_string())? {
+            LookUp::Ready { blocks, by_tier } => ready(blocks, by_tier, tickets.promised(&request)),
+            LookUp::Pending => Answer::Pending,
+        })
+    }
+
+    fn offload(
+        &self,
+        group: GroupId,
+        ids: &[u32],
+        run: &Run,
+        first: u32,
+        after: u64,
+    ) -> Result<Answer, String> {
+        let open = self.node.open.read();
+        if !*open || !self.life.can_copy() {
+            return Err("movers of some ranks are not ready: offer the blocks again later".into());
+        }
+        let (ids, hashes, after) = (self.shared(ids)?, run.hashes(), self.fence(after)?);
+        let chain = run.chain(&hashes);
+        let started = self.node.manager.offload_group(group, &ids, chain, first as usize, after);
+        Ok(self.started(&started.map_err(|error| error.to_string())?))
+    }
+
+    fn before_reuse(&self, ids: &[u32], wait_ms: u32) -> Result<Answer, String> {
+        let wait = Duration::from_millis(wait_ms.into()).min(MAX_WAIT);
+        let deadline = deadline_after(Instant::now(), wait);
+        let busy = self.node.manager.before_reuse(&self.shared(ids)?, deadline).err();
+        Ok(Answer::Blocks(busy.map_or_else(Vec::new, |busy| self.life.range.own(&busy.blocks))))
     }
 
     fn shared(&self, ids: &[u32]) -> Result<Vec<BlockId>, String> {
