@@ -375,23 +375,8 @@ impl Follower {
         let start = next - u64::from(last.is_some());
         writer.message(&[b"", &start.to_be_bytes()]).await?;
         while self.sink.is_wanted() {
-            let slow = |_| ZmtpError::Timeout("the next message of a replay");
-            let mut frames = match timeout(REPLAY_PATIENCE, reader.next()).await.map_err(slow)?? {
-                Received::Message(frames) => frames,
-                Received::Ping(context) => {
-                    writer.pong(&context).await?;
-                    continue;
-                }
-                _ => continue,
-            };
-            // `["", topic, number, payload]`; before vLLM 0.11 without the topic.
-            if frames.first().is_some_and(Vec::is_empty) {
-                frames.remove(0);
-            }
-            if frames.len() == 2 {
-                frames.insert(0, self.target.topic.clone());
-            }
-            let Some((topic, sequence, payload)) = read(frames) else {
+            let Some(frames) = next_of_replay(&mut reader, &mut writer).await? else { continue };
+            let Some((topic, sequence, payload)) = read_replayed(frames, &self.target.topic) else {
                 return Err(ZmtpError::Protocol("a replay that is none"));
             };
             if sequence < start {
@@ -422,6 +407,31 @@ impl Follower {
         }
         Ok(Answered::All)
     }
+}
+
+/// The frames of the next message of a replay; `None` where something else came.
+async fn next_of_replay<R: AsyncRead + Unpin>(
+    reader: &mut ZmtpReader<R>,
+    writer: &mut ZmtpWriter<SocketWriter>,
+) -> Result<Option<Vec<Vec<u8>>>, ZmtpError> {
+    let slow = |_| ZmtpError::Timeout("the next message of a replay");
+    match timeout(REPLAY_PATIENCE, reader.next()).await.map_err(slow)?? {
+        Received::Message(frames) => return Ok(Some(frames)),
+        Received::Ping(context) => writer.pong(&context).await?,
+        _ => {}
+    }
+    Ok(None)
+}
+
+/// `["", topic, number, payload]`; before vLLM 0.11 without the topic, which is `topic` then.
+fn read_replayed(mut frames: Vec<Vec<u8>>, topic: &[u8]) -> Option<(Vec<u8>, u64, Payload)> {
+    if frames.first().is_some_and(Vec::is_empty) {
+        frames.remove(0);
+    }
+    if frames.len() == 2 {
+        frames.insert(0, topic.to_vec());
+    }
+    read(frames)
 }
 
 /// `[topic, number, payload]`.
