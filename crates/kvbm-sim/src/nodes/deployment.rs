@@ -338,50 +338,68 @@ impl Deployment {
                 state.random.duration(Duration::from_secs(30)),
             )
         });
-        let life = self.state.borrow().current[node];
-        let mut state = self.state.borrow_mut();
         match kind {
-            0..8 => {
-                state.counts.kills += 1;
-                state.current[node] = None;
-                drop(state);
-                if let Some(life) = life {
-                    self.kill(life);
-                    self.network.with(|state| state.schedule(time / 2, Event::Start { node }));
-                }
+            0..8 => self.kill_node(node, time / 2),
+            8..16 => self.stop_node(node, time),
+            16..18 => self.cut_network(time),
+            _ => self.lose_server(time),
+        }
+    }
+
+    /// Ends the process of a node, and starts another one after `pause`.
+    fn kill_node(&self, node: usize, pause: Duration) {
+        let life = {
+            let mut state = self.state.borrow_mut();
+            state.counts.kills += 1;
+            state.current[node].take()
+        };
+        if let Some(life) = life {
+            self.kill(life);
+            self.network.with(|network| network.schedule(pause, Event::Start { node }));
+        }
+    }
+
+    /// Stops the process of a node for a time.
+    fn stop_node(&self, node: usize, time: Duration) {
+        let life = self.state.borrow().current[node];
+        let Some(life) = life.filter(|life| !self.is_stopped(*life)) else { return };
+        let counts = &mut self.state.borrow_mut().counts;
+        counts.stops += 1;
+        let until = deadline_after(clock::now(), time);
+        self.network.with(|network| {
+            network.processes[life].stopped_until = Some(until);
+            network.processes[life].stops += 1;
+            network.schedule_at(until, Event::Resume { life });
+            // Somebody takes it for dead, and starts another one.
+            if network.random.once_in(3) {
+                counts.replaced += 1;
+                network.schedule(time / 4, Event::Start { node });
             }
-            8..16 => {
-                if let Some(life) = life.filter(|life| !self.is_stopped(*life)) {
-                    state.counts.stops += 1;
-                    let until = deadline_after(clock::now(), time);
-                    self.network.with(|network| {
-                        network.processes[life].stopped_until = Some(until);
-                        network.processes[life].stops += 1;
-                        network.schedule_at(until, Event::Resume { life });
-                        // Somebody takes it for dead, and starts another one.
-                        if network.random.once_in(3) {
-                            state.counts.replaced += 1;
-                            network.schedule(time / 4, Event::Start { node });
-                        }
-                    });
-                }
+        });
+    }
+
+    /// Cuts the network in two for a time, unless it is cut already.
+    fn cut_network(&self, time: Duration) {
+        let nodes = self.nodes();
+        let counts = &mut self.state.borrow_mut().counts;
+        self.network.with(|network| {
+            if network.cut.is_none() {
+                counts.cuts += 1;
+                let one_in = 3 + network.random.below(20);
+                let sides = (0..nodes).map(|_| network.random.once_in(one_in)).collect();
+                network.cut = Some((sides, deadline_after(clock::now(), time)));
+                network.schedule(time, Event::Heal);
             }
-            16..18 => self.network.with(|network| {
-                if network.cut.is_none() {
-                    state.counts.cuts += 1;
-                    let one_in = 3 + network.random.below(20);
-                    let sides = (0..nodes).map(|_| network.random.once_in(one_in)).collect();
-                    network.cut = Some((sides, deadline_after(clock::now(), time)));
-                    network.schedule(time, Event::Heal);
-                }
-            }),
-            _ => {
-                if !state.server.is_down {
-                    state.counts.server_losses += 1;
-                    state.server.is_down = true;
-                    self.network.with(|network| network.schedule(time, Event::ServerUp));
-                }
-            }
+        });
+    }
+
+    /// Takes the server away for a time, unless it is gone already.
+    fn lose_server(&self, time: Duration) {
+        let mut state = self.state.borrow_mut();
+        if !state.server.is_down {
+            state.counts.server_losses += 1;
+            state.server.is_down = true;
+            self.network.with(|network| network.schedule(time, Event::ServerUp));
         }
     }
 }
