@@ -172,6 +172,20 @@ fn publishing(config: &EventsConfig) -> PublisherConfig {
     }
 }
 
+/// Longest wait for room in the ring; zero where the oldest events go instead.
+fn full_wait(config: &EventsConfig) -> Duration {
+    match config.when_full {
+        WhenFull::DropOldest => Duration::ZERO,
+        WhenFull::Block => config.full_wait,
+    }
+}
+
+/// Room for notes on the blocks of all tiers, and on those in the ring.
+fn notes(registry: &Registry, config: &EventsConfig, with_tokens: bool) -> Notes {
+    let slots: usize = Tier::SLOTTED.into_iter().map(|tier| registry.capacity(tier) as usize).sum();
+    Notes::new(slots.min(MAX_NOTES) + config.ring_capacity as usize, with_tokens)
+}
+
 /// Changes of volumes as events; how many were handed out is counted in `handed`.
 fn volume_events(
     mut drain: Box<DrainChanges>,
@@ -203,10 +217,8 @@ impl EventPump {
         let progress = Arc::new(Progress::default());
         let source = SourceId(if config.worker_id == 0 { fresh_source() } else { config.worker_id });
         let (changes, held) = volumes.map(|VolumeChanges { drain, held }| (drain, held)).unzip();
-        let slots: usize = Tier::SLOTTED.into_iter().map(|tier| registry.capacity(tier) as usize).sum();
         let speaker = url.as_ref().and_then(EventUrl::speaker);
-        let notes =
-            Arc::new(Notes::new(slots.min(MAX_NOTES) + config.ring_capacity as usize, speaker.is_some()));
+        let notes = Arc::new(notes(&registry, config, speaker.is_some()));
         let take = snapshots(registry.clone(), facts.clone(), Arc::clone(&notes), held);
         let server = Arc::new(server(Arc::clone(&take), source, registry.clone()));
         let translator =
@@ -232,10 +244,6 @@ impl EventPump {
             // Blocks of volumes are in a stream of their own: the pool's locks order nothing there.
             manager.add_shard(VOLUME_SHARD, volume_events(drain, facts.clone(), &of_volume, &notes))?;
         }
-        let full_wait = match config.when_full {
-            WhenFull::DropOldest => Duration::ZERO,
-            WhenFull::Block => config.full_wait,
-        };
         let publisher = manager.spawn()?;
         // Nothing is there yet: this is the only call.
         let _ = outlet.publisher.set(publisher.waker());
@@ -249,7 +257,7 @@ impl EventPump {
             engine_format,
             progress,
             of_volume,
-            full_wait,
+            full_wait: full_wait(config),
             stuck_at: AtomicU64::new(u64::MAX),
             _answering: answering,
         })

@@ -23,6 +23,8 @@ pub(super) type Labels<'a> = &'a [(&'a str, &'a str)];
 impl Collector for Exposition {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         self.totals(&mut encoder)?;
+        self.outcomes(&mut encoder)?;
+        self.event_queue(&mut encoder)?;
         self.tiers(&mut encoder)?;
         self.paths(&mut encoder)?;
         super::ranks::encode(self.0.ranks(), &mut encoder)?;
@@ -80,6 +82,12 @@ impl Exposition {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             counter_value(&mut metric, counter.get())?;
         }
+        Ok(())
+    }
+
+    /// What became of recovered blocks, and of those that prefetches were asked for.
+    fn outcomes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let counters = &self.0;
         let help = "Blocks that the disks held at the start, by what became of them";
         let mut metric = encoder.encode_descriptor("recovered_blocks", help, None, MetricType::Counter)?;
         for outcome in RecoveryOutcome::ALL {
@@ -92,6 +100,12 @@ impl Exposition {
             let labels: Labels<'_> = &[("outcome", outcome.as_str())];
             counter_value(&mut metric.encode_family(&labels)?, counters.prefetches(*outcome).get())?;
         }
+        Ok(())
+    }
+
+    /// Bytes of events that were published, and how many wait for how long.
+    fn event_queue(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let counters = &self.0;
         let (bytes, help) = (counters.event_bytes.get(), "Encoded bytes of events that the transport took");
         let unit = Some(&Unit::Bytes);
         counter_value(&mut encoder.encode_descriptor("events", help, unit, MetricType::Counter)?, bytes)?;
@@ -157,66 +171,13 @@ impl Exposition {
 
     /// Nothing where there never was a volume.
     fn volumes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        type Read = fn(&VolumeCounters) -> u64;
-        let each: [(&str, &str, Read); 10] = [
-            ("volume_hit_blocks", "Blocks that came from the volume", |volume| volume.hits.get()),
-            ("volume_missed_blocks", "Blocks that were gone from the volume or damaged", |volume| {
-                volume.misses.get()
-            }),
-            ("volume_corrupt_blocks", "Blocks that were damaged on the volume", |volume| {
-                volume.corrupt.get()
-            }),
-            ("volume_stored_blocks", "Blocks that were copied to the volume", |volume| volume.stored.get()),
-            ("volume_full_blocks", "Blocks that were refused because the volume was full", |volume| {
-                volume.full.get()
-            }),
-            ("volume_errors", "Blocks and questions that the volume's store failed", |volume| {
-                volume.errors.get()
-            }),
-            (
-                "volume_written_bytes",
-                "Bytes of blocks that were written, by workers of this process",
-                |volume| volume.written_bytes.get(),
-            ),
-            (
-                "volume_written_stored_bytes",
-                "Bytes that these take on the volume, compressed or not",
-                |volume| volume.written_stored_bytes.get(),
-            ),
-            ("volume_read_bytes", "Bytes of blocks that were read, by workers of this process", |volume| {
-                volume.read_bytes.get()
-            }),
-            (
-                "volume_read_stored_bytes",
-                "Bytes that these took on the volume, compressed or not",
-                |volume| volume.read_stored_bytes.get(),
-            ),
-        ];
         let volumes: Vec<_> =
             self.0.volumes().into_iter().map(|(id, volume)| (id.to_string(), volume)).collect();
         if volumes.is_empty() {
             return Ok(());
         }
-        for (name, help, read) in each {
-            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-            for (id, volume) in &volumes {
-                let labels: Labels<'_> = &[("volume", id)];
-                counter_value(&mut metric.encode_family(&labels)?, read(volume))?;
-            }
-        }
-        let gauges: [(&str, &str, Read); 3] = [
-            ("volume_compresses", "1 while new blocks are compressed", |volume| volume.compresses.get()),
-            ("volume_blocks", "Blocks that the volume is known to hold", |volume| volume.blocks.get()),
-            ("volume_down", "1 while the volume is left alone because it failed", |volume| volume.down.get()),
-        ];
-        for (name, help, read) in gauges {
-            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for (id, volume) in &volumes {
-                let labels: Labels<'_> = &[("volume", id)];
-                metric.encode_family(&labels)?.encode_gauge(&read(volume))?;
-            }
-        }
-        Ok(())
+        volume_counters(&volumes, encoder)?;
+        volume_gauges(&volumes, encoder)
     }
 
     fn paths(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -289,6 +250,63 @@ impl Exposition {
         }
         Ok(())
     }
+}
+
+/// A volume's id, and what is counted of it.
+type Named = (String, Arc<VolumeCounters>);
+type ReadVolume = fn(&VolumeCounters) -> u64;
+
+fn volume_counters(volumes: &[Named], encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let each: [(&str, &str, ReadVolume); 10] = [
+        ("volume_hit_blocks", "Blocks that came from the volume", |volume| volume.hits.get()),
+        ("volume_missed_blocks", "Blocks that were gone from the volume or damaged", |volume| {
+            volume.misses.get()
+        }),
+        ("volume_corrupt_blocks", "Blocks that were damaged on the volume", |volume| volume.corrupt.get()),
+        ("volume_stored_blocks", "Blocks that were copied to the volume", |volume| volume.stored.get()),
+        ("volume_full_blocks", "Blocks that were refused because the volume was full", |volume| {
+            volume.full.get()
+        }),
+        ("volume_errors", "Blocks and questions that the volume's store failed", |volume| {
+            volume.errors.get()
+        }),
+        ("volume_written_bytes", "Bytes of blocks that were written, by workers of this process", |volume| {
+            volume.written_bytes.get()
+        }),
+        ("volume_written_stored_bytes", "Bytes that these take on the volume, compressed or not", |volume| {
+            volume.written_stored_bytes.get()
+        }),
+        ("volume_read_bytes", "Bytes of blocks that were read, by workers of this process", |volume| {
+            volume.read_bytes.get()
+        }),
+        ("volume_read_stored_bytes", "Bytes that these took on the volume, compressed or not", |volume| {
+            volume.read_stored_bytes.get()
+        }),
+    ];
+    for (name, help, read) in each {
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (id, volume) in volumes {
+            let labels: Labels<'_> = &[("volume", id)];
+            counter_value(&mut metric.encode_family(&labels)?, read(volume))?;
+        }
+    }
+    Ok(())
+}
+
+fn volume_gauges(volumes: &[Named], encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let gauges: [(&str, &str, ReadVolume); 3] = [
+        ("volume_compresses", "1 while new blocks are compressed", |volume| volume.compresses.get()),
+        ("volume_blocks", "Blocks that the volume is known to hold", |volume| volume.blocks.get()),
+        ("volume_down", "1 while the volume is left alone because it failed", |volume| volume.down.get()),
+    ];
+    for (name, help, read) in gauges {
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (id, volume) in volumes {
+            let labels: Labels<'_> = &[("volume", id)];
+            metric.encode_family(&labels)?.encode_gauge(&read(volume))?;
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn counter_value(metric: &mut MetricEncoder<'_>, value: u64) -> fmt::Result {

@@ -189,47 +189,50 @@ impl Drop for Settlement {
     }
 }
 
+/// For each block, plans that move a part of it.
+fn plans_of_blocks(parts: &[Part], blocks: usize) -> Vec<u32> {
+    let mut plans = vec![0; blocks];
+    parts.iter().flat_map(|part| part.moves.clone()).for_each(|at| plans[at] += 1);
+    plans
+}
+
+/// For each step of layers, plans that it needs.
+fn plans_of_steps(parts: &[Part], steps: usize) -> Vec<usize> {
+    // Whole blocks have every layer.
+    let needs = |step| parts.iter().filter(|part| part.step.is_none_or(|of| of == step)).count();
+    (0..steps).map(needs).collect()
+}
+
+fn span(purpose: Purpose, to: Tier, blocks: usize, plans: usize) -> tracing::Span {
+    match purpose {
+        Purpose::Onboard | Purpose::EngineOnboard => {
+            tracing::debug_span!(target: "kvbm", "onboard", %to, blocks, plans)
+        }
+        Purpose::Stage => tracing::debug_span!(target: "kvbm", "stage", %to, blocks, plans),
+        Purpose::Prefetch => tracing::debug_span!(target: "kvbm", "prefetch", %to, blocks, plans),
+        Purpose::Audit => tracing::debug_span!(target: "kvbm", "audit", blocks, plans),
+        Purpose::Offload => tracing::debug_span!(target: "kvbm", "offload", %to, blocks, plans),
+        Purpose::Private => tracing::debug_span!(target: "kvbm", "private", %to, blocks, plans),
+    }
+}
+
 impl Transfer {
     /// A transfer that a plan for each of `parts` carries out.
     pub(crate) fn new(request: Request, tag: u64, limit: Duration, parts: &[Part]) -> Arc<Self> {
-        let Request {
-            purpose,
-            to,
-            moves,
-            destination,
-            losses,
-            holds,
-            check,
-            volume,
-            on_arrival,
-            fence,
-            layers,
-            iteration,
-            compare,
-            ..
-        } = request;
-        let (blocks, plans) = (moves.len(), parts.len());
-        let mut owed = vec![0; blocks];
-        parts.iter().flat_map(|part| part.moves.clone()).for_each(|at| owed[at] += 1);
-        // Whole blocks have every layer.
-        let needs = |step| parts.iter().filter(|part| part.step.is_none_or(|of| of == step)).count();
-        let step_plans: Vec<usize> = (0..layers.map_or(0, LayerSteps::count)).map(needs).collect();
+        let Request { purpose, to, moves, layers, .. } = request;
+        let step_plans = plans_of_steps(parts, layers.map_or(0, LayerSteps::count));
         let steps_over = step_plans.iter().map(|_| Signal::default()).collect();
-        let span = match purpose {
-            Purpose::Onboard | Purpose::EngineOnboard => {
-                tracing::debug_span!(target: "kvbm", "onboard", %to, blocks, plans)
-            }
-            Purpose::Stage => tracing::debug_span!(target: "kvbm", "stage", %to, blocks, plans),
-            Purpose::Prefetch => tracing::debug_span!(target: "kvbm", "prefetch", %to, blocks, plans),
-            Purpose::Audit => tracing::debug_span!(target: "kvbm", "audit", blocks, plans),
-            Purpose::Offload => tracing::debug_span!(target: "kvbm", "offload", %to, blocks, plans),
-            Purpose::Private => tracing::debug_span!(target: "kvbm", "private", %to, blocks, plans),
-        };
+        let span = span(purpose, to, moves.len(), parts.len());
         let began = kvbm_plan::clock::now();
         let state = TransferProgress {
-            parts: Some(Parts { destination, losses, holds, check }),
-            failures: vec![None; blocks],
-            owed,
+            parts: Some(Parts {
+                destination: request.destination,
+                losses: request.losses,
+                holds: request.holds,
+                check: request.check,
+            }),
+            failures: vec![None; moves.len()],
+            owed: plans_of_blocks(parts, moves.len()),
             step_plans,
             has_failed: false,
             results: RankResults::default(),
@@ -237,7 +240,7 @@ impl Transfer {
             quiet_disk: None,
             kept: 0,
             front: None,
-            plans_left: plans,
+            plans_left: parts.len(),
             abandoned: None,
             interested: 0,
             outcome: Outcome::default(),
@@ -246,13 +249,13 @@ impl Transfer {
             purpose,
             to,
             moves: moves.into_boxed_slice(),
-            volume,
-            on_arrival,
-            fence,
-            iteration,
+            volume: request.volume,
+            on_arrival: request.on_arrival,
+            fence: request.fence,
+            iteration: request.iteration,
             layers,
             steps_over,
-            compare,
+            compare: request.compare,
             tag,
             limit,
             began,
