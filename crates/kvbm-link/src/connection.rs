@@ -1,10 +1,10 @@
 //! Reader and writer of an established line.
 
-use crate::farewell::Farewell;
 use crate::frame::{FrameKind, frame, leaving, patience_of, read_frame};
 use crate::handshake::read_failure;
 use crate::peer::{Peer, ProcessState, Ready};
 use crate::queue::{Lane, Next, PushError, SendQueue};
+use crate::shutdown::GracefulShutdown;
 use crate::stream::Stream;
 use crate::timed::Timeouts;
 use rustix::io::Errno;
@@ -60,7 +60,7 @@ pub(crate) struct Connection {
     heard: AtomicU64,
     closed: AtomicBool,
     /// Of the worker at this end, or at the other one.
-    farewell: Farewell,
+    shutdown: GracefulShutdown,
 }
 
 impl Connection {
@@ -80,7 +80,7 @@ impl Connection {
             started: Instant::now(),
             heard: AtomicU64::new(0),
             closed: AtomicBool::new(false),
-            farewell: Farewell::default(),
+            shutdown: GracefulShutdown::default(),
         })
     }
 
@@ -119,22 +119,22 @@ impl Connection {
         self.closed.store(true, Ordering::Release);
         self.queue.close();
         self.stream.shut();
-        self.farewell.over();
+        self.shutdown.over();
     }
 
     /// Tells the leader that this worker is about to end, behind all messages, and waits until it
     /// has saved what it wants, or `until`. Whether the leader said so, or is gone.
     pub(crate) fn leave(&self, patience: Duration, until: Instant) -> bool {
-        if self.farewell.begin() && self.send(Lane::Bulk, leaving(patience)).is_err() {
+        if self.shutdown.begin() && self.send(Lane::Bulk, leaving(patience)).is_err() {
             return self.closed.load(Ordering::Acquire);
         }
-        self.farewell.wait_until(until)
+        self.shutdown.wait_until(until)
     }
 
     /// Tells the worker at the other end that it may end. Whether it has said that it is about to,
     /// and was not told before.
     pub(crate) fn dismiss(&self) -> bool {
-        let is_leaving = self.farewell.dismissed();
+        let is_leaving = self.shutdown.dismissed();
         if is_leaving {
             // One that does not get it ends when its patience does.
             let _ = self.send(Lane::Bulk, frame(FrameKind::Dismissed, &[]));
@@ -212,11 +212,11 @@ impl Connection {
                 Ok((FrameKind::Body, body)) => on_body(body),
                 Ok((FrameKind::Heartbeat, _)) => {}
                 Ok((FrameKind::Refusal, body)) => break io::Error::other(read_failure(&body)),
-                Ok((FrameKind::Dismissed, _)) if on_leave.is_none() && self.farewell.dismissed() => {}
+                Ok((FrameKind::Dismissed, _)) if on_leave.is_none() && self.shutdown.dismissed() => {}
                 Ok((kind, body)) => {
                     // A worker says once that it is about to end.
                     if let (FrameKind::Leaving, Some(on_leave)) = (kind, on_leave)
-                        && self.farewell.begin()
+                        && self.shutdown.begin()
                     {
                         match patience_of(&body) {
                             Ok(patience) => on_leave(patience),

@@ -52,7 +52,7 @@
 //! | `attached` | the end of a process that attaches to a daemon | `daemon`, `attach`, `connection`, `peer`, `queue`, `timed`, `frame` |
 //! | `daemon` | a node daemon's end: serves many processes | `worker`, `attach`, `connection`, `peer`, `queue`, `socket_file`, `timed`, `frame` |
 //! | `worker` | the worker's end: listens, serves one leader at a time | `waiting`, `connection`, `listener`, `handshake`, `address`, `peer`, `timed`, `frame` |
-//! | `connection` | reader and writer of an established line | `handshake`, `frame`, `farewell`, `peer`, `queue`, `stream`, `timed` |
+//! | `connection` | reader and writer of an established line | `handshake`, `frame`, `shutdown`, `peer`, `queue`, `stream`, `timed` |
 //! | `fuzz` | what must hold of any bytes that the other end sends | `attach`, `handshake`, `frame` |
 //! | `attach` | how a process attaches to a daemon | `descriptors`, `timed`, `frame` |
 //! | `descriptors` | file descriptors beside the bytes of a socket | `timed` |
@@ -69,7 +69,7 @@
 //! | `queue` | frames that wait to be sent, in two lanes | - |
 //! | `peer` | the process at the other end | - |
 //! | `socket_file` | a socket: private, and no other's | - |
-//! | `farewell` | the end of a worker that its leader knows of | - |
+//! | `shutdown` | the end of a worker that its leader knows of | - |
 //! | `frame` | lengths and kinds on the wire | - |
 #![forbid(unsafe_code)]
 
@@ -79,7 +79,6 @@ mod attached;
 mod connection;
 mod daemon;
 mod descriptors;
-mod farewell;
 mod frame;
 #[cfg(any(test, feature = "fuzz"))]
 #[doc(hidden)]
@@ -91,6 +90,7 @@ mod peer;
 mod pem;
 pub mod private_file;
 mod queue;
+mod shutdown;
 mod socket_file;
 mod stream;
 mod timed;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 /// What a worker that is about to end waits for: that the leader has saved, or that the line ends.
 #[derive(Default)]
-pub(crate) struct Farewell {
+pub(crate) struct GracefulShutdown {
     stage: Mutex<Stage>,
     changed: Condvar,
 }
@@ -21,7 +21,7 @@ enum Stage {
     Over,
 }
 
-impl Farewell {
+impl GracefulShutdown {
     /// The worker is about to end. Whether nobody has said so before.
     pub(crate) fn begin(&self) -> bool {
         let mut stage = self.stage.lock();
