@@ -9,9 +9,9 @@ use kvbm_codec::{Codec, Compressor, Expander, FrameError, LossyForm, is_compress
 use kvbm_plan::{GroupId, NamespaceId, VolumeDescriptor};
 use parking_lot::Mutex;
 
+use crate::adaptive::{AdaptiveCompression, Way};
 use crate::compression::{CompressionStats, LossyTerms, VolumeCompression};
 use crate::seal::FoundFrame;
-use crate::trade::{Trade, Way};
 use crate::{
     BlobKey, BlobScope, DestroyedKey, GetRequest, MAX_PIECES, ObjectCorruption, PutRequest, StoreFacts,
     Volume, VolumeError,
@@ -36,7 +36,7 @@ pub struct CompressedVolume {
     lossy: Vec<LossyForm>,
     compressors: Mutex<Vec<Compressor>>,
     expanders: Mutex<Vec<Expander>>,
-    trade: Mutex<Trade>,
+    adaptive: Mutex<AdaptiveCompression>,
     counts: Counts,
 }
 
@@ -64,7 +64,7 @@ impl CompressedVolume {
             lossy: Vec::new(),
             compressors: Mutex::default(),
             expanders: Mutex::default(),
-            trade: Mutex::default(),
+            adaptive: Mutex::default(),
             counts: Counts::default(),
         }
     }
@@ -86,7 +86,9 @@ impl CompressedVolume {
             VolumeCompression::Off => None,
             VolumeCompression::Lz4 => Some(Codec::Lz4),
             VolumeCompression::Zstd => Some(Codec::Zstd),
-            VolumeCompression::Auto => (self.trade.lock().next() == Way::Compressed).then_some(Codec::Zstd),
+            VolumeCompression::Auto => {
+                (self.adaptive.lock().next() == Way::Compressed).then_some(Codec::Zstd)
+            }
         }
     }
 
@@ -243,7 +245,7 @@ impl Volume for CompressedVolume {
                 Ok(())
             };
         let results: Vec<_> = requests.iter_mut().zip(found).zip(results).map(open).collect();
-        self.trade.lock().has_read([plain, framed], began.elapsed());
+        self.adaptive.lock().has_read([plain, framed], began.elapsed());
         results
     }
 
@@ -277,7 +279,7 @@ impl Volume for CompressedVolume {
             }
             if written > 0 {
                 let way = if way.is_some() { Way::Compressed } else { Way::Plain };
-                self.trade.lock().has_written(way, written, framed.took + took);
+                self.adaptive.lock().has_written(way, written, framed.took + took);
             }
             results.extend(put);
         }
@@ -318,7 +320,7 @@ impl Volume for CompressedVolume {
         let compresses = match self.setting {
             VolumeCompression::Off => false,
             VolumeCompression::Lz4 | VolumeCompression::Zstd => true,
-            VolumeCompression::Auto => self.trade.lock().choice() == Way::Compressed,
+            VolumeCompression::Auto => self.adaptive.lock().choice() == Way::Compressed,
         };
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Some(CompressionStats {

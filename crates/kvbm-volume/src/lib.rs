@@ -42,8 +42,8 @@
 //! | `probe` | puts, reads and deletes an object to test a volume | `volume`, `error`, `key` |
 //! | `memory` | a volume in memory, for tests | `quota`, `volume`, `object`, `batch`, `error`, `request`, `key` |
 //! | `fuzz` | bodies of the fuzz targets | `object`, `request`, `key_object`, `seal`, `key` |
-//! | `compressed` | a volume whose objects are compressed | `trade`, `compression`, `volume`, `error`, `request`, `seal`, `key` |
-//! | `trade` | which way of writing objects is faster | - |
+//! | `compressed` | a volume whose objects are compressed | `adaptive`, `compression`, `volume`, `error`, `request`, `seal`, `key` |
+//! | `adaptive` | which way of writing objects is faster | - |
 //! | `encrypted` | a volume whose objects are encrypted | `data_keys`, `volume`, `error`, `request`, `key_object`, `seal`, `key` |
 //! | `data_keys` | the keys of a deployment on a volume | `key_locks`, `volume`, `error`, `key_object`, `key` |
 //! | `directory` | a volume in a directory | `quota`, `key_locks`, `durable_folders`, `volume`, `object`, `batch`, `error`, `request`, `key`, `access` |
@@ -69,6 +69,8 @@
 struct WriteABackend;
 
 mod access;
+#[cfg(feature = "compress")]
+mod adaptive;
 mod batch;
 #[cfg(feature = "compress")]
 mod compressed;
@@ -94,8 +96,6 @@ mod request;
 #[cfg(feature = "s3")]
 mod s3;
 mod seal;
-#[cfg(feature = "compress")]
-mod trade;
 mod volume;
 
 pub use batch::{Keyed, one_by_one};

@@ -49,7 +49,7 @@ impl Pace {
 
 /// What both ways took, and which one is in use.
 #[derive(Debug, Default)]
-pub(crate) struct Trade {
+pub(crate) struct AdaptiveCompression {
     /// Plain, compressed.
     writes: [Pace; 2],
     reads: [Pace; 2],
@@ -57,7 +57,7 @@ pub(crate) struct Trade {
     is_compressed: bool,
 }
 
-impl Trade {
+impl AdaptiveCompression {
     /// The way of the next call.
     pub(crate) fn next(&mut self) -> Way {
         self.calls += 1;
@@ -117,13 +117,13 @@ mod tests {
     const BLOCK: u64 = 1 << 20;
 
     /// So many seconds for a gigabyte each way.
-    fn run(trade: &mut Trade, [plain, compressed]: [f64; 2], calls: usize) -> [usize; 2] {
+    fn run(adaptive: &mut AdaptiveCompression, [plain, compressed]: [f64; 2], calls: usize) -> [usize; 2] {
         let mut taken = [0; 2];
         for _ in 0..calls {
-            let way = trade.next();
+            let way = adaptive.next();
             let each = if way == Way::Plain { plain } else { compressed };
             let took = Duration::from_secs_f64(each * BLOCK as f64 / 1e9);
-            trade.has_written(way, BLOCK, took);
+            adaptive.has_written(way, BLOCK, took);
             taken[usize::from(way == Way::Compressed)] += 1;
         }
         taken
@@ -131,11 +131,11 @@ mod tests {
 
     #[test]
     fn the_faster_way_is_taken_and_the_other_one_tried_now_and_then() {
-        let mut slow = Trade::default();
+        let mut slow = AdaptiveCompression::default();
         run(&mut slow, [10.0, 8.0], 16);
         let [plain, compressed] = run(&mut slow, [10.0, 8.0], 160);
         assert_eq!((plain, compressed), (10, 150));
-        let mut fast = Trade::default();
+        let mut fast = AdaptiveCompression::default();
         let [_, compressed] = run(&mut fast, [0.2, 2.0], 160);
         assert!(compressed <= 4 + 10, "{compressed} of a link that is faster than the codec");
         assert_eq!(fast.choice(), Way::Plain);
@@ -143,29 +143,29 @@ mod tests {
 
     #[test]
     fn a_link_that_becomes_slow_is_noticed_and_a_small_difference_changes_nothing() {
-        let mut trade = Trade::default();
-        run(&mut trade, [1.0, 2.0], 100);
-        assert_eq!(trade.choice(), Way::Plain);
-        run(&mut trade, [10.0, 8.0], 600);
-        assert_eq!(trade.choice(), Way::Compressed);
-        run(&mut trade, [8.0, 8.2], 1600);
-        assert_eq!(trade.choice(), Way::Compressed, "not by more than a twentieth");
+        let mut adaptive = AdaptiveCompression::default();
+        run(&mut adaptive, [1.0, 2.0], 100);
+        assert_eq!(adaptive.choice(), Way::Plain);
+        run(&mut adaptive, [10.0, 8.0], 600);
+        assert_eq!(adaptive.choice(), Way::Compressed);
+        run(&mut adaptive, [8.0, 8.2], 1600);
+        assert_eq!(adaptive.choice(), Way::Compressed, "not by more than a twentieth");
     }
 
     #[test]
     fn reads_count_where_both_kinds_were_read() {
-        let mut trade = Trade::default();
-        run(&mut trade, [1.0, 0.9], 100);
-        assert_eq!(trade.choice(), Way::Compressed);
+        let mut adaptive = AdaptiveCompression::default();
+        run(&mut adaptive, [1.0, 0.9], 100);
+        assert_eq!(adaptive.choice(), Way::Compressed);
         let read = |seconds: f64| Duration::from_secs_f64(seconds * BLOCK as f64 / 1e9);
         for _ in 0..8 {
-            trade.has_read([0, BLOCK], read(3.0));
-            trade.has_read([BLOCK, BLOCK], read(50.0));
+            adaptive.has_read([0, BLOCK], read(3.0));
+            adaptive.has_read([BLOCK, BLOCK], read(50.0));
         }
-        assert_eq!(trade.choice(), Way::Compressed, "nothing to compare with");
+        assert_eq!(adaptive.choice(), Way::Compressed, "nothing to compare with");
         for _ in 0..8 {
-            trade.has_read([BLOCK, 0], read(1.0));
+            adaptive.has_read([BLOCK, 0], read(1.0));
         }
-        assert_eq!(trade.choice(), Way::Plain);
+        assert_eq!(adaptive.choice(), Way::Plain);
     }
 }
