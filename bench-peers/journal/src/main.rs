@@ -15,8 +15,8 @@ mod blocks;
 mod ours;
 mod peer;
 // As `kvbm bench index` measures it.
-#[path = "../../../crates/kvbm-cli/src/bench/index/void.rs"]
-mod void;
+#[path = "../../../crates/kvbm-cli/src/bench/index/null_file.rs"]
+mod null_file;
 
 use serde_json::{Value, json};
 use std::error::Error;

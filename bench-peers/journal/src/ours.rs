@@ -1,7 +1,7 @@
 //! The index of kvbm-disk, behind its engine.
 
 use crate::blocks::{first, identity, later};
-use crate::void::IndexOnly;
+use crate::null_file::IndexOnly;
 use crate::{Outcome, Round, length};
 use kvbm_disk::medium::DirMedium;
 use kvbm_disk::{DiskConfig, DiskEngine, EngineMode, IoBatch, OwnedBuffer, Recovered};

@@ -17,7 +17,7 @@ use kvbm_nixl::{
 use serde::Serialize;
 use serde_json::json;
 
-use super::bed::{self, BLOCK_BYTES, CASES, Case, GROUP, Landing, OWNER, Offer, READER, hash};
+use super::fixture::{self, BLOCK_BYTES, CASES, Case, GROUP, Landing, OWNER, Offer, READER, hash};
 use super::{AgentName, BenchArgs, OwnerArgs, deliver};
 use crate::args::Output;
 
@@ -41,8 +41,8 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let default = if cfg!(feature = "nixl") { AgentName::Nixl } else { AgentName::InProcess };
     let agent_name = args.agent.unwrap_or(default);
     let network = InProcessNetwork::new();
-    let agent = bed::agent(agent_name, "reader", &network)?;
-    let node = bed::node(&agent, READER)?;
+    let agent = fixture::agent(agent_name, "reader", &network)?;
+    let node = fixture::node(&agent, READER)?;
     let owner = match agent_name {
         AgentName::Nixl => Owner::process(&node, args.blocks)?,
         AgentName::InProcess => Owner::here(&node, &network, args.blocks)?,
@@ -64,8 +64,8 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
 /// The owner's side, in a process of its own until its standard input ends.
 pub(super) fn own(args: &OwnerArgs) -> Result<()> {
     let directory = FileDirectory::open(&args.directory)?;
-    let agent = bed::agent(AgentName::Nixl, "owner", &InProcessNetwork::new())?;
-    let node = bed::node(&agent, OWNER)?;
+    let agent = fixture::agent(AgentName::Nixl, "owner", &InProcessNetwork::new())?;
+    let node = fixture::node(&agent, OWNER)?;
     let _offer = Offer::new(&node, args.blocks)?;
     directory.publish(&node.announcement()?, None)?;
     let until = Instant::now() + PATIENCE;
@@ -105,8 +105,8 @@ impl Drop for Folder {
 
 impl Owner {
     fn here(reader: &RemoteNode, network: &InProcessNetwork, blocks: u32) -> Result<Self> {
-        let agent = bed::agent(AgentName::InProcess, "owner", network)?;
-        let node = bed::node(&agent, OWNER)?;
+        let agent = fixture::agent(AgentName::InProcess, "owner", network)?;
+        let node = fixture::node(&agent, OWNER)?;
         let offer = Offer::new(&node, blocks)?;
         reader.import_remote_blockset(&node.announcement()?.encode(None)?)?;
         Ok(Self::Here { node, _offer: offer, _agent: agent })

@@ -1,7 +1,7 @@
 //! `kvbm remote`: who offers memory, a prefix from a peer, and what reading from one costs.
 
-mod bed;
 mod bench;
+mod fixture;
 mod list;
 mod pull;
 

@@ -9,7 +9,7 @@
 //! them. While that is written both files exist: `size_peak` is the most that was seen of them
 //! together, by looking after each batch.
 
-mod void;
+mod null_file;
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -150,7 +150,8 @@ fn config(dir: &Path, entries: u32) -> DiskConfig {
 
 fn open(config: &DiskConfig) -> Result<(DiskEngine, kvbm_disk::Recovered)> {
     let medium = DirMedium::lock(&config.dir)?;
-    DiskEngine::open_on(config.clone(), Arc::new(void::IndexOnly(medium))).context("cannot open the index")
+    DiskEngine::open_on(config.clone(), Arc::new(null_file::IndexOnly(medium)))
+        .context("cannot open the index")
 }
 
 /// Writes a block into every slot, from block `first_number` on, and flushes: how long that took.
@@ -256,7 +257,7 @@ fn index_files(dir: &Path) -> Result<Vec<PathBuf>> {
         let entry = entry?;
         // A snapshot that is being written loses its name when it is done.
         let name = entry.file_name();
-        let is_index = name != "limit" && !void::is_void(&name.to_string_lossy());
+        let is_index = name != "limit" && !null_file::is_null_file(&name.to_string_lossy());
         if is_index && entry.metadata().is_ok_and(|file| file.is_file()) {
             files.push(entry.path());
         }

@@ -4,7 +4,7 @@
 //! is involved. The same calls are made on a manager of this process whose every read of host
 //! memory is verified, as the daemon's are.
 
-mod bed;
+mod fixture;
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use crate::args::Output;
 use crate::number::whole;
 use crate::progress::Progress;
 use crate::table::Table;
-use bed::{Bed, Daemon, Here, There};
+use fixture::{Daemon, DaemonEngine, Fixture, LocalEngine};
 
 /// Blocks of the chain that a scheduler looks up.
 const MATCHED: u32 = 1000;
@@ -105,10 +105,10 @@ pub fn run(args: &NodeArgs) -> Result<Rows> {
 /// A scheduler's match of a long chain, through the socket.
 fn match_rpc(args: &NodeArgs) -> Result<NodeRow> {
     // Small blocks: a look-up moves none.
-    let bed = Bed::new(64 << 10, MATCHED, 1)?;
-    let daemon = Daemon::start(&bed)?;
-    let engine = There::attach(&bed, &daemon, "scheduler")?;
-    let tokens = bed.sequence(0);
+    let fixture = Fixture::new(64 << 10, MATCHED, 1)?;
+    let daemon = Daemon::start(&fixture)?;
+    let engine = DaemonEngine::attach(&fixture, &daemon, "scheduler")?;
+    let tokens = fixture.sequence(0);
     engine.save(&tokens)?;
     let mut times: Vec<Duration> = Vec::with_capacity(LOOK_UPS as usize);
     let count = LOOK_UPS / if args.rounds == 1 { 10 } else { 1 };
@@ -128,19 +128,20 @@ fn match_rpc(args: &NodeArgs) -> Result<NodeRow> {
 /// Both directions, through a daemon and inside the process, in turns; and how long an engine takes
 /// to attach.
 fn copies(args: &NodeArgs, progress: &Progress) -> Result<[NodeRow; 3]> {
-    let bed = Bed::new(args.block.get(), args.blocks, RESIDENT)?;
-    let daemon = Daemon::start(&bed)?;
-    let here = Here::start(&bed)?;
+    let fixture = Fixture::new(args.block.get(), args.blocks, RESIDENT)?;
+    let daemon = Daemon::start(&fixture)?;
+    let local = LocalEngine::start(&fixture)?;
     let mut samples: [Vec<f64>; 5] = Default::default();
     for round in 0..args.rounds {
         let begun = Instant::now();
-        drop(There::attach(&bed, &daemon, &format!("attaches {round}"))?);
+        drop(DaemonEngine::attach(&fixture, &daemon, &format!("attaches {round}"))?);
         samples[4].push(begun.elapsed().as_secs_f64());
     }
-    let there = There::attach(&bed, &daemon, "copies")?;
+    let attached = DaemonEngine::attach(&fixture, &daemon, "copies")?;
     for round in 0..RESIDENT + 1 + args.rounds {
-        let tokens = bed.sequence(round);
-        let times = [there.save(&tokens)?, here.save(&tokens)?, there.load(&tokens)?, here.load(&tokens)?];
+        let tokens = fixture.sequence(round);
+        let times =
+            [attached.save(&tokens)?, local.save(&tokens)?, attached.load(&tokens)?, local.load(&tokens)?];
         // The first rounds touch all memory for the first time.
         if round > RESIDENT {
             for (times, time) in samples.iter_mut().zip(times.map(|time| time.as_secs_f64())) {
@@ -149,17 +150,17 @@ fn copies(args: &NodeArgs, progress: &Progress) -> Result<[NodeRow; 3]> {
             progress.advance(1);
         }
     }
-    let [save, save_here, load, load_here, attach] = samples.map(median);
-    let bytes = bed.bytes() as f64;
-    let row = |name, time: f64, here: f64| NodeRow {
+    let [save, save_local, load, load_local, attach] = samples.map(median);
+    let bytes = fixture.bytes() as f64;
+    let row = |name, time: f64, local: f64| NodeRow {
         name,
-        ratio: Some(here / time),
+        ratio: Some(local / time),
         value: Some(bytes / time / 1e9),
         ..NodeRow::default()
     };
     Ok([
-        row("g1_g2_shared", save, save_here),
-        row("g2_g1_shared", load, load_here),
+        row("g1_g2_shared", save, save_local),
+        row("g2_g1_shared", load, load_local),
         NodeRow { name: "attach_s", value: Some(attach), ..NodeRow::default() },
     ])
 }
@@ -167,9 +168,10 @@ fn copies(args: &NodeArgs, progress: &Progress) -> Result<[NodeRow; 3]> {
 /// Prompts that nobody has computed before: without a cache, with one in this process, and through
 /// a daemon, by turns. A device computes meanwhile, so the engine's thread waits for it.
 fn zero_reuse(args: &NodeArgs) -> Result<[NodeRow; 2]> {
-    let bed = Bed::new(args.block.get(), args.blocks, 4)?;
-    let daemon = Daemon::start(&bed)?;
-    let (here, there) = (Here::start(&bed)?, There::attach(&bed, &daemon, "prompts")?);
+    let fixture = Fixture::new(args.block.get(), args.blocks, 4)?;
+    let daemon = Daemon::start(&fixture)?;
+    let (local, attached) =
+        (LocalEngine::start(&fixture)?, DaemonEngine::attach(&fixture, &daemon, "prompts")?);
     let compute = || std::thread::sleep(COMPUTE * args.blocks);
     let mut samples: [Vec<f64>; 3] = Default::default();
     let mut next = 0;
@@ -178,11 +180,11 @@ fn zero_reuse(args: &NodeArgs) -> Result<[NodeRow; 2]> {
             let begun = Instant::now();
             for _ in 0..NEW_PROMPTS {
                 next += 1;
-                let (tokens, half) = (bed.sequence(next), next as usize % 2);
+                let (tokens, half) = (fixture.sequence(next), next as usize % 2);
                 match kind {
                     0 => compute(),
-                    1 => here.prompt(&tokens, half, compute)?,
-                    _ => there.prompt(&tokens, half, compute)?,
+                    1 => local.prompt(&tokens, half, compute)?,
+                    _ => attached.prompt(&tokens, half, compute)?,
                 }
             }
             // The first round touches the memory.
@@ -191,27 +193,27 @@ fn zero_reuse(args: &NodeArgs) -> Result<[NodeRow; 2]> {
             }
         }
     }
-    let [without, here, there] = samples.map(median);
+    let [without, local, attached] = samples.map(median);
     let row = |name, time: f64| NodeRow { name, ratio: Some(without / time), ..NodeRow::default() };
-    Ok([row("zero_reuse_in_process", here), row("zero_reuse", there)])
+    Ok([row("zero_reuse_in_process", local), row("zero_reuse", attached)])
 }
 
 /// Engines that all load at a time.
 fn engines(args: &NodeArgs) -> Result<NodeRow> {
     let blocks = args.blocks.div_ceil(ENGINES.into()).max(8);
-    let bed = Bed::new(args.block.get(), blocks, u32::from(ENGINES) * PINNED_SHARE)?;
-    let daemon = Daemon::start(&bed)?;
-    let engines = (0..ENGINES).map(|at| There::attach(&bed, &daemon, &format!("engine {at}")));
+    let fixture = Fixture::new(args.block.get(), blocks, u32::from(ENGINES) * PINNED_SHARE)?;
+    let daemon = Daemon::start(&fixture)?;
+    let engines = (0..ENGINES).map(|at| DaemonEngine::attach(&fixture, &daemon, &format!("engine {at}")));
     let engines = engines.collect::<Result<Vec<_>>>()?;
     for (at, engine) in (0..).zip(&engines) {
-        engine.save(&bed.sequence(at))?;
+        engine.save(&fixture.sequence(at))?;
     }
     let mut times = Vec::new();
     for _ in 0..args.rounds {
         let begun = Instant::now();
         std::thread::scope(|scope| {
-            let bed = &bed;
-            let load = |at: u32, engine: &'_ There| engine.load(&bed.sequence(at));
+            let fixture = &fixture;
+            let load = |at: u32, engine: &'_ DaemonEngine| engine.load(&fixture.sequence(at));
             let loads: Vec<_> =
                 (0..).zip(&engines).map(|(at, it)| scope.spawn(move || load(at, it))).collect();
             loads.into_iter().try_for_each(|load| match load.join() {
@@ -221,7 +223,7 @@ fn engines(args: &NodeArgs) -> Result<NodeRow> {
         })?;
         times.push(begun.elapsed().as_secs_f64());
     }
-    let bytes = (bed.bytes() * u64::from(ENGINES)) as f64;
+    let bytes = (fixture.bytes() * u64::from(ENGINES)) as f64;
     Ok(NodeRow { name: "engines_8", value: Some(bytes / median(times) / 1e9), ..NodeRow::default() })
 }
 

@@ -12,7 +12,7 @@ use kvbm::storage::{BoundLayout, HugePages, RegionBytes, SystemAllocator};
 
 use kvbm_disk::ContentCrc;
 
-use super::bed::Bed;
+use super::fixture::Fixture;
 use super::pump::{Sample, Watch};
 
 /// No memory needs more to be busy.
@@ -40,7 +40,7 @@ struct Copy {
 // SAFETY: the addresses lie in memory that `Copies` holds and that belongs to no thread.
 unsafe impl Sync for Copy {}
 
-/// The fragments of all blocks of a bed, in host memory laid out like its G1 and G2.
+/// The fragments of all blocks of a fixture, in host memory laid out like its G1 and G2.
 pub(super) struct Copies {
     /// Block by block.
     list: Vec<Copy>,
@@ -50,19 +50,20 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    pub(super) fn new(bed: &Bed) -> Result<Self> {
+    pub(super) fn new(fixture: &Fixture) -> Result<Self> {
         // The pages that the worker's memories have.
-        let memory = [(&bed.g1, HugePages::No), (&bed.g2, HugePages::Try)].map(|(tier, huge_pages)| {
-            BoundLayout::allocate(Arc::clone(tier.layout()), &SystemAllocator { huge_pages })
-        });
+        let memory =
+            [(&fixture.g1, HugePages::No), (&fixture.g2, HugePages::Try)].map(|(tier, huge_pages)| {
+                BoundLayout::allocate(Arc::clone(tier.layout()), &SystemAllocator { huge_pages })
+            });
         let [g1, g2] = memory;
         let memory = [g1?, g2?];
         let [from, to] = [host_regions(&memory[0])?, host_regions(&memory[1])?];
         let selection = Selection::all();
         let plan = CopyPlan::between(memory[0].layout().as_ref(), memory[1].layout().as_ref(), &selection)?;
         let mut copies = Vec::new();
-        for block in 0..bed.shape.slots {
-            let [src, dst, _] = bed.slots_of(block);
+        for block in 0..fixture.shape.slots {
+            let [src, dst, _] = fixture.slots_of(block);
             for run in plan.runs(src.0, dst.0)? {
                 let g1 = from[run.src_region as usize].ptr_at(run.src_offset, run.len)?;
                 let g2 = to[run.dst_region as usize].ptr_at(run.dst_offset, run.len)?;
@@ -74,8 +75,8 @@ impl Copies {
             // SAFETY: the memory is new, the copies that use it have not begun.
             unsafe { region.fill(0, region.len(), 1) }?;
         }
-        let per_block = copies.len() / bed.shape.slots as usize;
-        Ok(Self { list: copies, per_block, bytes: bed.shape.set_bytes(), _memory: memory })
+        let per_block = copies.len() / fixture.shape.slots as usize;
+        Ok(Self { list: copies, per_block, bytes: fixture.shape.set_bytes(), _memory: memory })
     }
 
     /// Copies all fragments with each kernel on each number of threads, again and again, together

@@ -23,7 +23,7 @@
 //! What is measured is the transfer engine as it is shipped: plans in, reports out, every byte with
 //! its checksum.
 
-mod bed;
+mod fixture;
 mod limit;
 mod machine;
 mod pump;
@@ -48,7 +48,7 @@ use crate::interrupt;
 use crate::number::{ANY, whole};
 use crate::progress::Progress;
 use crate::scratch::Scratch;
-use bed::{Bed, Disk, Order, Shape};
+use fixture::{Disk, Fixture, Order, Shape};
 use limit::Copies;
 use pump::Sample;
 use ring::{BareDisk, Checksums, Way};
@@ -255,28 +255,34 @@ impl Course<'_> {
         // G1 and G2 of both, and what stands for G1 in the limit.
         machine::expect_memory(5 * shape.set_bytes())?;
         let place = Place::new(self.args, shape)?;
-        let mut beds = [place.bed(shape, 0)?, place.bed(scattered, 1)?];
-        self.filled(&beds, &BareDisk::open(&place.disk, 2, Order::Filled)?, &place, samples)?;
+        let mut fixtures = [place.fixture(shape, 0)?, place.fixture(scattered, 1)?];
+        self.filled(&fixtures, &BareDisk::open(&place.disk, 2, Order::Filled)?, &place, samples)?;
         if self.args.steps(&ROWS[4..]) > 0 {
-            let [bed, _] = &mut beds;
-            bed.reorder(0, Order::Scattered)?;
-            self.scattered(bed, &BareDisk::open(&place.disk, 2, Order::Scattered)?, samples)?;
+            let [fixture, _] = &mut fixtures;
+            fixture.reorder(0, Order::Scattered)?;
+            self.scattered(fixture, &BareDisk::open(&place.disk, 2, Order::Scattered)?, samples)?;
         }
-        beds.iter().try_for_each(Bed::check_bytes)
+        fixtures.iter().try_for_each(Fixture::check_bytes)
     }
 
     /// Paths to and from a disk whose slots were handed out in order: blocks that go together lie
     /// side by side.
-    fn filled(&self, beds: &[Bed; 2], bare: &BareDisk, place: &Place, samples: &mut Samples) -> Result<()> {
-        let [bed, scattered] = beds;
-        let block_bytes = bed.shape.block_bytes;
-        let copies = &Copies::new(bed)?;
+    fn filled(
+        &self,
+        fixtures: &[Fixture; 2],
+        bare: &BareDisk,
+        place: &Place,
+        samples: &mut Samples,
+    ) -> Result<()> {
+        let [fixture, scattered] = fixtures;
+        let block_bytes = fixture.shape.block_bytes;
+        let copies = &Copies::new(fixture)?;
         samples.note(&place.disk, bare);
-        let pump = |bed, path| -> Step<'_> { Box::new(move |time| pump::run(bed, path, time)) };
+        let pump = |fixture, path| -> Step<'_> { Box::new(move |time| pump::run(fixture, path, time)) };
         let copied = |name, path| Group {
             limit: Box::new(move |time| Ok(copies.run(path, time))),
             bare: Box::new(move |time| Ok(copies.run_with_checksums(path, time))),
-            paths: vec![(name, pump(bed, path))],
+            paths: vec![(name, pump(fixture, path))],
         };
         let groups = [
             copied("g1_g2", Route::G1_G2),
@@ -284,27 +290,30 @@ impl Course<'_> {
             Group::on_disk(
                 bare,
                 Way::Write,
-                vec![("g2_g3", pump(bed, Route::G2_G3)), ("g2_g3_fragments", pump(scattered, Route::G2_G3))],
+                vec![
+                    ("g2_g3", pump(fixture, Route::G2_G3)),
+                    ("g2_g3_fragments", pump(scattered, Route::G2_G3)),
+                ],
             ),
             Group::on_disk(
                 bare,
                 Way::Read,
-                vec![("g3_g2", pump(bed, Route::G3_G2)), ("g3_g1", pump(bed, Route::G3_G1))],
+                vec![("g3_g2", pump(fixture, Route::G3_G2)), ("g3_g1", pump(fixture, Route::G3_G1))],
             ),
         ];
         self.measure(groups, block_bytes, samples)
     }
 
     /// Paths to and from a disk where every block lies somewhere else, the worst that can be.
-    fn scattered(&self, bed: &Bed, bare: &BareDisk, samples: &mut Samples) -> Result<()> {
+    fn scattered(&self, fixture: &Fixture, bare: &BareDisk, samples: &mut Samples) -> Result<()> {
         let group = |way, name, path| {
-            Group::on_disk(bare, way, vec![(name, Box::new(move |time| pump::run(bed, path, time)))])
+            Group::on_disk(bare, way, vec![(name, Box::new(move |time| pump::run(fixture, path, time)))])
         };
         let groups = [
             group(Way::Write, "g2_g3_scattered", Route::G2_G3),
             group(Way::Read, "g3_g2_scattered", Route::G3_G2),
         ];
-        self.measure(groups, bed.shape.block_bytes, samples)
+        self.measure(groups, fixture.shape.block_bytes, samples)
     }
 
     /// Paths to and from a disk whose blocks are signed or encrypted, beside the same paths without
@@ -331,7 +340,7 @@ impl Course<'_> {
         };
         machine::expect_memory(4 * shape.set_bytes())?;
         let places = [Place::new(self.args, shape)?, Place::with_keys(self.args, shape, Some(keys))?];
-        let [plain, signed] = [places[0].bed(shape, 0)?, places[1].bed(shape, 0)?];
+        let [plain, signed] = [places[0].fixture(shape, 0)?, places[1].fixture(shape, 0)?];
         let bare = &BareDisk::open(&places[0].disk, 1, Order::Filled)?;
         samples.note(&places[0].disk, bare);
         let group = |way, name, path| Group {
@@ -350,7 +359,7 @@ impl Course<'_> {
         };
         let groups = [group(Way::Write, write, Route::G2_G3), group(Way::Read, read, Route::G3_G2)];
         self.measure(groups, block_bytes, samples)?;
-        [&plain, &signed].into_iter().try_for_each(Bed::check_bytes)
+        [&plain, &signed].into_iter().try_for_each(Fixture::check_bytes)
     }
 
     /// Paths between NHD on the device and universal order in host memory, beside the same paths
@@ -370,7 +379,7 @@ impl Course<'_> {
         let converting = Shape { host_order: AxisOrder::Universal, ..shape };
         machine::expect_memory(5 * shape.set_bytes())?;
         let place = Place::new(self.args, shape)?;
-        let [plain, converted] = [place.bed(shape, 0)?, place.bed(converting, 1)?];
+        let [plain, converted] = [place.fixture(shape, 0)?, place.fixture(converting, 1)?];
         let copies = &Copies::new(&plain)?;
         let group = |name, path| Group {
             limit: Box::new({
@@ -385,7 +394,7 @@ impl Course<'_> {
         };
         let groups = [group("g1_g2_universal", Route::G1_G2), group("g2_g1_universal", Route::G2_G1)];
         self.measure(groups, block_bytes, samples)?;
-        [&plain, &converted].into_iter().try_for_each(Bed::check_bytes)
+        [&plain, &converted].into_iter().try_for_each(Fixture::check_bytes)
     }
 
     /// Blocks of more fragments than one system call takes, straight between host memory and disk.
@@ -403,16 +412,16 @@ impl Course<'_> {
         };
         machine::expect_memory(2 * shape.set_bytes())?;
         let place = Place::new(self.args, shape)?;
-        let bed = &place.bed(shape, 0)?;
+        let fixture = &place.fixture(shape, 0)?;
         let bare = &BareDisk::open(&place.disk, 1, Order::Filled)?;
         samples.note(&place.disk, bare);
-        let pump = |path| -> Step<'_> { Box::new(move |time| pump::run(bed, path, time)) };
+        let pump = |path| -> Step<'_> { Box::new(move |time| pump::run(fixture, path, time)) };
         let groups = [
             Group::on_disk(bare, Way::Write, vec![("g2_g3_1100_fragments", pump(Route::G2_G3))]),
             Group::on_disk(bare, Way::Read, vec![("g3_g2_1100_fragments", pump(Route::G3_G2))]),
         ];
         self.measure(groups, block_bytes, samples)?;
-        bed.check_bytes()
+        fixture.check_bytes()
     }
 
     fn measure<const N: usize>(
@@ -457,7 +466,7 @@ struct Place {
 }
 
 impl Place {
-    /// Room for three beds of `shape`, or two and what the limit writes.
+    /// Room for three fixtures of `shape`, or two and what the limit writes.
     fn new(args: &TransferArgs, shape: Shape) -> Result<Self> {
         Self::with_keys(args, shape, None)
     }
@@ -471,8 +480,8 @@ impl Place {
         Ok(Self { disk, verify_host: args.verify_host(), _scratch: scratch })
     }
 
-    fn bed(&self, shape: Shape, number: u32) -> Result<Bed> {
-        Bed::new(shape, &self.disk, number, Order::Filled, self.verify_host)
+    fn fixture(&self, shape: Shape, number: u32) -> Result<Fixture> {
+        Fixture::new(shape, &self.disk, number, Order::Filled, self.verify_host)
     }
 }
 

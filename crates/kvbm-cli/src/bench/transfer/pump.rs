@@ -10,7 +10,7 @@ use kvbm::plan::{
 };
 use kvbm_transfer::TransferHandle;
 
-use super::bed::{self, Bed, PATIENCE};
+use super::fixture::{self, Fixture, PATIENCE};
 use super::machine;
 
 /// Plans under way at a time, so that the next blocks wait while the last are moved, and the bytes
@@ -60,44 +60,45 @@ impl Watch {
 }
 
 /// Moves every block once.
-pub(super) fn once(bed: &Bed, path: Path) -> Result<()> {
-    run(bed, path, Duration::ZERO).map(drop)
+pub(super) fn once(fixture: &Fixture, path: Path) -> Result<()> {
+    run(fixture, path, Duration::ZERO).map(drop)
 }
 
 /// Moves blocks along `path`, in turn, for `time` and until each was moved. Blocks that go to disk
 /// count when they are durable.
-pub(super) fn run(bed: &Bed, path: Path, time: Duration) -> Result<Sample> {
+pub(super) fn run(fixture: &Fixture, path: Path, time: Duration) -> Result<Sample> {
     let mut under_way = VecDeque::with_capacity(PLANS);
     let (mut next, mut bytes) = (0_u64, 0);
-    let plan_blocks = (PLAN_BYTES / bed.shape.block_bytes).clamp(*PLAN_BLOCKS.start(), *PLAN_BLOCKS.end());
+    let plan_blocks =
+        (PLAN_BYTES / fixture.shape.block_bytes).clamp(*PLAN_BLOCKS.start(), *PLAN_BLOCKS.end());
     // A block is never on its way twice.
-    let plan_blocks = plan_blocks.min(u64::from(bed.shape.slots) / (2 * PLANS as u64)).max(1);
+    let plan_blocks = plan_blocks.min(u64::from(fixture.shape.slots) / (2 * PLANS as u64)).max(1);
     let watch = Watch::start();
-    while next < u64::from(bed.shape.slots) || watch.elapsed() < time {
+    while next < u64::from(fixture.shape.slots) || watch.elapsed() < time {
         if under_way.len() == PLANS {
             bytes += arrived(under_way.pop_front())?;
         }
-        let blocks = (next..next + plan_blocks).map(|count| (count % u64::from(bed.shape.slots)) as u32);
-        under_way.push_back(bed.worker.execute(plan(bed, path, blocks))?);
+        let blocks = (next..next + plan_blocks).map(|count| (count % u64::from(fixture.shape.slots)) as u32);
+        under_way.push_back(fixture.worker.execute(plan(fixture, path, blocks))?);
         next += plan_blocks;
     }
     while !under_way.is_empty() {
         bytes += arrived(under_way.pop_front())?;
     }
     if path.dst == Tier::G3 {
-        bed.disk.flush(PATIENCE)?;
+        fixture.disk.flush(PATIENCE)?;
     }
     Ok(watch.stop(bytes))
 }
 
-fn plan(bed: &Bed, path: Path, blocks: impl Iterator<Item = u32>) -> TransferPlan {
+fn plan(fixture: &Fixture, path: Path, blocks: impl Iterator<Item = u32>) -> TransferPlan {
     let transfer = |block: u32| {
-        let slots = bed.slots_of(block);
+        let slots = fixture.slots_of(block);
         let [src, dst] = [path.src, path.dst].map(|tier| slots[tier.index()]);
-        BlockTransfer { identity: bed::identity(block), src, dst }
+        BlockTransfer { identity: fixture::identity(block), src, dst }
     };
     TransferPlan {
-        plan_id: PlanId(bed.next_plan()),
+        plan_id: PlanId(fixture.next_plan()),
         epoch: Epoch(0),
         group: GroupId(0),
         src: Endpoint::Local(path.src),

@@ -20,7 +20,7 @@ use kvbm::device::HostRegion;
 use kvbm::storage::{HugePages, SystemStorage};
 use kvbm_disk::ContentCrc;
 
-use super::bed::{Disk, Order};
+use super::fixture::{Disk, Order};
 use super::pump::{Sample, Watch};
 
 /// Blocks at the disk at a time.
@@ -65,8 +65,8 @@ pub(super) struct BareDisk {
 }
 
 impl BareDisk {
-    /// A loop over the slots of bed `number`, which must be unused, in this order. They are written
-    /// once.
+    /// A loop over the slots of fixture `number`, which must be unused, in this order. They are
+    /// written once.
     pub(super) fn open(disk: &Disk, number: u32, order: Order) -> Result<Self> {
         let shape = disk.shape;
         let (file, direct) = open_slots(disk)?;

@@ -7,7 +7,7 @@ use std::path::Path;
 use kvbm::layout::DType;
 use serde::Serialize;
 
-use super::bed::Disk;
+use super::fixture::Disk;
 use super::pump::Sample;
 use super::ring::BareDisk;
 use crate::human;

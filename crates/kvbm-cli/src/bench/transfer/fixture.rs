@@ -94,7 +94,7 @@ impl Shape {
     }
 }
 
-/// The disk tier, which several beds share: each has slots of its own.
+/// The disk tier, which several fixtures share: each has slots of its own.
 pub(super) struct Disk {
     pub(super) engine: Arc<DiskEngine>,
     pub(super) dir: PathBuf,
@@ -103,10 +103,10 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// An engine as the product opens it, with room for `beds` beds; blocks are signed or encrypted
-    /// where there are keys.
-    pub(super) fn open(dir: &Path, shape: Shape, beds: u32, keys: DiskKeys) -> Result<Self> {
-        let slots = shape.slots.checked_mul(beds).context("too many blocks")?;
+    /// An engine as the product opens it, with room for `fixtures` fixtures; blocks are signed or
+    /// encrypted where there are keys.
+    pub(super) fn open(dir: &Path, shape: Shape, fixtures: u32, keys: DiskKeys) -> Result<Self> {
+        let slots = shape.slots.checked_mul(fixtures).context("too many blocks")?;
         let mut config = DiskConfig::new(dir, slots, shape.block_bytes, NAMESPACE);
         (config.key, config.encryption) = (keys.signing, keys.encryption);
         let commit_interval = config.commit.interval;
@@ -125,7 +125,7 @@ pub(super) enum Order {
 }
 
 impl Order {
-    /// The slots of bed `number`, of `slots` blocks.
+    /// The slots of fixture `number`, of `slots` blocks.
     pub(super) fn slots(self, number: u32, slots: u32) -> Vec<u32> {
         let first = number * slots;
         match self {
@@ -140,7 +140,7 @@ impl Order {
 
 /// A worker and its memory. Block `n` lies in slot `n` of G2, in a scattered order in one of G1,
 /// and in one of G3.
-pub(super) struct Bed {
+pub(super) struct Fixture {
     pub(super) shape: Shape,
     pub(super) worker: TransferManager,
     pub(super) g1: BoundLayout,
@@ -151,8 +151,8 @@ pub(super) struct Bed {
     plans: AtomicU64,
 }
 
-impl Bed {
-    /// Bed `number` on `disk`, with every block on every tier.
+impl Fixture {
+    /// Fixture `number` on `disk`, with every block on every tier.
     pub(super) fn new(
         shape: Shape,
         disk: &Disk,
@@ -176,7 +176,7 @@ impl Bed {
         config.g2 = Some(g2.clone());
         config.g3 = Some(DiskTier { engine: Arc::clone(&disk.engine), recovered: Recovered::default() });
         let worker = TransferManager::start(config, Arc::new(|_message| {}))?;
-        let bed = Self {
+        let fixture = Self {
             shape,
             worker,
             g1,
@@ -186,9 +186,9 @@ impl Bed {
             g3_slots: order.slots(number, shape.slots),
             plans: AtomicU64::new(0),
         };
-        pump::once(&bed, kvbm::plan::Path::G1_G2)?;
-        pump::once(&bed, kvbm::plan::Path::G2_G3)?;
-        Ok(bed)
+        pump::once(&fixture, kvbm::plan::Path::G1_G2)?;
+        pump::once(&fixture, kvbm::plan::Path::G2_G3)?;
+        Ok(fixture)
     }
 
     /// From here on blocks lie on the disk in this order.
@@ -229,7 +229,7 @@ impl Bed {
     }
 }
 
-impl Bed {
+impl Fixture {
     /// The bytes of a block whose fragments in host memory are those on the device.
     fn expect_fragments(&self, block: u32, expected: &mut [u8]) -> Result<()> {
         let [device, ..] = self.slots_of(block);

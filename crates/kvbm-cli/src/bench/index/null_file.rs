@@ -7,11 +7,11 @@ use std::sync::Arc;
 use kvbm_disk::medium::{BlockFile, DirMedium, Medium, OpenFile};
 
 /// Whether a file of the directory is one of those that keep nothing.
-pub(super) fn is_void(name: &str) -> bool {
+pub(super) fn is_null_file(name: &str) -> bool {
     name.starts_with("slots")
 }
 
-/// A medium whose slot files are void.
+/// A medium whose slot files keep nothing.
 #[derive(Debug)]
 pub(super) struct IndexOnly(pub(super) DirMedium);
 
@@ -22,7 +22,7 @@ impl Medium for IndexOnly {
 
     fn open(&self, name: &str, how: OpenFile) -> io::Result<Arc<dyn BlockFile>> {
         let file = self.0.open(name, how)?;
-        Ok(if is_void(name) { Arc::new(VoidFile(file)) } else { file })
+        Ok(if is_null_file(name) { Arc::new(NullFile(file)) } else { file })
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -41,9 +41,9 @@ impl Medium for IndexOnly {
 /// A file that takes every byte and keeps none, but its length: an opening drops blocks beyond
 /// that.
 #[derive(Debug)]
-struct VoidFile(Arc<dyn BlockFile>);
+struct NullFile(Arc<dyn BlockFile>);
 
-impl BlockFile for VoidFile {
+impl BlockFile for NullFile {
     fn len(&self) -> io::Result<u64> {
         self.0.len()
     }

@@ -29,14 +29,14 @@ const LAYERS: u32 = 8;
 const PAGE: u32 = 16;
 
 /// A shape, and the configuration of whoever keeps its blocks.
-pub(super) struct Bed {
+pub(super) struct Fixture {
     scratch: Scratch,
     config: Config,
     block_bytes: u64,
     blocks: u32,
 }
 
-impl Bed {
+impl Fixture {
     /// Chains of `blocks` blocks of so many bytes, of which `chains` fit into host memory.
     pub(super) fn new(block_bytes: u64, blocks: u32, chains: u32) -> Result<Self> {
         let scratch = Scratch::create(&std::env::temp_dir(), "bench-node")?;
@@ -99,11 +99,11 @@ impl Bed {
 pub(super) struct Daemon(Child);
 
 impl Daemon {
-    pub(super) fn start(bed: &Bed) -> Result<Self> {
+    pub(super) fn start(fixture: &Fixture) -> Result<Self> {
         let program = std::env::current_exe().context("this program does not know where it is")?;
         let mut command = Command::new(program);
-        command.arg("serve").arg("--config").arg(bed.scratch.path().join("kvbm.toml"));
-        command.arg("--socket").arg(bed.socket()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.arg("serve").arg("--config").arg(fixture.scratch.path().join("kvbm.toml"));
+        command.arg("--socket").arg(fixture.socket()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut daemon = Self(command.spawn().context("cannot start the daemon")?);
         let mut line = String::new();
         if let Some(stdout) = daemon.0.stdout.take() {
@@ -141,20 +141,22 @@ fn wait<T>(
 }
 
 /// An engine that keeps its cache in the daemon.
-pub(super) struct There {
+pub(super) struct DaemonEngine {
     node: NodeEngine,
     ids: [Vec<BlockId>; 2],
 }
 
-impl There {
-    pub(super) fn attach(bed: &Bed, _daemon: &Daemon, name: &str) -> Result<Self> {
-        let g1 = bed.memory()?;
-        let terms =
-            EngineTerms { call_time: PATIENCE, ..EngineTerms::new(bed.socket(), name, 2 * bed.blocks) };
+impl DaemonEngine {
+    pub(super) fn attach(fixture: &Fixture, _daemon: &Daemon, name: &str) -> Result<Self> {
+        let g1 = fixture.memory()?;
+        let terms = EngineTerms {
+            call_time: PATIENCE,
+            ..EngineTerms::new(fixture.socket(), name, 2 * fixture.blocks)
+        };
         let node =
             NodeEngine::attach(terms, true, vec![MoverMemory { rank: Rank(0), device: None, g1: vec![g1] }])?;
         ensure!(node.wait_ready(PATIENCE), "not attached: {:?}", node.status());
-        Ok(Self { node, ids: [bed.ids(0), bed.ids(bed.blocks)] })
+        Ok(Self { node, ids: [fixture.ids(0), fixture.ids(fixture.blocks)] })
     }
 
     /// Blocks of a chain that are there.
@@ -206,18 +208,18 @@ impl There {
 }
 
 /// The same inside this process.
-pub(super) struct Here {
+pub(super) struct LocalEngine {
     manager: KvBlockManager<Engine>,
     ids: [Vec<BlockId>; 2],
 }
 
-impl Here {
-    pub(super) fn start(bed: &Bed) -> Result<Self> {
-        let Config { model, host, transfer, .. } = bed.config.clone();
-        let builder = KvBlockManager::<Engine>::builder().model(model).namespace(bed.config.namespace());
-        let builder = builder.engine_host(vec![bed.memory()?]);
+impl LocalEngine {
+    pub(super) fn start(fixture: &Fixture) -> Result<Self> {
+        let Config { model, host, transfer, .. } = fixture.config.clone();
+        let builder = KvBlockManager::<Engine>::builder().model(model).namespace(fixture.config.namespace());
+        let builder = builder.engine_host(vec![fixture.memory()?]);
         let builder = builder.configure(|config| (config.host, config.transfer) = (host, transfer));
-        Ok(Self { manager: builder.build()?, ids: [bed.ids(0), bed.ids(bed.blocks)] })
+        Ok(Self { manager: builder.build()?, ids: [fixture.ids(0), fixture.ids(fixture.blocks)] })
     }
 
     fn found(&self, request: &str, tokens: &TokenSequence) -> Result<usize> {
@@ -227,7 +229,7 @@ impl Here {
         }
     }
 
-    /// As [`There::prompt`].
+    /// As [`DaemonEngine::prompt`].
     pub(super) fn prompt(&self, tokens: &TokenSequence, half: usize, compute: impl FnOnce()) -> Result<()> {
         let ids = &self.ids[half];
         ensure!(self.found("prompt", tokens)? == 0, "the prompt is known");
