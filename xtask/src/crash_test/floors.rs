@@ -12,9 +12,9 @@ const ACKNOWLEDGED: u64 = 10;
 /// Lives over which chance may have it otherwise.
 const FEW: u64 = 9;
 
-/// Of a part that ends the lives of processes. Half of them end after a flush and three quarters
+/// Of a part that kills processes. Half of them are killed after a flush and three quarters
 /// after their opening, by construction, so no machine is too slow for this.
-pub(super) fn of_lives(rounds: u64) -> Vec<Floor> {
+pub(super) fn of_kills(rounds: u64) -> Vec<Floor> {
     vec![
         ("rounds", rounds),
         ("met_a_writer", rounds),
@@ -32,7 +32,7 @@ pub(super) fn of_simulation(seeds: u64) -> Vec<Floor> {
 }
 
 /// The same, and of power that fails in the middle of anything.
-pub(super) fn of_weather(seeds: u64) -> Vec<Floor> {
+pub(super) fn of_power_failures(seeds: u64) -> Vec<Floor> {
     let mut floors = of_simulation(seeds);
     floors.extend([("power_failures", seeds), ("in_a_change", seeds / 2), ("in_an_opening", seeds / 50)]);
     floors
@@ -60,7 +60,7 @@ mod tests {
         let good = json!({
             "rounds": 10, "met_a_writer": 10, "ready": 8, "flushed": 5, "flushes": 40, "made_durable": 90, "acknowledged": 900,
         });
-        let floors = of_lives(10);
+        let floors = of_kills(10);
         assert_eq!(missed("kill_9", &good, &floors), [""; 0]);
         for (field, least) in &floors {
             let mut weak = good.clone();
@@ -70,8 +70,8 @@ mod tests {
             assert!(missed[0].contains(&format!("kill_9 proves too little: {field} is")), "{missed:?}");
         }
         let ended = json!({ "ended": "exit status: 101" });
-        assert_eq!(missed("turmoil_fs", &ended, &of_weather(20)).len(), of_weather(20).len());
-        assert!(of_lives(200).contains(&("acknowledged", 1910)), "one of each life would be next to nothing");
-        assert_eq!(of_lives(1).iter().map(|(_, least)| *least).min(), Some(1), "one round wants one of each");
+        assert_eq!(missed("turmoil_fs", &ended, &of_power_failures(20)).len(), of_power_failures(20).len());
+        assert!(of_kills(200).contains(&("acknowledged", 1910)), "one of each life would be next to nothing");
+        assert_eq!(of_kills(1).iter().map(|(_, least)| *least).min(), Some(1), "one round wants one of each");
     }
 }

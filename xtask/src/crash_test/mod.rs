@@ -188,10 +188,10 @@ fn crash(
     };
     let (powers, seeds) = (rounds.div_ceil(POWER_SHARE), rounds * SEEDS);
     let parts = vec![
-        part("kill_9", "kill", rounds, Some(&dir.join("g3")), floors::of_lives(rounds))?,
-        part("power_loss", "power", powers, Some(&dir), floors::of_lives(powers))?,
+        part("kill_9", "kill", rounds, Some(&dir.join("g3")), floors::of_kills(rounds))?,
+        part("power_loss", "power", powers, Some(&dir), floors::of_kills(powers))?,
         part("simulation", "simulate", seeds, None, floors::of_simulation(seeds))?,
-        part("turmoil_fs", "turmoil", seeds, None, floors::of_weather(seeds))?,
+        part("turmoil_fs", "turmoil", seeds, None, floors::of_power_failures(seeds))?,
     ];
     std::fs::remove_dir_all(&dir).with_context(|| format!("cannot remove {}", dir.display()))?;
     let run = Run { parts };
@@ -238,8 +238,8 @@ mod tests {
 
     #[test]
     fn what_a_machine_cannot_run_is_named_and_may_be_demanded() {
-        let lives = |report| Part { name: "power_loss", passed: true, report, floors: floors::of_lives(1) };
-        let skipped = Run { parts: vec![lives(json!({ "skipped": "mount: permission denied" }))] };
+        let part = |report| Part { name: "power_loss", passed: true, report, floors: floors::of_kills(1) };
+        let skipped = Run { parts: vec![part(json!({ "skipped": "mount: permission denied" }))] };
         assert_eq!(skipped.skipped(), ["power_loss: mount: permission denied"]);
         assert_eq!(skipped.faults(false), [""; 0]);
         let faults = skipped.faults(true);
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!((&report["passed"], &report["skipped"]), (&false.into(), &json!(skipped.skipped())));
 
         let nothing = json!({ "rounds": 1, "met_a_writer": 1, "ready": 1, "flushed": 0, "flushes": 0, "acknowledged": 0 });
-        let weak = Run { parts: vec![lives(nothing)] };
+        let weak = Run { parts: vec![part(nothing)] };
         assert_eq!(weak.faults(false).len(), 4, "{:?}", weak.faults(false));
         assert_eq!(weak.report(&weak.faults(false))["passed"], false);
     }

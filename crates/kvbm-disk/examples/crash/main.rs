@@ -14,12 +14,12 @@
 
 mod kill;
 mod ledger;
-#[path = "../../tests/turmoil/lives.rs"]
-mod lives;
 #[path = "../../tests/turmoil/medium.rs"]
 mod medium;
 mod power;
 mod process;
+#[path = "../../tests/turmoil/restarts.rs"]
+mod restarts;
 #[path = "../../tests/support/mod.rs"]
 mod support;
 mod writer;
@@ -55,8 +55,8 @@ fn simulate(seeds: u64, first: u64) -> ExitCode {
 
 /// The same over turmoil-fs.
 fn turmoil(seeds: u64, first: u64) -> ExitCode {
-    let lives::Sum { durable, failures, in_a_change, in_an_opening } =
-        lives::live_all(first..first.saturating_add(seeds));
+    let restarts::Sum { durable, failures, in_a_change, in_an_opening } =
+        restarts::run_all(first..first.saturating_add(seeds));
     println!(
         "{{\"seeds\": {seeds}, \"acknowledged\": {durable}, \"power_failures\": {failures}, \"in_a_change\": {in_a_change}, \
          \"in_an_opening\": {in_an_opening}}}"

@@ -2,8 +2,8 @@
 //! simulate: `turmoil-fs`. `cargo xtask crash-test` runs the same with thousands of seeds.
 #![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
-mod lives;
 mod medium;
+mod restarts;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -14,7 +14,7 @@ const SEEDS: u64 = 300;
 /// directory after that.
 #[test]
 fn what_is_durable_survives_power_that_fails_in_the_middle_of_anything() {
-    let sum = lives::live_all(0..SEEDS);
+    let sum = restarts::run_all(0..SEEDS);
     assert!(
         sum.durable > SEEDS && sum.in_a_change > SEEDS / 2 && sum.in_an_opening > 0,
         "a weak test: {sum:?}"

@@ -25,7 +25,7 @@ type Place = Arc<Mutex<Option<PathBuf>>>;
 
 /// How a machine misbehaves while it runs.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Weather {
+pub(crate) struct FaultRates {
     /// Probability that a call fails.
     pub(crate) io_error: f64,
     /// Probability that a read comes with a bit flipped.
@@ -47,7 +47,7 @@ pub(crate) struct Machine {
 
 struct Power {
     /// Grows with every failure: what was opened before is of no use afterwards.
-    life: u64,
+    boot: u64,
     /// Changes of the medium until the power fails, if it does.
     calls_left: Option<u64>,
     random: Random,
@@ -65,22 +65,22 @@ impl Machine {
         config.direct_io_alignment([512, 4096][random.below(2) as usize]);
         let fs = Fs::builder().config(config).seed(random.next()).build();
         let (direct, ring) = (random.below(2) == 0, random.below(2) == 0);
-        let power = Mutex::new(Power { life: 0, calls_left: None, random });
+        let power = Mutex::new(Power { boot: 0, calls_left: None, random });
         Arc::new(Self { fs, direct, ring, power, places: Mutex::default(), removed: Mutex::default() })
     }
 
     /// What an engine opens.
     pub(crate) fn medium(self: &Arc<Self>) -> Arc<dyn Medium> {
-        Arc::new(Turmoil { machine: Arc::clone(self), life: self.power.lock().life })
+        Arc::new(Turmoil { machine: Arc::clone(self), boot: self.power.lock().boot })
     }
 
     /// From here on things go wrong this often.
-    pub(crate) fn weather(&self, weather: Weather) {
+    pub(crate) fn set_fault_rates(&self, rates: FaultRates) {
         let _inside = self.fs.enter();
         FsContext::current(|context| {
-            context.fs.io_error_probability = weather.io_error;
-            context.fs.corruption_probability = weather.corruption;
-            context.fs.short_read_probability = weather.short_read;
+            context.fs.io_error_probability = rates.io_error;
+            context.fs.corruption_probability = rates.corruption;
+            context.fs.short_read_probability = rates.short_read;
         });
     }
 
@@ -92,7 +92,7 @@ impl Machine {
 
     /// The number of power failures.
     pub(crate) fn failures(&self) -> u64 {
-        self.power.lock().life
+        self.power.lock().boot
     }
 
     /// The power fails now.
@@ -104,21 +104,21 @@ impl Machine {
         self.fs.crash();
         self.places.lock().clear();
         self.removed.lock().clear();
-        power.life += 1;
+        power.boot += 1;
         power.calls_left = None;
     }
 
-    /// Does `call` for a handle of life `life`.
-    fn read<T>(&self, life: u64, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    /// Does `call` for a handle of boot `boot`.
+    fn read<T>(&self, boot: u64, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let power = self.power.lock();
-        let _inside = self.enter(&power, life)?;
+        let _inside = self.enter(&power, boot)?;
         call()
     }
 
     /// Does `call`, which changes something, unless this is where the power fails.
-    fn change<T>(&self, life: u64, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    fn change<T>(&self, boot: u64, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let mut power = self.power.lock();
-        let _inside = self.enter(&power, life)?;
+        let _inside = self.enter(&power, boot)?;
         let fails = power.calls_left == Some(0);
         power.calls_left = power.calls_left.map(|left| left.saturating_sub(1));
         if !fails {
@@ -138,8 +138,8 @@ impl Machine {
         Ok(())
     }
 
-    fn enter(&self, power: &Power, life: u64) -> io::Result<FsEnterGuard> {
-        if power.life == life { Ok(self.fs.enter()) } else { Err(is_off()) }
+    fn enter(&self, power: &Power, boot: u64) -> io::Result<FsEnterGuard> {
+        if power.boot == boot { Ok(self.fs.enter()) } else { Err(is_off()) }
     }
 }
 
@@ -150,12 +150,12 @@ fn is_off() -> io::Error {
 /// The machine between two power failures.
 struct Turmoil {
     machine: Arc<Machine>,
-    life: u64,
+    boot: u64,
 }
 
 impl fmt::Debug for Turmoil {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Turmoil").field("life", &self.life).finish_non_exhaustive()
+        f.debug_struct("Turmoil").field("boot", &self.boot).finish_non_exhaustive()
     }
 }
 
@@ -182,19 +182,19 @@ impl Medium for Turmoil {
             options.read(true).write(true).create(how.create).truncate(how.truncate).open(path(name))
         };
         if how.create || how.truncate {
-            self.machine.change(self.life, open)?;
+            self.machine.change(self.boot, open)?;
         } else {
-            self.machine.read(self.life, open)?;
+            self.machine.read(self.boot, open)?;
         }
         let mut places = self.machine.places.lock();
         let fresh = || Arc::new(Mutex::new(Some(path(name))));
         let place = Arc::clone(places.entry(name.to_owned()).or_insert_with(fresh));
-        let (machine, life) = (Arc::clone(&self.machine), self.life);
-        Ok(Arc::new(TurmoilFile { machine, life, place, direct: how.direct }))
+        let (machine, boot) = (Arc::clone(&self.machine), self.boot);
+        Ok(Arc::new(TurmoilFile { machine, boot, place, direct: how.direct }))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        self.machine.change(self.life, || fs::rename(path(from), path(to)))?;
+        self.machine.change(self.boot, || fs::rename(path(from), path(to)))?;
         let mut places = self.machine.places.lock();
         let moved = places.remove(from);
         if let Some(moved) = &moved {
@@ -207,7 +207,7 @@ impl Medium for Turmoil {
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        self.machine.change(self.life, || fs::remove_file(path(name)))?;
+        self.machine.change(self.boot, || fs::remove_file(path(name)))?;
         self.machine.removed.lock().insert(name.to_owned());
         if let Some(removed) = self.machine.places.lock().remove(name) {
             *removed.lock() = None;
@@ -216,13 +216,13 @@ impl Medium for Turmoil {
     }
 
     fn sync_dir(&self) -> io::Result<()> {
-        self.machine.change(self.life, || self.machine.sync_dir())
+        self.machine.change(self.boot, || self.machine.sync_dir())
     }
 }
 
 struct TurmoilFile {
     machine: Arc<Machine>,
-    life: u64,
+    boot: u64,
     place: Place,
     direct: bool,
 }
@@ -264,25 +264,25 @@ fn moved<T>(
 
 impl BlockFile for TurmoilFile {
     fn len(&self) -> io::Result<u64> {
-        self.machine.read(self.life, || Ok(self.file()?.metadata()?.len()))
+        self.machine.read(self.boot, || Ok(self.file()?.metadata()?.len()))
     }
 
     fn read_at(&self, offset: u64, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        self.machine.read(self.life, || {
+        self.machine.read(self.boot, || {
             let file = self.file()?;
             moved(buffers.iter_mut(), |one| one.len(), |one, done| file.read_at(one, offset + done as u64))
         })
     }
 
     fn write_at(&self, offset: u64, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.machine.change(self.life, || {
+        self.machine.change(self.boot, || {
             let file = self.file()?;
             moved(buffers.iter(), |one| one.len(), |one, done| file.write_at(one, offset + done as u64))
         })
     }
 
     fn set_len(&self, bytes: u64) -> io::Result<()> {
-        self.machine.change(self.life, || self.file()?.set_len(bytes))
+        self.machine.change(self.boot, || self.file()?.set_len(bytes))
     }
 
     fn reserve(&self, bytes: u64) -> io::Result<bool> {
@@ -290,7 +290,7 @@ impl BlockFile for TurmoilFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.machine.change(self.life, || self.file()?.sync_data())
+        self.machine.change(self.boot, || self.file()?.sync_data())
     }
 
     fn emulates_ring(&self) -> bool {

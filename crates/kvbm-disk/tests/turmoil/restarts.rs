@@ -1,6 +1,7 @@
-//! Lives of an engine on a machine whose power fails, and what must be true of each next one.
+//! An engine that is started again and again on a machine whose power fails, and what must be true
+//! after each start.
 
-use crate::medium::{Machine, Weather};
+use crate::medium::{FaultRates, Machine};
 use crate::support::{BLOCK, PATIENCE, Random, lazy_config, pattern, read, write};
 use kvbm_disk::{DiskConfig, DiskEngine};
 use kvbm_plan::BlockId;
@@ -8,11 +9,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 const SLOTS: u32 = 6;
-const MOST_LIVES: u64 = 5;
-/// Most operations of a life.
+const MOST_RESTARTS: u64 = 5;
+/// Most operations between two starts.
 const OPERATIONS: u64 = 40;
-/// Most changes of the medium before its power fails in the middle of one. A life has about so
-/// many.
+/// Most changes of the medium before its power fails in the middle of one. There are about so many
+/// between two starts.
 const CHANGES: u64 = 90;
 
 /// What is known of a slot.
@@ -27,7 +28,7 @@ enum Slot {
     Lasting(Option<u64>),
 }
 
-/// What came of lives.
+/// What was found after restarts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sum {
     /// Blocks that had to be there after a power failure, and were.
@@ -38,26 +39,26 @@ pub(crate) struct Sum {
     pub(crate) in_an_opening: u64,
 }
 
-/// All lives of all `seeds`.
-pub(crate) fn live_all(seeds: Range<u64>) -> Sum {
+/// All restarts of all `seeds`.
+pub(crate) fn run_all(seeds: Range<u64>) -> Sum {
     let mut sum = Sum::default();
-    seeds.for_each(|seed| live(seed, &mut sum));
+    seeds.for_each(|seed| run_seed(seed, &mut sum));
     sum
 }
 
-/// All lives of `seed`. Panics where one finds less than was durable before, serves other bytes
-/// than were written, or does not open.
-fn live(seed: u64, sum: &mut Sum) {
+/// All restarts of `seed`. Panics where an engine finds less than was durable before, serves other
+/// bytes than were written, or does not open.
+fn run_seed(seed: u64, sum: &mut Sum) {
     let mut random = Random(seed);
     let machine = Machine::new(random.next());
     let mut config = lazy_config(SLOTS);
     config.compact_slack_records = random.below(12);
     let mut world = World { seed, machine, config, slots: [Slot::Unknown; SLOTS as usize], next: 0, random };
-    for _ in 0..=world.random.below(MOST_LIVES) {
-        world.life(sum);
+    for _ in 0..=world.random.below(MOST_RESTARTS) {
+        world.run(sum);
     }
     // And a last opening, in which nothing goes wrong.
-    world.machine.weather(Weather::default());
+    world.machine.set_fault_rates(FaultRates::default());
     world.machine.fail_after(None);
     let engine = world.open().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     sum.durable += world.check(&engine);
@@ -74,10 +75,10 @@ struct World {
 }
 
 impl World {
-    fn life(&mut self, sum: &mut Sum) {
+    fn run(&mut self, sum: &mut Sum) {
         let failures = self.machine.failures();
         // Reads are short at any time: whoever takes them for whole ones finds zeros.
-        self.machine.weather(Weather { short_read: 0.2, ..Weather::default() });
+        self.machine.set_fault_rates(FaultRates { short_read: 0.2, ..FaultRates::default() });
         let interrupts = self.random.below(3) > 0;
         self.machine.fail_after(interrupts.then(|| self.random.below(CHANGES)));
         match self.open() {
@@ -88,7 +89,7 @@ impl World {
                     self.machine.fail();
                 }
                 // Else it is closed in order, and its last commit may still be interrupted.
-                self.machine.weather(Weather::default());
+                self.machine.set_fault_rates(FaultRates::default());
                 drop(engine);
                 if self.machine.failures() == failures {
                     self.slots = self.slots.map(closed);
@@ -111,12 +112,12 @@ impl World {
 
     /// Compares what an engine found with what is known. How many blocks had to be there.
     fn check(&mut self, engine: &DiskEngine) -> u64 {
-        let life = self.machine.failures();
+        let failures = self.machine.failures();
         let mut durable = 0;
         for slot in 0..SLOTS {
             let known = self.slots[slot as usize];
             let found = self.served(engine, slot);
-            if self.machine.failures() > life {
+            if self.machine.failures() > failures {
                 // Reads change nothing, but the engine may commit meanwhile.
                 return durable;
             }
@@ -145,36 +146,36 @@ impl World {
 
     /// Random operations, until there are enough or the power fails.
     fn work(&mut self, engine: &DiskEngine) {
-        let life = self.machine.failures();
-        let bad_weather = self.random.below(4);
-        self.machine.weather(Weather {
+        let failures = self.machine.failures();
+        let fault = self.random.below(4);
+        self.machine.set_fault_rates(FaultRates {
             short_read: 0.2,
-            io_error: if bad_weather == 0 { 0.05 } else { 0.0 },
-            corruption: if bad_weather == 1 { 0.1 } else { 0.0 },
+            io_error: if fault == 0 { 0.05 } else { 0.0 },
+            corruption: if fault == 1 { 0.1 } else { 0.0 },
         });
         for _ in 0..self.random.below(OPERATIONS) {
-            if self.machine.failures() > life {
+            if self.machine.failures() > failures {
                 return;
             }
             let slot = self.random.below(u64::from(SLOTS)) as usize;
             match self.random.below(7) {
-                0 => self.flush(engine, life),
+                0 => self.flush(engine, failures),
                 1 => {
                     engine.release(&[BlockId(slot as u32)]);
                     self.slots[slot] = Slot::Written(None);
                 }
-                2 => self.look(engine, slot, life),
+                2 => self.look(engine, slot, failures),
                 _ => self.put(engine, slot),
             }
         }
     }
 
-    fn flush(&mut self, engine: &DiskEngine, life: u64) {
+    fn flush(&mut self, engine: &DiskEngine, failures: u64) {
         // A flush says of how many blocks it is sure; it is sure of each slot only where it says so
         // of all.
         let Ok(report) = engine.flush(PATIENCE) else { return };
         assert_eq!(report.pending_blocks, 0, "seed {}: no sync fails here", self.seed);
-        assert_eq!(self.machine.failures(), life, "seed {}: a flush after a power failure", self.seed);
+        assert_eq!(self.machine.failures(), failures, "seed {}: a flush after a power failure", self.seed);
         self.slots = self.slots.map(closed);
     }
 
@@ -190,10 +191,10 @@ impl World {
         }
     }
 
-    /// Reads a block, which may fail for the weather. Bad bytes put the slot out of use.
-    fn look(&mut self, engine: &DiskEngine, slot: usize, life: u64) {
+    /// Reads a block, which may fail for a fault. Bad bytes put the slot out of use.
+    fn look(&mut self, engine: &DiskEngine, slot: usize, failures: u64) {
         let (Slot::Written(Some(number)) | Slot::Lasting(Some(number))) = self.slots[slot] else { return };
-        if !self.is_served(engine, slot as u32, number) && self.machine.failures() == life {
+        if !self.is_served(engine, slot as u32, number) && self.machine.failures() == failures {
             self.slots[slot] = Slot::Unknown;
         }
     }
