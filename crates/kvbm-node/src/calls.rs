@@ -1,6 +1,6 @@
 //! A scheduler's calls, carried out by the daemon's manager.
 
-use crate::lives::Life;
+use crate::instances::EngineInstance;
 use crate::node::Node;
 use crate::protocol::{Answer, Ask, Call, DaemonNotice, GroupIds, Load, Run, decode, encode};
 use kvbm::plan::deadline_after;
@@ -20,13 +20,13 @@ const NOTHING: Answer = Answer::Ready { blocks: 0, by_tier: [0; 4], promised: Ve
 /// The line to a scheduler.
 pub(crate) struct SchedulerSession {
     node: Arc<Node>,
-    life: Arc<Life>,
+    instance: Arc<EngineInstance>,
     out: AttachedSender,
 }
 
 impl SchedulerSession {
-    pub(crate) fn new(node: Arc<Node>, life: Arc<Life>, out: AttachedSender) -> Self {
-        Self { node, life, out }
+    pub(crate) fn new(node: Arc<Node>, instance: Arc<EngineInstance>, out: AttachedSender) -> Self {
+        Self { node, instance, out }
     }
 
     /// What the scheduler gets, if it waits for something.
@@ -42,19 +42,19 @@ impl SchedulerSession {
                 return Ok(None);
             }
             Ask::Abandon { request } => {
-                Answer::Known(manager.tickets().abandon(&self.life.request(&request)))
+                Answer::Known(manager.tickets().abandon(&self.instance.request(&request)))
             }
             Ask::Offload { group, ids, run, first, after } => {
                 self.offload(GroupId(group), &ids, &run, first, after)?
             }
             Ask::Released { ids } => {
                 let busy = manager.released(&self.shared(&ids)?).map_err(|error| error.to_string())?;
-                Answer::Blocks(self.life.range.own(&busy))
+                Answer::Blocks(self.instance.range.own(&busy))
             }
             Ask::BeforeReuse { ids, wait_ms } => self.before_reuse(&ids, wait_ms)?,
             Ask::Busy { ids } => {
                 let busy = manager.busy(&self.shared(&ids)?).map_err(|error| error.to_string())?;
-                Answer::Blocks(self.life.range.own(&busy))
+                Answer::Blocks(self.instance.range.own(&busy))
             }
             Ask::Prefetch { run } => {
                 let hashes = run.hashes();
@@ -82,10 +82,10 @@ impl SchedulerSession {
 
     fn look_up(&self, request: &str, run: &Run, first: u32) -> Result<Answer, String> {
         let open = self.node.open.read();
-        if !*open || !self.life.can_copy() {
+        if !*open || !self.instance.can_copy() {
             return Ok(NOTHING);
         }
-        let (request, hashes) = (self.life.request(request), run.hashes());
+        let (request, hashes) = (self.instance.request(request), run.hashes());
         let tickets = self.node.manager.tickets();
         let found = tickets.look_up(&request, run.chain(&hashes), first as usize);
         Ok(match found.map_err(|error| error.to_string())? {
@@ -103,7 +103,7 @@ impl SchedulerSession {
         after: u64,
     ) -> Result<Answer, String> {
         let open = self.node.open.read();
-        if !*open || !self.life.can_copy() {
+        if !*open || !self.instance.can_copy() {
             return Err("movers of some ranks are not ready: offer the blocks again later".into());
         }
         let (ids, hashes, after) = (self.shared(ids)?, run.hashes(), self.fence(after)?);
@@ -116,19 +116,19 @@ impl SchedulerSession {
         let wait = Duration::from_millis(wait_ms.into()).min(MAX_WAIT);
         let deadline = deadline_after(Instant::now(), wait);
         let busy = self.node.manager.before_reuse(&self.shared(ids)?, deadline).err();
-        Ok(Answer::Blocks(busy.map_or_else(Vec::new, |busy| self.life.range.own(&busy.blocks))))
+        Ok(Answer::Blocks(busy.map_or_else(Vec::new, |busy| self.instance.range.own(&busy.blocks))))
     }
 
     fn shared(&self, ids: &[u32]) -> Result<Vec<BlockId>, String> {
-        let blocks = self.life.range.blocks;
-        self.life
+        let blocks = self.instance.range.blocks;
+        self.instance
             .range
             .shared(ids)
             .map_err(|id| format!("block {id} does not exist: the engine has {blocks}"))
     }
 
     fn started(&self, begun: &OffloadStarted) -> Answer {
-        let own = |block: BlockId| block.0.saturating_sub(self.life.range.first);
+        let own = |block: BlockId| block.0.saturating_sub(self.instance.range.first);
         let refused = begun.refused.iter().map(|it| (own(it.block), it.reason.to_string()));
         Answer::Started {
             started: begun.started as u32,
@@ -142,7 +142,7 @@ impl SchedulerSession {
         let register = |events: &[kvbm::device::Event]| {
             self.node.manager.fence(events).map_err(|error| error.to_string())
         };
-        self.life.fence(number, register)
+        self.instance.fence(number, register)
     }
 
     fn commit(&self, request: &str, ids: &GroupIds, after: u64, wait_ms: u32) -> Result<(), String> {
@@ -150,7 +150,7 @@ impl SchedulerSession {
         if !*open {
             return Err("another daemon takes the place of this one".into());
         }
-        let (request, all) = (self.life.request(request), self.shared(ids.all())?);
+        let (request, all) = (self.instance.request(request), self.shared(ids.all())?);
         let ids: Vec<&[BlockId]> = ids.places().into_iter().map(|place| &all[place]).collect();
         let mut options = LoadOptions::default();
         if let Some(fence) = self.fence(after)? {
@@ -189,6 +189,6 @@ impl AttachedSession for SchedulerSession {
     }
 
     fn end(self: Box<Self>) {
-        self.node.leave(&self.life);
+        self.node.leave(&self.instance);
     }
 }

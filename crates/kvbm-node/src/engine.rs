@@ -161,7 +161,7 @@ impl NodeEngine {
     pub fn abandon(&self, request: &str) -> Result<bool, NodeError> {
         match self.shared.call(Ask::Abandon { request: request.to_owned() }) {
             Ok(Answer::Known(known)) => Ok(known),
-            // The ticket ends by itself, or has ended with its life.
+            // The ticket ends by itself, or has ended with its instance.
             Ok(_) | Err(NodeError::Detached { .. } | NodeError::Late(_)) => Ok(false),
             Err(error) => Err(error),
         }

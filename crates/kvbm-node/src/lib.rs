@@ -28,11 +28,11 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `server` | the daemon: one manager, many engines | `successor`, `calls`, `node`, `lives`, `movers`, `handover`, `slots`, `shape`, `protocol`, `error` |
+//! | `server` | the daemon: one manager, many engines | `successor`, `calls`, `node`, `instances`, `movers`, `handover`, `slots`, `shape`, `protocol`, `error` |
 //! | `successor` | a daemon takes the place of another one | `node`, `handover`, `shape`, `protocol` |
-//! | `calls` | a scheduler's calls, carried out | `node`, `lives`, `protocol` |
-//! | `node` | what all sessions share | `lives`, `movers`, `handover`, `shape`, `protocol` |
-//! | `lives` | engines that are attached, and their blocks | `movers`, `points`, `protocol` |
+//! | `calls` | a scheduler's calls, carried out | `node`, `instances`, `protocol` |
+//! | `node` | what all sessions share | `instances`, `movers`, `handover`, `shape`, `protocol` |
+//! | `instances` | engines that are attached, and their blocks | `movers`, `points`, `protocol` |
 //! | `points` | points of an engine's work that copies wait for | - |
 //! | `movers` | the movers of one rank, as the daemon's worker sees them | `protocol` |
 //! | `fuzz` | the body of the fuzz target | `handover`, `slots`, `shape`, `protocol` |
@@ -55,7 +55,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzz;
 mod handover;
-mod lives;
+mod instances;
 mod mover;
 mod movers;
 mod node;

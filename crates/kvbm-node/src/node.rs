@@ -1,7 +1,7 @@
 //! What all sessions of a daemon share.
 
 use crate::handover::HandoverTerms;
-use crate::lives::{Life, Lives};
+use crate::instances::{EngineInstance, EngineInstances};
 use crate::movers::{Range, RankMovers};
 use crate::protocol::{DaemonNotice, Load};
 use kvbm::{BlockId, Engine, FinishedLoad, GroupKind, KvBlockManager, SharedHost};
@@ -21,7 +21,7 @@ pub(crate) struct Node {
     pub(crate) manager: KvBlockManager<Engine>,
     pub(crate) movers: Vec<Arc<RankMovers>>,
     pub(crate) hosts: Vec<SharedHost>,
-    pub(crate) lives: Lives,
+    pub(crate) instances: EngineInstances,
     /// What the layers of each cache group keep.
     pub(crate) kinds: Vec<GroupKind>,
     pub(crate) stopping: Arc<AtomicBool>,
@@ -63,11 +63,11 @@ impl Node {
             }
             for load in tickets.finished() {
                 let FinishedLoad { request, arrived, wanted, failures } = load;
-                let Some((number, name)) = Life::split(&request) else { continue };
-                let Some(life) = self.lives.numbered(number) else { continue };
+                let Some((number, name)) = EngineInstance::split(&request) else { continue };
+                let Some(instance) = self.instances.numbered(number) else { continue };
                 let failures = failures.iter().take(MAX_FAILURES).map(ToString::to_string).collect();
                 let (arrived, wanted) = (arrived as u32, wanted as u32);
-                life.notify(&DaemonNotice::Finished(Load {
+                instance.notify(&DaemonNotice::Finished(Load {
                     request: name.to_owned(),
                     arrived,
                     wanted,
@@ -77,16 +77,16 @@ impl Node {
         }
     }
 
-    /// A session of `life` ends, and with it the life.
-    pub(crate) fn leave(&self, life: &Arc<Life>) {
-        let is_last = self.lives.leave(life);
-        let prefix = life.request("");
+    /// A session of `instance` ends, and with it the instance.
+    pub(crate) fn leave(&self, instance: &Arc<EngineInstance>) {
+        let is_last = self.instances.leave(instance);
+        let prefix = instance.request("");
         self.manager.tickets().abandon_where(|request| request.starts_with(&prefix));
         // What is read from its blocks now is nothing that may be kept.
-        let _known = self.manager.released(&Self::blocks(life.range));
+        let _known = self.manager.released(&Self::blocks(instance.range));
         if is_last {
-            self.lives.retire(life);
-            tracing::info!(engine = life.engine, "an engine is detached: its blocks of G1 are gone");
+            self.instances.retire(instance);
+            tracing::info!(engine = instance.engine, "an engine is detached: its blocks of G1 are gone");
         }
     }
 }

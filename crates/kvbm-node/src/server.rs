@@ -3,7 +3,7 @@
 use crate::calls::SchedulerSession;
 use crate::error::DaemonError;
 use crate::handover::{self, HandoverTerms};
-use crate::lives::{Life, Lives};
+use crate::instances::{EngineInstance, EngineInstances};
 use crate::movers::{MoverNotice, MoverSession, RankMovers};
 use crate::node::Node;
 use crate::protocol::{MAX_NAME, Memory, Role, Terms, Welcome, decode, encode};
@@ -103,12 +103,13 @@ impl NodeServer {
         };
         let hosts: Vec<_> = manager.workers().iter().filter_map(|worker| worker.shared().cloned()).collect();
         let listener = AttachListener::bind(socket, times)?;
-        let lives = Lives::new(engine_blocks, ranks as u16);
+        let instances = EngineInstances::new(engine_blocks, ranks as u16);
         let stopping = Arc::default();
         let handover_terms = HandoverTerms::of(config).map_err(kvbm::BuildError::from)?;
         let kinds = handover::kinds_of(config);
         let (open, handed_over) = (RwLock::new(true), AtomicBool::new(false));
-        let node = Node { manager, movers, hosts, lives, kinds, stopping, open, handover_terms, handed_over };
+        let node =
+            Node { manager, movers, hosts, instances, kinds, stopping, open, handover_terms, handed_over };
         Ok(Self { listener: Arc::new(listener), node: Arc::new(node) })
     }
 
@@ -171,13 +172,13 @@ impl NodeServer {
 }
 
 fn engines(node: &Node) -> Vec<AttachedEngine> {
-    let engine = |life: &Arc<Life>| AttachedEngine {
-        name: life.engine.clone(),
-        blocks: life.range.blocks,
-        pids: life.pids(),
-        ready: life.can_copy(),
+    let engine = |instance: &Arc<EngineInstance>| AttachedEngine {
+        name: instance.engine.clone(),
+        blocks: instance.range.blocks,
+        pids: instance.pids(),
+        ready: instance.can_copy(),
     };
-    node.lives.all().iter().map(engine).collect()
+    node.instances.all().iter().map(engine).collect()
 }
 
 /// Admits the processes that attach.
@@ -198,7 +199,11 @@ impl Service {
             if let Some(movers) = self.node.movers.get(usize::from(rank)) {
                 movers.attached_anew(&terms.engine, out.pid());
             }
-            return Ok(Attachment { welcome: Vec::new(), files: Vec::new(), session: Box::new(Farewell) });
+            return Ok(Attachment {
+                welcome: Vec::new(),
+                files: Vec::new(),
+                session: Box::new(EndedSession),
+            });
         }
         if self.node.manager.is_draining() {
             return Err("it is drained: attach to the daemon that comes after it".into());
@@ -212,23 +217,24 @@ impl Service {
         }
         let welcome =
             Welcome { epoch: self.node.manager.epoch().0, namespace: tag, memory: self.memory(terms)? };
-        let life = self.node.lives.join(terms, |range| self.node.is_busy(range))?;
+        let instance = self.node.instances.join(terms, |range| self.node.is_busy(range))?;
         let session: Result<(Box<dyn AttachedSession>, Vec<_>), String> = match terms.role {
-            Role::Scheduler => life.enter(terms.role, out, None).map(|()| {
-                let session = SchedulerSession::new(Arc::clone(&self.node), Arc::clone(&life), out.clone());
+            Role::Scheduler => instance.enter(terms.role, out, None).map(|()| {
+                let session =
+                    SchedulerSession::new(Arc::clone(&self.node), Arc::clone(&instance), out.clone());
                 (Box::new(session) as Box<dyn AttachedSession>, Vec::new())
             }),
-            Role::Mover(rank) => self.attach_mover(&life, rank, out),
+            Role::Mover(rank) => self.attach_mover(&instance, rank, out),
             Role::Left(_) | Role::Successor => Err("only engines have a session".into()),
         };
         match session {
             Ok((session, files)) => {
-                let (engine, pid) = (&life.engine, out.pid());
+                let (engine, pid) = (&instance.engine, out.pid());
                 tracing::info!(engine, pid, role = ?terms.role, "a process is attached");
                 Ok(Attachment { welcome: encode(&welcome), files, session })
             }
             Err(reason) => {
-                self.node.lives.forget_if_empty(&life);
+                self.node.instances.forget_if_empty(&instance);
                 Err(reason)
             }
         }
@@ -266,18 +272,19 @@ impl Service {
 
     fn attach_mover(
         &self,
-        life: &Arc<Life>,
+        instance: &Arc<EngineInstance>,
         rank: u16,
         out: &AttachedSender,
     ) -> Result<(Box<dyn AttachedSession>, Vec<rustix::fd::OwnedFd>), String> {
         let (movers, host) = (&self.node.movers[usize::from(rank)], &self.node.hosts[usize::from(rank)]);
         let file = rustix::io::fcntl_dupfd_cloexec(host.memory.file(), 0);
         let file = file.map_err(|error| format!("no descriptor for the memory: {error}"))?;
-        let session = Arc::new(MoverSession::new(life.engine.clone(), life.range, out.clone()));
-        life.enter(Role::Mover(rank), out, Some(&session))?;
-        movers.attached_anew(&life.engine, out.pid());
+        let session = Arc::new(MoverSession::new(instance.engine.clone(), instance.range, out.clone()));
+        instance.enter(Role::Mover(rank), out, Some(&session))?;
+        movers.attached_anew(&instance.engine, out.pid());
         movers.add(&session);
-        let session = MoverLine { node: Arc::clone(&self.node), life: Arc::clone(life), rank, session };
+        let session =
+            MoverLine { node: Arc::clone(&self.node), instance: Arc::clone(instance), rank, session };
         Ok((Box::new(session), vec![file]))
     }
 }
@@ -292,9 +299,9 @@ impl AttachService for Service {
 }
 
 /// The line of a process that has left: nothing follows.
-struct Farewell;
+struct EndedSession;
 
-impl AttachedSession for Farewell {
+impl AttachedSession for EndedSession {
     fn take(&mut self, _bytes: &[u8]) -> Result<(), String> {
         Err("a process that has left sends nothing".into())
     }
@@ -305,7 +312,7 @@ impl AttachedSession for Farewell {
 /// The line to a mover.
 struct MoverLine {
     node: Arc<Node>,
-    life: Arc<Life>,
+    instance: Arc<EngineInstance>,
     rank: u16,
     session: Arc<MoverSession>,
 }
@@ -314,21 +321,21 @@ impl AttachedSession for MoverLine {
     fn take(&mut self, bytes: &[u8]) -> Result<(), String> {
         match self.session.take(bytes)? {
             MoverNotice::Nothing => {}
-            MoverNotice::Ready => self.life.mover_ready(self.rank),
-            MoverNotice::Passed(number) => self.life.passed(self.rank, number),
+            MoverNotice::Ready => self.instance.mover_ready(self.rank),
+            MoverNotice::Passed(number) => self.instance.passed(self.rank, number),
         }
         Ok(())
     }
 
     fn end(self: Box<Self>) {
-        let Self { node, life, rank, session } = *self;
+        let Self { node, instance, rank, session } = *self;
         session.closed();
-        node.leave(&life);
+        node.leave(&instance);
         // Slots that the process may still write are not reused before it is known not to.
         let mut looks = 0_u32;
         while !session.look_if_over() && !node.stopping.load(Ordering::Acquire) {
             if looks.is_multiple_of(TELL) {
-                let (engine, pid) = (&life.engine, session.pid());
+                let (engine, pid) = (&instance.engine, session.pid());
                 tracing::warn!(engine, pid, "a process keeps slots of host memory that it may still write");
             }
             looks += 1;

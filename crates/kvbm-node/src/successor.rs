@@ -108,7 +108,7 @@ fn drain(node: &Node) -> Result<(), String> {
     let until = deadline_after(begun, DRAIN_TIME);
     // Saves that wait for a point of an engine's work: the engine may be idle for ever.
     let patience = deadline_after(begun, POINT_TIME);
-    let is_waiting = || node.lives.all().iter().any(|life| node.is_busy(life.range));
+    let is_waiting = || node.instances.all().iter().any(|instance| node.is_busy(instance.range));
     while Instant::now() < patience && is_waiting() {
         std::thread::sleep(TICK);
     }

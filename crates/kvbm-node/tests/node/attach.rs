@@ -151,7 +151,7 @@ fn scheduler_and_movers_may_be_processes_of_their_own() {
     assert_eq!(scheduler.offload(&ids, &tokens, 0).unwrap().started, 4);
     assert_eq!(first.look_up("r", &tokens, 0), Err(NodeError::NoScheduler));
     assert_eq!(daemon.server.engines().len(), 1);
-    // A mover that goes ends the life; it begins again when it is back.
+    // A mover that goes ends the instance; another one begins when it is back.
     drop(second);
     let until = Instant::now() + PATIENCE;
     while matches!(scheduler.status(), NodeStatus::Attached { ready: true, .. }) {

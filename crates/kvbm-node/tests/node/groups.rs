@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 
 const MODEL: Model = Model::ThreeGroups;
 
-struct Bed {
+struct Fixture {
     _folder: tempfile::TempDir,
     daemon: Daemon,
     config: Config,
     engine: TestEngine,
 }
 
-impl Bed {
+impl Fixture {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = MODEL.config(1, "[host]\ncapacity = \"64 blocks\"\n");
@@ -38,8 +38,8 @@ fn ids(range: std::ops::Range<u32>) -> Vec<u32> {
 
 #[test]
 fn a_request_is_promised_what_each_group_needs_and_as_far_as_all_have_it() {
-    let bed = Bed::new();
-    let Bed { config, engine, .. } = &bed;
+    let fixture = Fixture::new();
+    let Fixture { config, engine, .. } = &fixture;
     let (long, short) = (sequence(config, 1, 8), sequence(config, 1, 4));
     engine.save(&short, &ids(0..4));
     let look_up = |first| engine.node.look_up_groups("r", &long, first).unwrap();
@@ -60,8 +60,8 @@ fn a_request_is_promised_what_each_group_needs_and_as_far_as_all_have_it() {
 
 #[test]
 fn ids_that_do_not_fit_are_refused_and_nothing_is_written() {
-    let bed = Bed::new();
-    let Bed { config, engine, .. } = &bed;
+    let fixture = Fixture::new();
+    let Fixture { config, engine, .. } = &fixture;
     let tokens = sequence(config, 1, 4);
     engine.save(&tokens, &ids(0..4));
     engine.node.look_up("r", &tokens, 0).unwrap();
@@ -107,8 +107,8 @@ fn ids_that_do_not_fit_are_refused_and_nothing_is_written() {
 #[test]
 fn a_group_whose_block_is_damaged_fails_the_load_of_all() {
     for damaged in 0..3 {
-        let bed = Bed::new();
-        let Bed { daemon, config, engine, .. } = &bed;
+        let fixture = Fixture::new();
+        let Fixture { daemon, config, engine, .. } = &fixture;
         let tokens = sequence(config, 1, 4);
         engine.save(&tokens, &ids(0..4));
         let held = daemon.server.manager().events().snapshot().blocks;
@@ -133,8 +133,8 @@ fn a_group_whose_block_is_damaged_fails_the_load_of_all() {
 
 #[test]
 fn loads_of_all_groups_start_at_their_point_and_end_at_their_deadline() {
-    let bed = Bed::new();
-    let Bed { daemon, config, engine, .. } = &bed;
+    let fixture = Fixture::new();
+    let Fixture { daemon, config, engine, .. } = &fixture;
     let tokens = sequence(config, 1, 4);
     // Copies of every group wait for the point at which their blocks are computed.
     let all = |ids: &[u32]| blocks(&MODEL.places(ids, &MODEL.needed(4)).concat());

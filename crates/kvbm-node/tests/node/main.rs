@@ -11,5 +11,5 @@ mod calls;
 mod copies;
 mod groups;
 mod hostile;
-mod lives;
+mod restarts;
 mod successor;

@@ -1,5 +1,5 @@
-//! Engines that are attached. An engine's life begins with its first process and ends with the
-//! first one that goes: its blocks of G1 are lost then, and nothing else.
+//! Engines that are attached. An instance of an engine begins with its first process and ends with
+//! the first one that goes: its blocks of G1 are lost then, and nothing else.
 
 use crate::movers::{MoverSession, Range};
 use crate::points::Points;
@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// All lives, and the ids of G1 that they share.
-pub(crate) struct Lives {
+/// The instances of all engines, and the ids of G1 that they share.
+pub(crate) struct EngineInstances {
     /// Blocks of G1, of all engines together.
     blocks: u32,
     ranks: u16,
@@ -22,15 +22,15 @@ pub(crate) struct Lives {
 #[derive(Default)]
 struct Table {
     next: u64,
-    by_engine: HashMap<String, Arc<Life>>,
-    /// Blocks by the first one; also of lives that are over, while copies may touch them.
+    by_engine: HashMap<String, Arc<EngineInstance>>,
+    /// Blocks by the first one; also of instances that are over, while copies may touch them.
     taken: BTreeMap<u32, u32>,
-    /// Of lives that are over.
+    /// Of instances that are over.
     retired: Vec<Range>,
 }
 
 /// From the first process of an engine to the first one that goes.
-pub(crate) struct Life {
+pub(crate) struct EngineInstance {
     pub(crate) number: u64,
     pub(crate) engine: String,
     pub(crate) range: Range,
@@ -46,27 +46,32 @@ struct Members {
     ended: bool,
 }
 
-impl Lives {
+impl EngineInstances {
     pub(crate) fn new(blocks: u32, ranks: u16) -> Self {
         Self { blocks, ranks, table: Mutex::default() }
     }
 
-    /// The life of the engine that a process with these terms belongs to; a new one where it has
-    /// none. `is_busy` says of the blocks of a life that is over whether copies may touch them.
-    pub(crate) fn join(&self, terms: &Terms, is_busy: impl Fn(Range) -> bool) -> Result<Arc<Life>, String> {
+    /// The instance of the engine that a process with these terms belongs to; a new one where the
+    /// engine has none. `is_busy` says of the blocks of an instance that is over whether copies may
+    /// touch them.
+    pub(crate) fn join(
+        &self,
+        terms: &Terms,
+        is_busy: impl Fn(Range) -> bool,
+    ) -> Result<Arc<EngineInstance>, String> {
         let Terms { engine, blocks, ranks, .. } = terms;
         if *ranks != self.ranks {
             return Err(format!("the engine has {ranks} ranks, the daemon serves {}", self.ranks));
         }
         let mut table = self.table.lock();
-        if let Some(life) = table.by_engine.get(engine) {
-            if life.range.blocks != *blocks {
-                let known = life.range.blocks;
+        if let Some(instance) = table.by_engine.get(engine) {
+            if instance.range.blocks != *blocks {
+                let known = instance.range.blocks;
                 return Err(format!(
                     "engine {engine} has {known} blocks in another process, {blocks} in this"
                 ));
             }
-            return Ok(Arc::clone(life));
+            return Ok(Arc::clone(instance));
         }
         let retired = std::mem::take(&mut table.retired);
         let (busy, free): (Vec<_>, Vec<_>) = retired.into_iter().partition(|range| is_busy(*range));
@@ -89,49 +94,50 @@ impl Lives {
             sessions: 0,
             ended: false,
         };
-        let life = Arc::new(Life {
+        let instance = Arc::new(EngineInstance {
             number: table.next,
             engine: engine.clone(),
             range,
             members: Mutex::new(empty),
             points: Mutex::new(Points::new(self.ranks)),
         });
-        table.by_engine.insert(engine.clone(), Arc::clone(&life));
-        Ok(life)
+        table.by_engine.insert(engine.clone(), Arc::clone(&instance));
+        Ok(instance)
     }
 
-    /// The life with this number, while it lasts.
-    pub(crate) fn numbered(&self, number: u64) -> Option<Arc<Life>> {
-        self.table.lock().by_engine.values().find(|life| life.number == number).cloned()
+    /// The instance with this number, while it lasts.
+    pub(crate) fn numbered(&self, number: u64) -> Option<Arc<EngineInstance>> {
+        self.table.lock().by_engine.values().find(|instance| instance.number == number).cloned()
     }
 
-    /// A session of `life` ends: so does the life. Whether it was the last session.
-    pub(crate) fn leave(&self, life: &Arc<Life>) -> bool {
+    /// A session of `instance` ends: so does the instance. Whether it was the last session.
+    pub(crate) fn leave(&self, instance: &Arc<EngineInstance>) -> bool {
         let mut table = self.table.lock();
-        if table.by_engine.get(&life.engine).is_some_and(|known| Arc::ptr_eq(known, life)) {
-            table.by_engine.remove(&life.engine);
+        if table.by_engine.get(&instance.engine).is_some_and(|known| Arc::ptr_eq(known, instance)) {
+            table.by_engine.remove(&instance.engine);
         }
         drop(table);
-        life.end()
+        instance.end()
     }
 
-    /// Nobody uses the blocks of `life` any more, but for copies that are still under way.
-    pub(crate) fn retire(&self, life: &Life) {
-        self.table.lock().retired.push(life.range);
+    /// Nobody uses the blocks of `instance` any more, but for copies that are still under way.
+    pub(crate) fn retire(&self, instance: &EngineInstance) {
+        self.table.lock().retired.push(instance.range);
     }
 
-    /// A process was refused after it had joined: a life that nobody shares is none.
-    pub(crate) fn forget_if_empty(&self, life: &Arc<Life>) {
+    /// A process was refused after it had joined: an instance without processes is none.
+    pub(crate) fn forget_if_empty(&self, instance: &Arc<EngineInstance>) {
         let mut table = self.table.lock();
-        let is_empty = life.members.lock().sessions == 0;
-        if is_empty && table.by_engine.get(&life.engine).is_some_and(|known| Arc::ptr_eq(known, life)) {
-            table.by_engine.remove(&life.engine);
-            table.taken.remove(&life.range.first);
+        let is_empty = instance.members.lock().sessions == 0;
+        if is_empty && table.by_engine.get(&instance.engine).is_some_and(|known| Arc::ptr_eq(known, instance))
+        {
+            table.by_engine.remove(&instance.engine);
+            table.taken.remove(&instance.range.first);
         }
     }
 
     /// Engines that are attached.
-    pub(crate) fn all(&self) -> Vec<Arc<Life>> {
+    pub(crate) fn all(&self) -> Vec<Arc<EngineInstance>> {
         self.table.lock().by_engine.values().cloned().collect()
     }
 }
@@ -154,13 +160,13 @@ impl Table {
     }
 }
 
-impl Life {
+impl EngineInstance {
     /// What the manager knows a request by.
     pub(crate) fn request(&self, name: &str) -> String {
         format!("{}/{name}", self.number)
     }
 
-    /// The number of the life, and the engine's own name of a request.
+    /// The number of the instance, and the engine's own name of a request.
     pub(crate) fn split(request: &str) -> Option<(u64, &str)> {
         let (number, name) = request.split_once('/')?;
         Some((number.parse().ok()?, name))
@@ -247,7 +253,7 @@ impl Life {
         let Some(scheduler) = scheduler else { return false };
         let sent = scheduler.send(Lane::Bulk, &encode(notice));
         if let Err(error) = &sent {
-            // It would wait for that for ever: its next life begins without.
+            // It would wait for that for ever: its next instance begins without it.
             tracing::warn!(engine = self.engine, %error, "the result of a load was not delivered to an engine");
             scheduler.close();
         }
@@ -315,47 +321,47 @@ mod tests {
 
     #[test]
     fn engines_have_blocks_of_their_own_and_those_of_the_dead_are_reused_when_nothing_is_at_them() {
-        let lives = Lives::new(100, 1);
-        let join = |engine: &str, blocks| lives.join(&terms(engine, blocks), |range| range.first == 0);
+        let instances = EngineInstances::new(100, 1);
+        let join = |engine: &str, blocks| instances.join(&terms(engine, blocks), |range| range.first == 0);
         let first = join("a", 40).unwrap();
         let second = join("b", 40).unwrap();
         assert_eq!((first.range.first, second.range.first), (0, 40));
-        assert!(Arc::ptr_eq(&first, &join("a", 40).unwrap()), "all processes of an engine share a life");
+        assert!(Arc::ptr_eq(&first, &join("a", 40).unwrap()), "all processes of an engine share a instance");
         assert!(join("a", 41).err().unwrap().contains("40 blocks in another process"));
         assert!(join("c", 40).err().unwrap().contains("no room for 40 blocks: engines have 80 of 100"));
-        assert!(lives.leave(&second) && lives.leave(&first));
-        lives.retire(&second);
-        lives.retire(&first);
+        assert!(instances.leave(&second) && instances.leave(&first));
+        instances.retire(&second);
+        instances.retire(&first);
         assert_eq!(join("c", 60).unwrap().range.first, 40, "copies are still at the first");
-        assert!(lives.numbered(first.number).is_none());
+        assert!(instances.numbered(first.number).is_none());
         assert!(join("d", 0).is_err());
         let wrong = Terms { ranks: 2, ..terms("e", 1) };
-        assert!(lives.join(&wrong, |_| false).err().unwrap().contains("2 ranks"));
+        assert!(instances.join(&wrong, |_| false).err().unwrap().contains("2 ranks"));
     }
 
     #[test]
     fn whatever_waited_for_a_point_that_makes_room_may_use_the_life() {
-        let life = Lives::new(1, 1).join(&terms("a", 1), |_| false).unwrap();
+        let instance = EngineInstances::new(1, 1).join(&terms("a", 1), |_| false).unwrap();
         let (results, failed) = std::sync::mpsc::channel();
         for number in 1..=2000 {
-            let (own, results) = (Arc::downgrade(&life), results.clone());
-            let _refused = life.fence(number, |events| {
+            let (own, results) = (Arc::downgrade(&instance), results.clone());
+            let _refused = instance.fence(number, |events| {
                 events[0].on_complete(move |result| {
-                    own.upgrade().iter().for_each(|life| life.passed(0, 0));
+                    own.upgrade().iter().for_each(|instance| instance.passed(0, 0));
                     let _ = results.send(result.is_err());
                 });
                 Err("not registered".into())
             });
         }
         assert!(failed.try_iter().all(|is_failure| is_failure), "no point was passed");
-        life.passed(0, 2000);
+        instance.passed(0, 2000);
         drop(results);
         assert_eq!(failed.iter().filter(|is_failure| !is_failure).count(), 1024);
     }
 
     #[test]
     fn a_request_keeps_its_name() {
-        assert_eq!(Life::split("7/chat/1"), Some((7, "chat/1")));
-        assert_eq!(Life::split("chat"), None);
+        assert_eq!(EngineInstance::split("7/chat/1"), Some((7, "chat/1")));
+        assert_eq!(EngineInstance::split("chat"), None);
     }
 }
