@@ -10,7 +10,7 @@ use crate::keyring::Keyring;
 use crate::medium::complete::contained;
 use crate::record::{Record, RecordState};
 use crate::rewrite;
-use crate::shared::Shared;
+use crate::shared::EngineState;
 use crate::slot_file::Bounce;
 use crate::stripes::JOURNAL_MEMBER;
 use crate::{DiskFlushReport, FlushError};
@@ -32,7 +32,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 const MAX_DOUBLINGS: u32 = 7;
 
 /// Waits until everything that is dirty now was committed.
-pub(crate) fn flush(shared: &Shared, deadline: Duration) -> Result<DiskFlushReport, FlushError> {
+pub(crate) fn flush(shared: &EngineState, deadline: Duration) -> Result<DiskFlushReport, FlushError> {
     let until = deadline_after(Instant::now(), deadline);
     // First of all: what fails from here on is this flush's.
     let failures = shared.commit.signals.lock().failures;
@@ -64,7 +64,7 @@ pub(crate) fn flush(shared: &Shared, deadline: Duration) -> Result<DiskFlushRepo
 }
 
 /// The life of the committer.
-pub(crate) fn work(shared: &Shared, mut journal: Journal) {
+pub(crate) fn work(shared: &EngineState, mut journal: Journal) {
     let mut failures = 0_u32;
     let mut memory = Bounce::default();
     loop {
@@ -113,7 +113,7 @@ pub(crate) fn work(shared: &Shared, mut journal: Journal) {
 }
 
 /// Overwrites keys that are to be destroyed. Whether none is left.
-fn destroy_keys(shared: &Shared) -> bool {
+fn destroy_keys(shared: &EngineState) -> bool {
     let Some(Err(error)) = shared.keyring.as_ref().map(Keyring::destroy_doomed) else { return true };
     let error = shared.note_failure_of(JOURNAL_MEMBER, &error);
     shared.count(|stats| stats.commit_failures += 1);
@@ -122,14 +122,14 @@ fn destroy_keys(shared: &Shared) -> bool {
 }
 
 /// Dirty slots, and blocks that have to be written again.
-fn due(shared: &Shared) -> (usize, u64) {
+fn due(shared: &EngineState) -> (usize, u64) {
     let table = shared.table.lock();
     (table.dirty(), table.unsynced())
 }
 
 /// A sync of file `member` failed. Before the next, none of its blocks counts as synced that is not
 /// durable by now.
-fn distrust_unsynced(shared: &Shared, member: usize) {
+fn distrust_unsynced(shared: &EngineState, member: usize) {
     let lies_there = |slot| shared.slots.place(slot).0 == member;
     for from in (0..shared.config.num_slots).step_by(LOOK as usize) {
         shared.table.lock().distrust_unsynced(from, LOOK, lies_there);
@@ -138,7 +138,7 @@ fn distrust_unsynced(shared: &Shared, member: usize) {
 
 /// One group commit: how many dirty slots it took, and whether all of them are as durable as they
 /// can be.
-fn cycle(shared: &Shared, journal: &mut Journal) -> (u64, Result<(), String>) {
+fn cycle(shared: &EngineState, journal: &mut Journal) -> (u64, Result<(), String>) {
     let (processed, mut records) = shared.table.lock().take_dirty(MAX_RECORDS);
     let is_block = |record: &Record| matches!(record.state, RecordState::Present { .. });
     let mut result = Ok(());

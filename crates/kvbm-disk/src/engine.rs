@@ -7,7 +7,7 @@ use crate::follow::{self, Followed};
 use crate::keyring::Keyring;
 use crate::medium::{DirMedium, Medium};
 use crate::open::{self, Opened};
-use crate::shared::{Alive, GivenUp, Shared};
+use crate::shared::{Alive, EngineState, GivenUp};
 use crate::slot_file::SlotFile;
 use crate::slot_table::SlotTable;
 use crate::{
@@ -32,7 +32,7 @@ const RELEASED_AT_ONCE: u32 = 4096;
 /// free, unless an operation is stuck in the kernel, which keeps its memory and the directory's
 /// lock to its end.
 pub struct DiskEngine {
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
     executor: Executor,
     committer: Arc<Alive>,
 }
@@ -245,7 +245,7 @@ impl DiskEngine {
         idle & self.committer.wait_none(until)
     }
 
-    pub(crate) fn shared(&self) -> &Shared {
+    pub(crate) fn shared(&self) -> &EngineState {
         &self.shared
     }
 
@@ -267,10 +267,10 @@ fn share(
     (slots, table, keyring): (SlotFile, Mutex<SlotTable>, Option<Keyring>),
     recovered: &Recovered,
     follows: bool,
-) -> Arc<Shared> {
+) -> Arc<EngineState> {
     let dir = |location| DirInfo { location, io_errors: 0, last_error: None };
     let dirs = open::dir_names(&config).into_iter().map(dir).collect();
-    Arc::new(Shared {
+    Arc::new(EngineState {
         medium,
         seal: open::seal_of(&config),
         keyring,
@@ -290,7 +290,7 @@ fn share(
 }
 
 fn spawn_committer(
-    shared: &Arc<Shared>,
+    shared: &Arc<EngineState>,
     journal: crate::journal::Journal,
     alive: &Arc<Alive>,
 ) -> io::Result<()> {

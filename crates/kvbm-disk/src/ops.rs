@@ -6,7 +6,7 @@ use crate::keyring::NumberedKey;
 use crate::medium::complete::{self, Stopped};
 use crate::open::without_bytes;
 use crate::seal::{Recorded, Summed};
-use crate::shared::Shared;
+use crate::shared::EngineState;
 use crate::slot_file::{Bounce, Moved};
 use crate::slot_table::{Content, ReadPermit};
 use crate::stripes::JOURNAL_MEMBER;
@@ -29,7 +29,7 @@ pub(crate) enum Begun {
 impl Begun {
     /// Encrypts a block on its way to the disk, where blocks are encrypted. `staged` begins with
     /// its bytes.
-    pub(crate) fn seal(&mut self, op: &Op, staged: &mut [u8], shared: &Shared) {
+    pub(crate) fn seal(&mut self, op: &Op, staged: &mut [u8], shared: &EngineState) {
         if let Self::Write { sums, key: Some(NumberedKey { number, key }) } = self {
             let named = shared.seal.checksums.named(&op.identity);
             let tag = key.seal(&named, &mut staged[..op.fragments.bytes() as usize]);
@@ -38,7 +38,7 @@ impl Begun {
     }
 
     /// Decrypts a block that came from the disk, where blocks are encrypted. Whether it may go on.
-    pub(crate) fn open(&mut self, op: &Op, staged: &mut [u8], shared: &Shared) -> bool {
+    pub(crate) fn open(&mut self, op: &Op, staged: &mut [u8], shared: &EngineState) -> bool {
         let Self::Read { permit, key: Some(NumberedKey { key, .. }), opened } = self else { return true };
         let named = shared.seal.checksums.named(&op.identity);
         *opened = key.open(&named, &mut staged[..op.fragments.bytes() as usize], &permit.recorded.tag);
@@ -59,7 +59,7 @@ pub(crate) enum Over {
 ///
 /// # Safety
 /// The contract of [`IoFragments::from_raw`] holds for the operation's fragments.
-pub(crate) unsafe fn begin(op: &Op, shared: &Shared) -> Result<Begun, OpError> {
+pub(crate) unsafe fn begin(op: &Op, shared: &EngineState) -> Result<Begun, OpError> {
     let (slot, bytes, max) = (op.slot, op.fragments.bytes(), shared.config.block_bytes);
     if !(1..=max).contains(&bytes) {
         return Err(OpError::Length { slot, bytes, max });
@@ -97,7 +97,7 @@ pub(crate) unsafe fn begin(op: &Op, shared: &Shared) -> Result<Begun, OpError> {
     Ok(Begun::Write { sums, key })
 }
 
-fn begin_read(op: &Op, shared: &Shared) -> Result<Begun, OpError> {
+fn begin_read(op: &Op, shared: &EngineState) -> Result<Begun, OpError> {
     let (slot, identity) = (op.slot, op.identity);
     let permit = shared.table.lock().begin_read(slot, identity, op.fragments.bytes())?;
     let Some(keyring) = &shared.keyring else { return Ok(Begun::Read { permit, key: None, opened: true }) };
@@ -116,7 +116,12 @@ fn begin_read(op: &Op, shared: &Shared) -> Result<Begun, OpError> {
 ///
 /// # Safety
 /// As for [`begin`]; the transfer is over.
-pub(crate) unsafe fn over(op: &Op, begun: &Begun, result: Result<Moved, Stopped>, shared: &Shared) -> Over {
+pub(crate) unsafe fn over(
+    op: &Op,
+    begun: &Begun,
+    result: Result<Moved, Stopped>,
+    shared: &EngineState,
+) -> Over {
     match *begun {
         Begun::Read { permit, key: None, .. } => {
             // SAFETY: by the caller's contract; the read is over and the memory still ours.
@@ -137,7 +142,7 @@ pub(crate) unsafe fn over(op: &Op, begun: &Begun, result: Result<Moved, Stopped>
 }
 
 /// Gives the slot back, and says what came of the operation.
-pub(crate) fn end(op: &Op, over: Over, shared: &Shared) -> OpOutcome {
+pub(crate) fn end(op: &Op, over: Over, shared: &EngineState) -> OpOutcome {
     match over {
         Over::Read { permit, found } => end_read(op, permit, found, shared),
         Over::Write { sums, result } => end_write(op, sums, result, shared),
@@ -145,7 +150,7 @@ pub(crate) fn end(op: &Op, over: Over, shared: &Shared) -> OpOutcome {
 }
 
 /// Gives the slot back after a write that another engine does: no bytes were moved here.
-pub(crate) fn note(op: &Op, sums: Summed, shared: &Shared) -> OpOutcome {
+pub(crate) fn note(op: &Op, sums: Summed, shared: &EngineState) -> OpOutcome {
     let (slot, identity, bytes) = (op.slot, op.identity, op.fragments.bytes());
     let written = Content { identity, recorded: sums.recorded, bytes };
     let kept = shared.change(|table| table.end_write(slot, Some(written)));
@@ -153,7 +158,7 @@ pub(crate) fn note(op: &Op, sums: Summed, shared: &Shared) -> OpOutcome {
 }
 
 /// Gives the slot back after a transfer that unwound.
-pub(crate) fn abandon(op: &Op, shared: &Shared) {
+pub(crate) fn abandon(op: &Op, shared: &EngineState) {
     match op.kind {
         OpKind::Read => shared.table.lock().end_read(op.slot),
         OpKind::Write(_) => drop(shared.change(|table| table.end_write(op.slot, None))),
@@ -171,7 +176,7 @@ fn end_read(
     op: &Op,
     permit: ReadPermit,
     found: Result<(Moved, Option<Summed>), Stopped>,
-    shared: &Shared,
+    shared: &EngineState,
 ) -> OpOutcome {
     let (slot, identity, bytes) = (op.slot, op.identity, op.fragments.bytes());
     let verdict = match found {
@@ -215,7 +220,7 @@ fn end_read(
 /// A read met the end of a slot file: blocks whose bytes no slot file has are forgotten, and their
 /// slots are free, as they would be after the next opening. The next write behind the end brings
 /// the length back; what was lost would look damaged then, and its slots be out of use.
-pub(crate) fn forget_what_was_cut(shared: &Shared) {
+pub(crate) fn forget_what_was_cut(shared: &EngineState) {
     let newest = shared.table.lock().newest();
     let lengths = shared.slots.lengths();
     let lost = shared.change(|table| {
@@ -237,7 +242,7 @@ pub(crate) fn forget_what_was_cut(shared: &Shared) {
     }
 }
 
-fn end_write(op: &Op, sums: Summed, result: Result<Moved, Stopped>, shared: &Shared) -> OpOutcome {
+fn end_write(op: &Op, sums: Summed, result: Result<Moved, Stopped>, shared: &EngineState) -> OpOutcome {
     let (slot, identity, bytes) = (op.slot, op.identity, op.fragments.bytes());
     let written = result.is_ok().then_some(Content { identity, recorded: sums.recorded, bytes });
     let kept = shared.change(|table| table.end_write(slot, written));
@@ -251,7 +256,7 @@ fn end_write(op: &Op, sums: Summed, result: Result<Moved, Stopped>, shared: &Sha
 }
 
 /// Safety: the contract of [`IoFragments::from_raw`] holds; nobody writes the memory meanwhile.
-unsafe fn sums_of(op: &Op, shared: &Shared) -> Summed {
+unsafe fn sums_of(op: &Op, shared: &EngineState) -> Summed {
     let mut sums = shared.seal.begin(true);
     // SAFETY: by the caller's contract.
     for run in unsafe { op.fragments.pieces() } {
@@ -260,12 +265,12 @@ unsafe fn sums_of(op: &Op, shared: &Shared) -> Summed {
     shared.seal.finish(&op.identity, &sums)
 }
 
-fn io_error(op: &Op, at: u64, error: &std::io::Error, shared: &Shared) -> OpError {
+fn io_error(op: &Op, at: u64, error: &std::io::Error, shared: &EngineState) -> OpError {
     let message = shared.note_failure(op.slot, error);
     OpError::Io { op: name(op.kind), slot: op.slot, at, kind: error.kind(), message }
 }
 
-fn count_moved(shared: &Shared, moved: Moved) {
+fn count_moved(shared: &EngineState, moved: Moved) {
     if moved.bounced || moved.continued > 0 {
         shared.count(|stats| {
             stats.bounced += u64::from(moved.bounced);
@@ -275,7 +280,7 @@ fn count_moved(shared: &Shared, moved: Moved) {
 }
 
 /// Counts an outcome, once per operation.
-pub(crate) fn count(shared: &Shared, kind: OpKind, outcome: &OpOutcome) {
+pub(crate) fn count(shared: &EngineState, kind: OpKind, outcome: &OpOutcome) {
     shared.count(|stats| match outcome {
         Ok(done) if kind == OpKind::Read => {
             stats.reads += 1;
@@ -303,7 +308,7 @@ pub(crate) fn count(shared: &Shared, kind: OpKind, outcome: &OpOutcome) {
 pub(crate) fn read_slot(
     slot: BlockId,
     content: &Content,
-    shared: &Shared,
+    shared: &EngineState,
     memory: &mut Bounce,
 ) -> Result<Result<(), SlotCorruption>, Stopped> {
     let staged = memory.part(&shared.slots, content.bytes);
@@ -321,7 +326,11 @@ pub(crate) fn read_slot(
 }
 
 /// Makes of a block that was read what lies in the slot.
-pub(crate) fn seal_again(content: &Content, shared: &Shared, bytes: &mut [u8]) -> Result<(), SlotCorruption> {
+pub(crate) fn seal_again(
+    content: &Content,
+    shared: &EngineState,
+    bytes: &mut [u8],
+) -> Result<(), SlotCorruption> {
     if shared.keyring.is_none() {
         return Ok(());
     }
@@ -331,7 +340,7 @@ pub(crate) fn seal_again(content: &Content, shared: &Shared, bytes: &mut [u8]) -
     if is_same { Ok(()) } else { Err(SlotCorruption::Tag { key: content.recorded.word }) }
 }
 
-fn key_of(content: &Content, shared: &Shared) -> Option<Arc<DataKey>> {
+fn key_of(content: &Content, shared: &EngineState) -> Option<Arc<DataKey>> {
     let keyring = shared.keyring.as_ref()?;
     Some(keyring.key(content.identity.namespace, content.recorded.word)?.key)
 }

@@ -7,7 +7,7 @@
 
 use crate::medium::complete::{self, contained};
 use crate::ops;
-use crate::shared::{GivenUp, Shared};
+use crate::shared::{EngineState, GivenUp};
 use crate::slot_file::Bounce;
 use crate::slot_table::Content;
 use kvbm_plan::BlockId;
@@ -19,7 +19,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 const STEP_BYTES: u64 = 64 << 20;
 
 /// Rewrites some of the blocks whose sync failed. Returns how many it handled.
-pub(crate) fn rewrite_some(shared: &Shared, memory: &mut Bounce) -> u64 {
+pub(crate) fn rewrite_some(shared: &EngineState, memory: &mut Bounce) -> u64 {
     let most = (STEP_BYTES / shared.slots.stride).max(1);
     let mut dealt = 0;
     while dealt < most {
@@ -49,7 +49,7 @@ pub(crate) fn rewrite_some(shared: &Shared, memory: &mut Bounce) -> u64 {
     dealt
 }
 
-fn rewrite(slot: BlockId, content: &Content, shared: &Shared, memory: &mut Bounce) -> io::Result<()> {
+fn rewrite(slot: BlockId, content: &Content, shared: &EngineState, memory: &mut Bounce) -> io::Result<()> {
     let stopped =
         |stopped: complete::Stopped| stopped.error.unwrap_or_else(|| ErrorKind::UnexpectedEof.into());
     if ops::read_slot(slot, content, shared, memory).map_err(stopped)?.is_err() {

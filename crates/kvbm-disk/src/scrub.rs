@@ -5,7 +5,7 @@
 
 use crate::medium::complete::Stopped;
 use crate::ops;
-use crate::shared::Shared;
+use crate::shared::EngineState;
 use crate::slot_file::Bounce;
 use crate::slot_table::Content;
 use crate::{DiskEngine, OpError, SlotCorruption};
@@ -77,7 +77,7 @@ impl DiskEngine {
 
 impl Scrubber {
     /// The next block from where the walk stands; `None` after all slots.
-    fn next_block(&mut self, shared: &Shared) -> Option<(BlockId, u64, Content)> {
+    fn next_block(&mut self, shared: &EngineState) -> Option<(BlockId, u64, Content)> {
         let slots = shared.config.num_slots;
         let mut looked = 0;
         while looked < slots {
@@ -101,7 +101,7 @@ fn judge(
     generation: u64,
     content: &Content,
     read: Result<Result<(), SlotCorruption>, Stopped>,
-    shared: &Shared,
+    shared: &EngineState,
 ) -> Scrubbed {
     let &Content { identity, bytes, .. } = content;
     let bad = |error| Scrubbed::Bad { slot, identity, bytes, error };

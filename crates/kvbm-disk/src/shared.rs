@@ -16,7 +16,7 @@ use std::time::Instant;
 
 /// Everything but the queue. The locks inside are leaves: none is taken while another is held.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct EngineState {
     pub(crate) config: DiskConfig,
     /// Held by every thread that may still touch the directory: its lock ends with the last of
     /// them.
@@ -45,7 +45,7 @@ impl fmt::Debug for GivenUp {
     }
 }
 
-impl Shared {
+impl EngineState {
     /// Changes the table, then lets the committer know what became due.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut SlotTable) -> R) -> R {
         let mut table = self.table.lock();

@@ -34,7 +34,7 @@ struct State {
 }
 
 /// A place among the handshakes.
-pub(crate) struct Place<'a> {
+pub(crate) struct HandshakePermit<'a> {
     waiting: &'a Waiting,
     number: u64,
 }
@@ -43,7 +43,7 @@ impl Waiting {
     /// A place for a stranger. Where as many wait as may, one of them picked at random loses its
     /// line: whoever comes has a place although silent ones come again and again. None where too
     /// many handshakes are about to end.
-    pub(crate) fn enter(&self, stranger: &Stranger) -> io::Result<Option<Place<'_>>> {
+    pub(crate) fn enter(&self, stranger: &Stranger) -> io::Result<Option<HandshakePermit<'_>>> {
         let socket = stranger.socket()?;
         let mut state = self.state.lock();
         if state.now >= MAX_HANDSHAKES {
@@ -60,11 +60,11 @@ impl Waiting {
         }
         state.now += 1;
         state.waiting.push_back((number, socket));
-        Ok(Some(Place { waiting: self, number }))
+        Ok(Some(HandshakePermit { waiting: self, number }))
     }
 }
 
-impl Place<'_> {
+impl HandshakePermit<'_> {
     /// The other end has made its offer: nobody takes its place any more. Whether nobody has.
     pub(crate) fn keep(&self) -> bool {
         let waiting = &mut self.waiting.state.lock().waiting;
@@ -74,7 +74,7 @@ impl Place<'_> {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for HandshakePermit<'_> {
     fn drop(&mut self) {
         self.keep();
         self.waiting.state.lock().now -= 1;

@@ -7,7 +7,7 @@ use crate::handshake::{self, HandshakeError, LeaderTerms, Refusal, WorkerTerms};
 use crate::listener::{Listener, Stranger};
 use crate::peer::{Peer, PeerId};
 use crate::timed::Timed;
-use crate::waiting::{MAX_HANDSHAKES, Place, Waiting};
+use crate::waiting::{HandshakePermit, MAX_HANDSHAKES, Waiting};
 use kvbm_plan::{Epoch, LogLimit, clock};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -223,7 +223,7 @@ impl WorkerListener {
     fn shake_hands(
         &self,
         stranger: Stranger,
-        place: &Place<'_>,
+        place: &HandshakePermit<'_>,
         handshakes: &Handshakes<'_>,
     ) -> Result<(), HandshakeError> {
         let until = kvbm_plan::deadline_after(Instant::now(), self.times.handshake);

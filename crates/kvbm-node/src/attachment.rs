@@ -32,7 +32,7 @@ const REUSE_STEP: Duration = Duration::from_millis(200);
 type Reply = Result<Answer, String>;
 
 /// What the calls, the lines and the thread share.
-pub(crate) struct Shared {
+pub(crate) struct EngineAttachment {
     terms: EngineTerms,
     has_scheduler: bool,
     memories: Vec<MoverMemory>,
@@ -79,7 +79,7 @@ struct Lines {
     movers: Vec<Arc<Mover>>,
 }
 
-impl Shared {
+impl EngineAttachment {
     pub(crate) fn new(
         terms: EngineTerms,
         has_scheduler: bool,
@@ -353,7 +353,7 @@ impl State {
 }
 
 /// Calls.
-impl Shared {
+impl EngineAttachment {
     pub(crate) fn end(&self) {
         self.state.lock().ending = true;
         self.changed.notify_all();

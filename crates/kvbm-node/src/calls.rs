@@ -2,7 +2,7 @@
 
 use crate::instances::EngineInstance;
 use crate::node::Node;
-use crate::protocol::{Answer, Ask, Call, DaemonNotice, GroupIds, Load, Run, decode, encode};
+use crate::protocol::{Answer, Ask, Call, ChainRun, DaemonNotice, GroupIds, Load, decode, encode};
 use kvbm::plan::deadline_after;
 use kvbm::tokens::NamespaceTag;
 use kvbm::{BlockId, Fence, GroupId, LoadOptions, LookUp, OffloadStarted};
@@ -80,7 +80,7 @@ impl SchedulerSession {
         Ok(Some(answer))
     }
 
-    fn look_up(&self, request: &str, run: &Run, first: u32) -> Result<Answer, String> {
+    fn look_up(&self, request: &str, run: &ChainRun, first: u32) -> Result<Answer, String> {
         let open = self.node.open.read();
         if !*open || !self.instance.can_copy() {
             return Ok(NOTHING);
@@ -98,7 +98,7 @@ impl SchedulerSession {
         &self,
         group: GroupId,
         ids: &[u32],
-        run: &Run,
+        run: &ChainRun,
         first: u32,
         after: u64,
     ) -> Result<Answer, String> {

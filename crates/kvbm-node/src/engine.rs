@@ -1,9 +1,9 @@
 //! The engine's side: calls of its scheduler, and movers on its ranks.
 
-use crate::attachment::Shared;
+use crate::attachment::EngineAttachment;
 use crate::error::{NodeError, NotFree};
 use crate::mover::MoverMemory;
-use crate::protocol::{Answer, Ask, Run};
+use crate::protocol::{Answer, Ask, ChainRun};
 use crate::terms::{EngineTerms, NodeLoad, NodeOffload, NodePromise, NodeStatus, numbers};
 use kvbm::device::Event;
 use kvbm::plan::deadline_after;
@@ -23,7 +23,7 @@ const SETTLE_TICK: Duration = Duration::from_millis(2);
 /// miss: no call fails for want of a daemon but those that say so. Dropping it detaches: it returns
 /// when nothing is copied any more.
 pub struct NodeEngine {
-    shared: Arc<Shared>,
+    shared: Arc<EngineAttachment>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -40,7 +40,7 @@ impl NodeEngine {
             return Err(NodeError::Groups { rank: other.rank, found: other.g1.len(), needed });
         }
         let system = |error: std::io::Error| NodeError::System(error.to_string());
-        let shared = Arc::new(Shared::new(terms, scheduler, movers).map_err(system)?);
+        let shared = Arc::new(EngineAttachment::new(terms, scheduler, movers).map_err(system)?);
         let own = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("kvbm-attach".into()).spawn(move || own.run());
         Ok(Self { shared, thread: Some(thread.map_err(system)?) })
@@ -82,7 +82,7 @@ impl NodeEngine {
         chain: impl Into<BlockChain<'a>>,
         first: usize,
     ) -> Result<NodePromise, NodeError> {
-        let run = Run::of(chain.into());
+        let run = ChainRun::of(chain.into());
         let ask = Ask::LookUp { request: request.to_owned(), run, first: first as u32 };
         match self.shared.call(ask) {
             Ok(Answer::Pending) => Ok(NodePromise { found: LookUp::Pending, groups: Vec::new() }),
@@ -222,7 +222,7 @@ impl NodeEngine {
         first: usize,
         after: Option<u64>,
     ) -> Result<NodeOffload, NodeError> {
-        let (run, after) = (Run::of(chain.into()), after.unwrap_or(0));
+        let (run, after) = (ChainRun::of(chain.into()), after.unwrap_or(0));
         let ask = Ask::Offload { group: group.0, ids: numbers(ids), run, first: first as u32, after };
         match self.shared.call(ask) {
             Ok(Answer::Started { started, present, refused }) => Ok(NodeOffload {
@@ -264,7 +264,7 @@ impl NodeEngine {
     /// # Errors
     /// [`NodeError::Refused`], [`NodeError::NoScheduler`].
     pub fn prefetch<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Result<u64, NodeError> {
-        match self.shared.call(Ask::Prefetch { run: Run::of(chain.into()) }) {
+        match self.shared.call(Ask::Prefetch { run: ChainRun::of(chain.into()) }) {
             Ok(Answer::Count(started)) => Ok(started),
             Ok(_) | Err(NodeError::Detached { .. } | NodeError::Late(_)) => Ok(0),
             Err(error) => Err(error),

@@ -96,7 +96,7 @@ pub(crate) struct Call {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Ask {
     /// Answered with [`Answer::Ready`] or [`Answer::Pending`].
-    LookUp { request: String, run: Run, first: u32 },
+    LookUp { request: String, run: ChainRun, first: u32 },
     /// Never answered: [`DaemonNotice::Finished`] follows, also where nothing was started. `after`:
     /// the point of the engine's work that copies wait for ([`Moved::Passed`]); 0: none. `wait_ms`:
     /// the load ends then, with what has arrived; 0: as the daemon is configured.
@@ -104,7 +104,7 @@ pub(crate) enum Ask {
     /// Answered with [`Answer::Known`].
     Abandon { request: String },
     /// Answered with [`Answer::Started`]. The blocks are of one cache group. `after`: as above.
-    Offload { group: u16, ids: Vec<u32>, run: Run, first: u32, after: u64 },
+    Offload { group: u16, ids: Vec<u32>, run: ChainRun, first: u32, after: u64 },
     /// Answered with [`Answer::Blocks`]: those that a copy still touches.
     Released { ids: Vec<u32> },
     /// The same, after `wait_ms` at most.
@@ -112,7 +112,7 @@ pub(crate) enum Ask {
     /// Answered with [`Answer::Blocks`]: those that a copy touches.
     Busy { ids: Vec<u32> },
     /// Answered with [`Answer::Count`]: blocks that are being brought up.
-    Prefetch { run: Run },
+    Prefetch { run: ChainRun },
     /// Answered with [`Answer::Count`]: blocks that were removed.
     Forget { namespace: [u8; HASH] },
     /// Answered with [`Answer::Known`]: no block is on its way down.
@@ -230,7 +230,7 @@ impl GroupIds {
 
 /// A run of blocks, by hash.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Run {
+pub(crate) struct ChainRun {
     namespace: [u8; HASH],
     origin: Origin,
     hashes: Bytes,
@@ -243,7 +243,7 @@ enum Origin {
     Flat,
 }
 
-impl Run {
+impl ChainRun {
     pub(crate) fn of(chain: BlockChain<'_>) -> Self {
         let origin = match chain.origin() {
             ChainOrigin::Root => Origin::Root,
@@ -366,7 +366,7 @@ mod tests {
         let tag = NamespaceTag::from_bytes([7; HASH]);
         let after = ChainOrigin::After { parent: hashes[4], position: 3 };
         for origin in [ChainOrigin::Root, after, ChainOrigin::Flat] {
-            let run = Run::of(BlockChain::of_run(tag, origin, &hashes));
+            let run = ChainRun::of(BlockChain::of_run(tag, origin, &hashes));
             let ask = Ask::LookUp { request: "r".into(), run, first: 2 };
             assert_eq!(ask.check(), Ok(()));
             let Ok(Call { id: 9, ask: Ask::LookUp { run, .. } }) = decode(&encode(&Call { id: 9, ask }))
@@ -377,7 +377,7 @@ mod tests {
             let chain = run.chain(&found);
             assert_eq!((chain.origin(), chain.namespace(), chain.hashes()), (origin, tag, &hashes[..]));
         }
-        let bad = |hashes: Vec<u8>, origin| Run { namespace: [0; HASH], origin, hashes: Bytes(hashes) };
+        let bad = |hashes: Vec<u8>, origin| ChainRun { namespace: [0; HASH], origin, hashes: Bytes(hashes) };
         for run in [
             bad(vec![0; 15], Origin::Root),
             bad(vec![0; HASH * (MAX_BLOCKS + 1)], Origin::Root),

@@ -9,7 +9,7 @@ use crate::error::AllocError;
 use crate::losses::Losses;
 use crate::metadata::BlockMetadata;
 use crate::pinned::{Cached, Pinned};
-use crate::shared::Shared;
+use crate::shared::RegistryState;
 use crate::sync::Arc;
 use crate::tier::{TIERS, TierTag};
 use crate::withheld::Withheld;
@@ -24,7 +24,7 @@ use std::marker::PhantomData;
 /// complete to Reset: drop it only when no hardware writes to them any more.
 #[must_use = "dropping arrivals gives their slots up"]
 pub struct AnyArrivals {
-    shared: Arc<Shared>,
+    shared: Arc<RegistryState>,
     tier: Tier,
     identities: Vec<BlockIdentity>,
     arrivals: Vec<Arrival>,
@@ -35,14 +35,14 @@ pub struct AnyArrivals {
 impl AnyArrivals {
     /// See [`BlockPool::begin_arrivals_with`](crate::BlockPool::begin_arrivals_with).
     pub(crate) fn begin(
-        shared: &Arc<Shared>,
+        shared: &Arc<RegistryState>,
         tier: Tier,
         identities: &[BlockIdentity],
         metadata: BlockMetadata,
     ) -> Result<Self, AllocError> {
         let index = tier.index();
         if index >= TIERS {
-            return Err(Shared::no_slots(tier, identities.len()));
+            return Err(RegistryState::no_slots(tier, identities.len()));
         }
         let losses = shared.store.losses.now();
         let mut pins = Vec::with_capacity(identities.len() + 1);
@@ -289,7 +289,7 @@ pub struct Arrivals<T: TierTag> {
 impl<T: TierTag> Arrivals<T> {
     /// See [`BlockPool::begin_arrivals_with`](crate::BlockPool::begin_arrivals_with).
     pub(crate) fn begin(
-        shared: &Arc<Shared>,
+        shared: &Arc<RegistryState>,
         identities: &[BlockIdentity],
         metadata: BlockMetadata,
     ) -> Result<Self, AllocError> {

@@ -4,7 +4,7 @@ use crate::block_state::{BatchPosition, BatchState, BlockState, BlockTrigger, Co
 use crate::core::shares::Claim;
 use crate::error::{AllocError, RejectedBatch, SequenceError};
 use crate::losses::Losses;
-use crate::shared::Shared;
+use crate::shared::RegistryState;
 use crate::sync::Arc;
 use crate::tier::TierTag;
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId};
@@ -14,7 +14,7 @@ use std::marker::PhantomData;
 
 /// Slots in exclusive use; they are free again when this is dropped.
 pub(crate) struct HeldSlots {
-    pub shared: Arc<Shared>,
+    pub shared: Arc<RegistryState>,
     pub tier: usize,
     pub ids: Vec<BlockId>,
     /// For whom they were allocated.
@@ -102,7 +102,7 @@ impl<T: TierTag, S: BatchState> BlockBatch<T, S> {
         (self.slots, self.content)
     }
 
-    pub(crate) fn belongs_to(&self, shared: &Arc<Shared>) -> bool {
+    pub(crate) fn belongs_to(&self, shared: &Arc<RegistryState>) -> bool {
         Arc::ptr_eq(&self.slots.shared, shared)
     }
 
@@ -142,7 +142,7 @@ impl<T: TierTag, S: BatchState> BlockBatch<T, S> {
 impl<T: TierTag> BlockBatch<T, Reset> {
     /// `n` blocks of `T`, for a namespace where one is given.
     pub(crate) fn allocate(
-        shared: &Arc<Shared>,
+        shared: &Arc<RegistryState>,
         n: usize,
         namespace: Option<NamespaceId>,
     ) -> Result<Self, AllocError> {

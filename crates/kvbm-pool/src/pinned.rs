@@ -4,7 +4,7 @@ use crate::core::registered::Reference;
 use crate::entry::Presence;
 use crate::losses::Losses;
 use crate::metadata::BlockMetadata;
-use crate::shared::Shared;
+use crate::shared::RegistryState;
 use crate::sync::{Arc, Weak};
 use crate::tier::{TIERS, TierMask, TierTag};
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, SequenceHash, Tier};
@@ -18,7 +18,7 @@ use std::marker::PhantomData;
 /// that the first is the youngest; the blocks stay registered until the tier needs their slots.
 #[must_use = "dropping a pinned batch makes its blocks evictable"]
 pub struct Pinned {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<RegistryState>,
     pub(crate) tier: Tier,
     pub(crate) ids: Vec<BlockId>,
     pub(crate) reference: Reference,
@@ -276,7 +276,7 @@ impl<T: TierTag> fmt::Debug for Cached<T> {
 /// Dropping it does nothing; eviction of the block publishes Remove.
 #[derive(Clone)]
 pub struct RegistrationHandle {
-    shared: Weak<Shared>,
+    shared: Weak<RegistryState>,
     identity: BlockIdentity,
 }
 

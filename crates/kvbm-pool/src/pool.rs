@@ -9,7 +9,7 @@ use crate::core::registered::Reference;
 use crate::error::{AllocError, RegisterError, RejectedBatch};
 use crate::metadata::{BlockMetadata, Duplicates};
 use crate::pinned::{Cached, Pinned};
-use crate::shared::Shared;
+use crate::shared::RegistryState;
 use crate::status::TierStatus;
 use crate::sync::Arc;
 use crate::tier::{TierMask, TierTag};
@@ -19,12 +19,12 @@ use std::marker::PhantomData;
 
 /// One tier of a [`Registry`](crate::Registry). Cheap to clone.
 pub struct BlockPool<T: TierTag> {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<RegistryState>,
     tier: PhantomData<fn() -> T>,
 }
 
 impl<T: TierTag> BlockPool<T> {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(shared: Arc<RegistryState>) -> Self {
         Self { shared, tier: PhantomData }
     }
 

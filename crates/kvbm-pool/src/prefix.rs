@@ -4,7 +4,7 @@ use crate::core::registered::Reference;
 use crate::found::{ArrivingBlock, PrefixBlock};
 use crate::losses::{Losses, Lost};
 use crate::pinned::{Cached, Pinned};
-use crate::shared::Shared;
+use crate::shared::RegistryState;
 use crate::sync::Arc;
 use crate::tier::{G1, G2, G3, TierTag};
 use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, NodeId, SequenceHash, Tier, VolumeId};
@@ -17,7 +17,7 @@ use std::fmt;
 /// the list: what comes before `start` is not needed.
 #[must_use = "dropping a prefix makes its blocks evictable"]
 pub struct Prefix {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<RegistryState>,
     pub(crate) namespace: NamespaceId,
     pub(crate) group: GroupId,
     /// Hashes of the chain from its first block, at least up to the end of the prefix.

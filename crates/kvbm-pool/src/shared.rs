@@ -10,7 +10,7 @@ use crate::vectors::VectorPool;
 use kvbm_plan::{BlockId, Epoch, NamespaceId, Tier};
 
 /// What handles and registry share.
-pub(crate) struct Shared {
+pub(crate) struct RegistryState {
     pub store: Store,
     pub vectors: VectorPool,
     pub epoch: Epoch,
@@ -19,7 +19,7 @@ pub(crate) struct Shared {
     pub has_tenants: bool,
 }
 
-impl Shared {
+impl RegistryState {
     /// The tenant for which slots are allocated that will hold blocks of a namespace.
     pub(crate) fn claim_of(&self, namespace: NamespaceId) -> Claim {
         if self.has_tenants { self.store.lock().tenants.claim_of(namespace) } else { None }

@@ -4,7 +4,7 @@ use crate::bench::{Engine, Living};
 use crate::named::NamedBlocks;
 use crate::owned::OwnedBlocks;
 use crate::plan::Setup;
-use crate::world::{State, World};
+use crate::world::{World, WorldState};
 use kvbm_plan::Epoch;
 use kvbm_plan::simulation::{self, Hooks, Planted};
 use std::cell::RefCell;
@@ -89,7 +89,7 @@ impl SeedRun {
         let steps = of_run.with(|state| state.step);
         let (violation, digest) = (of_run.violation(), of_run.digest_value());
         // Lines hold what holds the world.
-        of_run.with(State::disconnect);
+        of_run.with(WorldState::disconnect);
         Outcome { seed: self.seed, steps, violation, digest }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::batch::{BatchCompletion, IoBatch, Op};
 use crate::ops;
-use crate::shared::Shared;
+use crate::shared::EngineState;
 use crate::{BatchHandle, OpError, OpOutcome};
 use parking_lot::Mutex;
 use std::any::Any;
@@ -18,7 +18,7 @@ struct RunningBatch {
     state: Mutex<BatchState>,
     cancelled: Arc<AtomicBool>,
     deadline: Option<Instant>,
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
 }
 
 struct BatchState {
@@ -125,7 +125,7 @@ impl Drop for Job {
 }
 
 /// The jobs of a batch that was admitted, in the order of their slots: neighbours may go together.
-pub(super) fn jobs_of(batch: IoBatch, shared: &Arc<Shared>) -> (BatchHandle, Vec<Job>) {
+pub(super) fn jobs_of(batch: IoBatch, shared: &Arc<EngineState>) -> (BatchHandle, Vec<Job>) {
     let count = batch.ops.len();
     let cancelled = Arc::new(AtomicBool::new(false));
     let running = Arc::new(RunningBatch {

@@ -8,7 +8,7 @@ mod ring;
 use crate::batch::{IoBatch, Op, OpKind};
 use crate::keyring::Keyring;
 use crate::ops::{self, Begun};
-use crate::shared::{Alive, Shared};
+use crate::shared::{Alive, EngineState};
 use crate::slot_file::Bounce;
 use crate::{
     BatchHandle, EngineChoice, EngineKind, EngineMode, IoMemory, OpError, OpenError, UnsubmittedBatch,
@@ -37,14 +37,14 @@ pub(crate) fn on_engine_thread() -> bool {
 /// The running executor.
 pub(crate) struct Executor {
     queue: Arc<Queue>,
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
     alive: Arc<Alive>,
     choice: EngineChoice,
 }
 
 impl Executor {
     /// Starts what the configuration and the medium allow.
-    pub(crate) fn start(shared: &Arc<Shared>) -> Result<Self, OpenError> {
+    pub(crate) fn start(shared: &Arc<EngineState>) -> Result<Self, OpenError> {
         let mut executor = Self {
             queue: Arc::new(Queue::new(shared.config.queue_depth)),
             shared: Arc::clone(shared),

@@ -6,14 +6,14 @@ use super::spawn;
 use crate::OpOutcome;
 use crate::batch::OpKind;
 use crate::ops;
-use crate::shared::{Alive, Shared};
+use crate::shared::{Alive, EngineState};
 use crate::slot_file::Bounce;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Starts the threads. After an error some may run: closing the queue ends them.
-pub(super) fn start(queue: &Arc<Queue>, shared: &Arc<Shared>, alive: &Arc<Alive>) -> io::Result<()> {
+pub(super) fn start(queue: &Arc<Queue>, shared: &Arc<EngineState>, alive: &Arc<Alive>) -> io::Result<()> {
     for index in 0..shared.config.threads {
         let (queue, shared) = (Arc::clone(queue), Arc::clone(shared));
         spawn(format!("kvbm-disk-{index}"), alive, move || work(&queue, &shared))?;
@@ -21,7 +21,7 @@ pub(super) fn start(queue: &Arc<Queue>, shared: &Arc<Shared>, alive: &Arc<Alive>
     Ok(())
 }
 
-fn work(queue: &Queue, shared: &Shared) {
+fn work(queue: &Queue, shared: &EngineState) {
     let mut bounce = Bounce::default();
     while let Some(job) = queue.wait() {
         let outcome = match job.refusal() {
@@ -34,7 +34,7 @@ fn work(queue: &Queue, shared: &Shared) {
 }
 
 /// Runs one operation. A medium that panics fails the operation, not the thread.
-fn run(job: &Job, shared: &Shared, bounce: &mut Bounce) -> OpOutcome {
+fn run(job: &Job, shared: &EngineState, bounce: &mut Bounce) -> OpOutcome {
     let op = job.op();
     // SAFETY: the job lives, so the contract of its fragments holds.
     let mut begun = unsafe { ops::begin(op, shared) }?;

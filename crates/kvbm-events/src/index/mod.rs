@@ -23,7 +23,7 @@ pub use workers::Place;
 
 use crate::{EventKind, KvEvent, SourceId, StreamId};
 use kvbm_plan::{GroupId, SequenceHash, Tier};
-use run::Run;
+use run::BlockRun;
 use table::Table;
 use workers::{At, Workers};
 
@@ -49,7 +49,7 @@ pub struct IndexStats {
 /// [`clear`](Self::clear) the stream and apply a snapshot.
 #[derive(Debug)]
 pub struct KvIndex {
-    runs: Vec<Run>,
+    runs: Vec<BlockRun>,
     free: Vec<u32>,
     table: Table,
     workers: Workers,
@@ -206,7 +206,7 @@ impl KvIndex {
             self.table.remove(run.group, &hash, at);
         }
         if run.hashes().is_empty() {
-            *run = Run::default();
+            *run = BlockRun::default();
             self.free.push(index);
             self.table.shrink(&self.runs);
         } else if run.is_hollow() {
@@ -244,7 +244,7 @@ impl KvIndex {
         }
     }
 
-    fn add_run(&mut self, run: Run) -> u32 {
+    fn add_run(&mut self, run: BlockRun) -> u32 {
         if let Some(index) = self.free.pop() {
             self.runs[index as usize] = run;
             return index;
@@ -288,8 +288,8 @@ impl KvIndex {
     }
 
     fn bytes(&self) -> usize {
-        self.runs.capacity() * size_of::<Run>()
-            + self.runs.iter().map(Run::heap_bytes).sum::<usize>()
+        self.runs.capacity() * size_of::<BlockRun>()
+            + self.runs.iter().map(BlockRun::heap_bytes).sum::<usize>()
             + self.free.capacity() * size_of::<u32>()
             + self.table.heap_bytes()
             + self.workers.heap_bytes()

@@ -9,7 +9,7 @@ pub(super) const MAX_RUN: usize = 256;
 /// Consecutive blocks of a chain. Branches hang at any block: they are runs of their own, found by
 /// the hash of their first block.
 #[derive(Debug, Default)]
-pub(super) struct Run {
+pub(super) struct BlockRun {
     hashes: Vec<SequenceHash>,
     pub(super) spans: Spans,
     /// A bit for each block that somebody holds.
@@ -20,7 +20,7 @@ pub(super) struct Run {
     pub(super) branch: u8,
 }
 
-impl Run {
+impl BlockRun {
     pub(super) fn new(group: GroupId) -> Self {
         Self { group, ..Self::default() }
     }

@@ -1,6 +1,6 @@
 //! Taking blocks in.
 
-use super::run::{MAX_RUN, Run};
+use super::run::{BlockRun, MAX_RUN};
 use super::spans::Span;
 use super::workers::{At, PlaceId};
 use super::{KvIndex, Place};
@@ -94,9 +94,9 @@ impl KvIndex {
             Some(at) if ends(&at) => at.run,
             Some(at) => {
                 self.runs[at.run as usize].branch = at.block;
-                self.add_run(Run::new(group))
+                self.add_run(BlockRun::new(group))
             }
-            None => self.add_run(Run::new(group)),
+            None => self.add_run(BlockRun::new(group)),
         };
         if blocks.len() > 1 {
             self.runs[run as usize].reserve(blocks.len());

@@ -5,7 +5,7 @@
 //! bits of the key, so that the run is hardly ever asked in vain. The hashes themselves stand in
 //! the runs only.
 
-use super::run::Run;
+use super::run::BlockRun;
 use super::workers::At;
 use kvbm_plan::{GroupId, SequenceHash};
 use std::hash::{BuildHasher, RandomState};
@@ -61,7 +61,7 @@ impl Table {
         })
     }
 
-    pub(super) fn find(&self, runs: &[Run], group: GroupId, hash: &SequenceHash) -> Option<At> {
+    pub(super) fn find(&self, runs: &[BlockRun], group: GroupId, hash: &SequenceHash) -> Option<At> {
         let key = mix(self.seed, group, hash);
         for (_, word) in self.probe(key) {
             if word == EMPTY {
@@ -79,7 +79,7 @@ impl Table {
     }
 
     /// Where a block belongs; `None` if it is there. [`Self::make_room`] first.
-    pub(super) fn vacancy(&self, runs: &[Run], group: GroupId, hash: &SequenceHash) -> Option<Vacant> {
+    pub(super) fn vacancy(&self, runs: &[BlockRun], group: GroupId, hash: &SequenceHash) -> Option<Vacant> {
         let key = mix(self.seed, group, hash);
         let mut vacant = None;
         for (slot, word) in self.probe(key) {
@@ -109,7 +109,7 @@ impl Table {
     }
 
     /// Makes room for one more block. Every block that stands in a run must be there.
-    pub(super) fn make_room(&mut self, runs: &[Run]) {
+    pub(super) fn make_room(&mut self, runs: &[BlockRun]) {
         if self.used >= self.slots.len() / 4 * 3 {
             self.rebuild(runs);
         }
@@ -125,7 +125,7 @@ impl Table {
 
     /// Adds a block that is not there and stands in its run already; every other block that stands
     /// in a run must be there or be added next. Whether the table was rebuilt and has them all now.
-    pub(super) fn insert(&mut self, runs: &[Run], at: At) -> bool {
+    pub(super) fn insert(&mut self, runs: &[BlockRun], at: At) -> bool {
         let rebuild = self.used >= self.slots.len() / 4 * 3;
         if rebuild {
             self.rebuild(runs);
@@ -147,7 +147,7 @@ impl Table {
 
     /// Makes a new table with room for as many blocks again. It goes along the runs, where the
     /// hashes lie side by side.
-    fn rebuild(&mut self, runs: &[Run]) {
+    fn rebuild(&mut self, runs: &[BlockRun]) {
         let slots = (2 * self.len).next_power_of_two().max(MIN_SLOTS);
         (self.slots, self.len, self.used) = (vec![EMPTY; slots], 0, 0);
         for (index, run) in runs.iter().enumerate() {
@@ -170,7 +170,7 @@ impl Table {
     }
 
     /// Gives memory back when most of it is unused. Every block that stands in a run must be there.
-    pub(super) fn shrink(&mut self, runs: &[Run]) {
+    pub(super) fn shrink(&mut self, runs: &[BlockRun]) {
         if self.slots.len() > 1024 && self.len < self.slots.len() / 8 {
             self.rebuild(runs);
         }

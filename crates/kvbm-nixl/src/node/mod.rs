@@ -148,10 +148,10 @@ struct Counters {
 pub struct RemoteNode {
     // Dropped first: ends the thread.
     _pump: Arc<Pump>,
-    shared: Arc<Shared>,
+    shared: Arc<RemoteNodeState>,
 }
 
-pub(crate) struct Shared {
+pub(crate) struct RemoteNodeState {
     agent: Arc<dyn RemoteAgent>,
     options: NodeOptions,
     registry: BlockSetRegistry,
@@ -188,7 +188,7 @@ struct Waiting {
 
 /// The thread; ends when this is dropped.
 struct Pump {
-    shared: Arc<Shared>,
+    shared: Arc<RemoteNodeState>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -214,7 +214,7 @@ impl RemoteNode {
         let NodeOptions { lease, longest_lease, leases_per_peer, granted_blocks, .. } = options;
         let leases = Leases::new(lease, longest_lease, leases_per_peer);
         let grants = Grants::new(lease, longest_lease, leases_per_peer, granted_blocks);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(RemoteNodeState {
             agent,
             options,
             registry: BlockSetRegistry::default(),
@@ -236,7 +236,7 @@ impl RemoteNode {
         Ok(Self { _pump: pump, shared })
     }
 
-    fn spawn(shared: &Arc<Shared>) -> Result<JoinHandle<()>, RemoteError> {
+    fn spawn(shared: &Arc<RemoteNodeState>) -> Result<JoinHandle<()>, RemoteError> {
         let (of_thread, wake) = (Arc::clone(shared), Arc::clone(&shared.wake));
         let is_called = shared.agent.wake_on_message(Arc::new(move || wake.set()));
         let thread = std::thread::Builder::new().name("kvbm-remote".to_owned());
@@ -566,7 +566,7 @@ fn receive(answers: &Receiver<Message>, deadline: Instant) -> Result<Message, Re
     answer.into_inner().ok_or(RecvTimeoutError::Timeout)
 }
 
-impl Shared {
+impl RemoteNodeState {
     /// Expects the answer to a request from this agent.
     fn wait_for(&self, request: u64, agent: &str, answer: SyncSender<Message>) -> Result<(), RemoteError> {
         let mut waiting = self.waiting.lock();

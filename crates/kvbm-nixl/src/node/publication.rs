@@ -9,14 +9,14 @@ use kvbm_plan::SequenceHash;
 
 use super::export::{Offered, PublishedBlock};
 use super::grants::BlockSink;
-use super::{RemoteError, Shared};
+use super::{RemoteError, RemoteNodeState};
 use crate::ModelPart;
 
 /// Blocks that a node offers while this lives. See the module's documentation for the order in
 /// which they end.
 #[must_use = "dropping it withdraws the blocks"]
 pub struct Export {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<RemoteNodeState>,
     pub(super) offered: Arc<Offered>,
 }
 

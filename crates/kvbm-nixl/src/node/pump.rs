@@ -9,12 +9,12 @@ use kvbm_plan::{Epoch, GroupId, LeaseId, NamespaceTag, NodeId, SequenceHash, clo
 use super::grants::OfferedChain;
 use super::messages::{self, Message, RefusedRead};
 use super::wake::Pauses;
-use super::{Offered, PublishedBlock, Shared};
+use super::{Offered, PublishedBlock, RemoteNodeState};
 use crate::ModelPart;
 use crate::agent::Notification;
 
 /// Runs until the node ends. `is_called`: the agent wakes the thread when a message comes.
-pub(super) fn run(shared: &Arc<Shared>, is_called: bool) {
+pub(super) fn run(shared: &Arc<RemoteNodeState>, is_called: bool) {
     let mut pauses = Pauses::new(is_called);
     while !shared.stop.load(Ordering::Acquire) {
         let now = clock::now();
@@ -25,7 +25,7 @@ pub(super) fn run(shared: &Arc<Shared>, is_called: bool) {
     }
 }
 
-impl Shared {
+impl RemoteNodeState {
     /// Takes the messages that have come, ends leases that are over, renews those that this node
     /// holds. Whether a message came.
     pub(super) fn turn(&self, now: Instant) -> bool {

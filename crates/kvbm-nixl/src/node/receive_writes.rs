@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use kvbm_plan::{GroupId, LeaseId, NamespaceTag, clock, deadline_after};
 
-use super::Shared;
+use super::RemoteNodeState;
 use super::grants::{Ended, OfferedChain};
 use super::messages::{MAX_BLOCKS, MAX_DIGESTS, Message, RefusedRead};
 use crate::agent::AgentError;
@@ -14,7 +14,7 @@ use crate::agent::AgentError;
 /// How long the end of a node waits for writes of peers.
 const LAST_WAIT: Duration = Duration::from_secs(2);
 
-impl Shared {
+impl RemoteNodeState {
     /// Room for blocks of a chain that a peer has.
     pub(super) fn set_aside(
         &self,

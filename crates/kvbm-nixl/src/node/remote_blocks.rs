@@ -10,7 +10,7 @@ use kvbm_plan::simulation::{Planted, planted};
 use kvbm_plan::{GroupId, LeaseId, NamespaceTag, NodeId, SequenceHash, clock};
 use parking_lot::Mutex;
 
-use super::{LocalRank, RemoteError, Shared, messages::Message};
+use super::{LocalRank, RemoteError, RemoteNodeState, messages::Message};
 use crate::agent::{RemoteRequest, RemoteTransfer, TransferDirection};
 use crate::digest::digest;
 use crate::{ModelPart, NodeAnnouncement, ReadPlan};
@@ -53,7 +53,7 @@ impl PeerPlans {
 /// A prefix of blocks that a peer holds in place for us under a lease. The node renews the lease
 /// while this lives; dropping it gives the blocks back.
 pub struct RemoteBlocks {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<RemoteNodeState>,
     pub(super) plans: Arc<PeerPlans>,
     pub(super) lease: LeaseId,
     pub(super) validity: Arc<Mutex<Instant>>,

@@ -12,7 +12,7 @@ use kvbm_plan::{GroupId, LeaseId, NamespaceTag, NodeId, RankSlice, SequenceHash,
 use parking_lot::Mutex;
 
 use super::messages::{self, MAX_FIND, MAX_PARTS, Message};
-use super::{Held, LocalRank, RemoteError, RemoteNode, Shared, receive};
+use super::{Held, LocalRank, RemoteError, RemoteNode, RemoteNodeState, receive};
 use crate::agent::{RemoteRequest, RemoteTransfer, TransferDirection};
 use crate::digest::digest;
 use crate::shapes::{ModelPart, cover};
@@ -71,7 +71,7 @@ pub struct Written {
 /// has it, until the hardware is done.
 struct Writing {
     // The agent keeps transfers that hang, and this node has the agent.
-    shared: Weak<Shared>,
+    shared: Weak<RemoteNodeState>,
     node: NodeId,
     agent: String,
     lease: LeaseId,
@@ -373,7 +373,7 @@ impl Drop for RemoteSlots {
     }
 }
 
-impl Shared {
+impl RemoteNodeState {
     /// Whether transfers of ours may run under a grant of this peer.
     pub(super) fn is_writing(&self, node: NodeId, lease: LeaseId) -> bool {
         self.writing.lock().contains(&(node, lease))

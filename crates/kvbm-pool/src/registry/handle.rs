@@ -14,7 +14,7 @@ use crate::pinned::Pinned;
 use crate::policy::{self, EvictionPolicy};
 use crate::pool::BlockPool;
 use crate::prefix::Prefix;
-use crate::shared::Shared;
+use crate::shared::RegistryState;
 use crate::status::{TierCounters, TierStatus};
 use crate::sync::Arc;
 use crate::tier::{TIERS, TierMask, TierTag};
@@ -28,7 +28,7 @@ use std::time::Duration;
 /// All blocks on G1, G2 and G3. Cheap to clone; handles keep what they need alive.
 #[derive(Clone)]
 pub struct Registry {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<RegistryState>,
 }
 
 /// Events that one hold of the lock drains.
@@ -62,7 +62,7 @@ impl Registry {
         config.validate()?;
         // Only the buckets of keys depend on the seed, and no caller sees them.
         let seed = std::hash::RandomState::new().hash_one(config.epoch.0);
-        let shared = Shared {
+        let shared = RegistryState {
             vectors: VectorPool::new(),
             store: Store::new(config, policy, seed),
             epoch: config.epoch,

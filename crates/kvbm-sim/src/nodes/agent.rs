@@ -147,7 +147,7 @@ pub(super) fn move_piece(network: &Network, id: u64) {
     let step = network.with(|state| {
         let Some(transfer) = state.transfers.get(&id) else { return Step::Over(None) };
         let (life, owner) = (transfer.life, transfer.owner);
-        let is_alone = |state: &super::network::State| {
+        let is_alone = |state: &super::network::NetworkState| {
             owner.is_none_or(|owner| state.processes[owner].is_dead) || state.processes[life].is_dead
         };
         if is_alone(state) {
@@ -200,7 +200,7 @@ pub(super) fn move_piece(network: &Network, id: u64) {
 
 /// A range has moved: the next one, or the end.
 fn went_on(
-    state: &mut super::network::State,
+    state: &mut super::network::NetworkState,
     id: u64,
     moved: Result<(), AgentError>,
 ) -> Option<Box<dyn Any + Send>> {
@@ -221,7 +221,7 @@ fn went_on(
 
 /// A transfer is over: what it kept, to be dropped outside the lock.
 fn end(
-    state: &mut super::network::State,
+    state: &mut super::network::NetworkState,
     id: u64,
     outcome: Result<(), String>,
 ) -> Option<Box<dyn Any + Send>> {

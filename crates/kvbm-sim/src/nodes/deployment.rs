@@ -51,7 +51,7 @@ pub(super) struct Running {
     epochs: BTreeMap<NodeId, Epoch>,
 }
 
-pub(super) struct State {
+pub(super) struct DeploymentState {
     pub(super) lives: Vec<Life>,
     /// The newest process of each node.
     pub(super) current: Vec<Option<usize>>,
@@ -68,7 +68,7 @@ pub(super) struct State {
 #[derive(Clone)]
 pub(super) struct Deployment {
     pub(super) network: Network,
-    pub(super) state: Rc<RefCell<State>>,
+    pub(super) state: Rc<RefCell<DeploymentState>>,
     agents: InProcessNetwork,
     /// Nothing goes wrong any more.
     pub(super) is_calm: Rc<Cell<bool>>,
@@ -76,7 +76,7 @@ pub(super) struct Deployment {
 
 impl Deployment {
     pub(super) fn new(network: Network, nodes: usize) -> Self {
-        let state = State {
+        let state = DeploymentState {
             lives: Vec::new(),
             current: vec![None; nodes],
             reads: Vec::new(),
@@ -250,7 +250,7 @@ impl Deployment {
         let node = self.state.borrow().lives[life].node;
         let is_reached = self.reaches_server(node);
         let mut state = self.state.borrow_mut();
-        let State { lives, server, .. } = &mut *state;
+        let DeploymentState { lives, server, .. } = &mut *state;
         let Some(running) = lives[life].running.as_mut() else { return false };
         if is_reached {
             running.found = server.values();
@@ -293,7 +293,7 @@ impl Deployment {
         // Its renewal may be under way when it hears of another one.
         let is_blind = !self.is_calm.get() && self.network.with(|state| state.random.once_in(4));
         let mut state = self.state.borrow_mut();
-        let State { lives, server, .. } = &mut *state;
+        let DeploymentState { lives, server, .. } = &mut *state;
         let Some(running) = lives[life].running.as_mut() else { return false };
         if !is_reached || !running.keeps {
             return true;

@@ -53,7 +53,7 @@ pub(super) struct Process {
     pub(super) inbox: Vec<Notification>,
 }
 
-pub(super) struct State {
+pub(super) struct NetworkState {
     events: BTreeMap<(Instant, u64), Event>,
     scheduled: u64,
     pub(super) random: Random,
@@ -77,14 +77,14 @@ pub(super) struct State {
 
 /// See the module.
 #[derive(Clone)]
-pub(super) struct Network(Arc<Mutex<State>>);
+pub(super) struct Network(Arc<Mutex<NetworkState>>);
 
 /// How long a message takes at most, on a good day.
 const LATENCY: Duration = Duration::from_millis(1);
 
 impl Network {
     pub(super) fn new(seed: u64, trace: bool) -> Self {
-        Self(Arc::new(Mutex::new(State {
+        Self(Arc::new(Mutex::new(NetworkState {
             events: BTreeMap::new(),
             scheduled: 0,
             random: Random::new(seed),
@@ -103,7 +103,7 @@ impl Network {
     }
 
     /// Looks at the state. Calls of the product are not allowed meanwhile.
-    pub(super) fn with<R>(&self, look: impl FnOnce(&mut State) -> R) -> R {
+    pub(super) fn with<R>(&self, look: impl FnOnce(&mut NetworkState) -> R) -> R {
         look(&mut self.0.lock())
     }
 
@@ -157,7 +157,7 @@ impl Network {
     }
 }
 
-impl State {
+impl NetworkState {
     pub(super) fn note(&mut self, what: impl FnOnce() -> String) {
         self.scheduled.hash(&mut self.digest);
         if self.trace {

@@ -1,6 +1,6 @@
 //! What nodes do: they compute blocks, look for those of others, and read them under leases.
 
-use super::deployment::{Deployment, LEASE, Life, State};
+use super::deployment::{Deployment, DeploymentState, LEASE, Life};
 use super::memory::{CHAIN, Memory, SLOTS, hash};
 use super::{GROUP, NAMESPACE};
 use kvbm_nixl::{RemoteBlocks, RemoteError, RemoteNode};
@@ -223,7 +223,7 @@ impl Deployment {
     pub(super) fn check(&self) {
         let now = clock::now();
         let mut state = self.state.borrow_mut();
-        let State { lives, reads, seen, checks, .. } = &mut *state;
+        let DeploymentState { lives, reads, seen, checks, .. } = &mut *state;
         *checks += 1;
         let looks_at_bytes = checks.is_multiple_of(BYTES_CHECK);
         for read in reads.iter().filter(|read| read.blocks.is_held()) {

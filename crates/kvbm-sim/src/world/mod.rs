@@ -87,7 +87,7 @@ pub(crate) trait Threads {
     fn decisions(&self);
 }
 
-pub(crate) struct State {
+pub(crate) struct WorldState {
     pub(crate) ranks: Vec<RankModel>,
     pub(crate) store: Store,
     random: Random,
@@ -107,12 +107,12 @@ pub(crate) struct State {
 
 /// See the module.
 #[derive(Clone)]
-pub(crate) struct World(Arc<Mutex<State>>);
+pub(crate) struct World(Arc<Mutex<WorldState>>);
 
 /// How often the leader looks for late transfers.
 const DEADLINES: Duration = Duration::from_millis(50);
 
-impl State {
+impl WorldState {
     /// Has something happen in `delay`.
     fn schedule(&mut self, delay: Duration, event: Event) {
         self.schedule_at(clock::now() + delay, event);
@@ -150,7 +150,7 @@ impl State {
         } else if at.is_multiple_of(3) {
             self.store.flip(at);
         } else {
-            let State { ranks, random, .. } = self;
+            let WorldState { ranks, random, .. } = self;
             let slot = ranks[rank].disk.flip(random);
             self.note(|| format!("bits flip in slot {slot:?} of rank {rank}"));
         }
@@ -184,7 +184,7 @@ impl State {
 
 impl World {
     pub(crate) fn new(seed: u64, ranks: usize, faults: Faults, trace: bool) -> Self {
-        let mut state = State {
+        let mut state = WorldState {
             ranks: (0..ranks).map(|_| RankModel::default()).collect(),
             store: Store::default(),
             random: Random::new(seed ^ 0x6b76_626d),
@@ -204,7 +204,7 @@ impl World {
         Self(Arc::new(Mutex::new(state)))
     }
 
-    pub(crate) fn with<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
+    pub(crate) fn with<R>(&self, change: impl FnOnce(&mut WorldState) -> R) -> R {
         change(&mut self.0.lock())
     }
 

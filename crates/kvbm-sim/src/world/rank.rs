@@ -1,7 +1,7 @@
 //! A rank: its memory, its disk, the plans that it was sent, its life.
 
 use super::disk::Disk;
-use super::{Bytes, Event, State};
+use super::{Bytes, Event, WorldState};
 use kvbm::worker::MessageSink;
 use kvbm_plan::{BlockId, Epoch, Message, PlanId, Rank, Tier, TransferPlan, clock};
 use std::collections::BTreeMap;
@@ -84,7 +84,7 @@ impl RankModel {
     }
 }
 
-impl State {
+impl WorldState {
     /// A worker says something. It arrives later, in order.
     pub(super) fn say(&mut self, rank: usize, message: Message) {
         let delay = self.random.duration(Duration::from_millis(2));
@@ -124,7 +124,7 @@ impl State {
     /// not durable. It starts again after `pause`.
     pub(crate) fn kill(&mut self, rank: usize, power: bool, pause: Duration) {
         self.note(|| format!("rank {rank} dies, power lost: {power}, back in {pause:?}"));
-        let State { ranks, random, .. } = self;
+        let WorldState { ranks, random, .. } = self;
         let model = &mut ranks[rank];
         model.end_session();
         model.is_up = false;

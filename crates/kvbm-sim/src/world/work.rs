@@ -2,7 +2,7 @@
 
 use super::disk::Record;
 use super::rank::Task;
-use super::{Bytes, Event, State};
+use super::{Bytes, Event, WorldState};
 use kvbm_plan::{
     BlockOutcome, BlockTransfer, Command, Failure, FailureKind, FlushOutcome, Message, PlanId, Rank, Tier,
     TransferPlan, TransferReport, VolumeAnswer, VolumeRequest, clock, wire,
@@ -22,7 +22,7 @@ fn failed(kind: FailureKind) -> BlockOutcome {
     BlockOutcome::Failed(Failure::new(kind, "simulated"))
 }
 
-impl State {
+impl WorldState {
     /// A command reaches the worker of a rank, if it lives.
     pub(super) fn command(&mut self, rank: usize, life: u64, command: &[u8]) {
         if self.ranks[rank].life != life {

@@ -37,12 +37,12 @@ pub(super) struct Times {
 
 /// This node: its threads end with it.
 pub(super) struct Node {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<NodeState>,
     pub(super) threads: Vec<JoinHandle<()>>,
 }
 
 /// What the threads share.
-pub(super) struct Shared {
+pub(super) struct NodeState {
     pub(super) host: RemoteHost,
     pub(super) registry: Registry,
     pub(super) table: PeerTable,
@@ -137,7 +137,7 @@ impl Peers for Node {
     }
 }
 
-impl Shared {
+impl NodeState {
     /// Looks for peers until the manager ends.
     pub(super) fn watch(&self) {
         loop {

@@ -1,7 +1,7 @@
 //! Blocks that are written to peers, and by them.
 
 use super::Pushed;
-use super::node::{Reserved, Shared, reserved};
+use super::node::{NodeState, Reserved, reserved};
 use crate::config::FIRST_GROUP;
 use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, NodeId, Tier, clock};
 use kvbm_pool::{AnyArrivals, ArrivalOutcome, Registry, Withheld};
@@ -10,7 +10,7 @@ use kvbm_transfer::{Reservation, ReservedBlocks};
 use std::ops::Range;
 use std::time::Instant;
 
-impl Shared {
+impl NodeState {
     /// See [`Peers::push`](super::Peers::push).
     pub(super) fn push(&self, node: NodeId, chain: BlockChain<'_>, deadline: Instant) -> Pushed {
         let began = clock::now();

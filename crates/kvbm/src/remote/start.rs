@@ -3,7 +3,7 @@
 use super::Peers;
 use super::directory::Directory;
 use super::discovery::{Discovery, DiscoveryError};
-use super::node::{Node, Shared, Times};
+use super::node::{Node, NodeState, Times};
 use super::push::Reserving;
 use super::queue::Queue;
 use super::table::PeerTable;
@@ -102,7 +102,7 @@ pub(crate) fn start(
     let ranks = u64::from(config.parallelism.tensor_parallel);
     let mut directory = Directory::new(discovery);
     directory.announce(host.node())?;
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(NodeState {
         host,
         registry: ours.registry.clone(),
         table: PeerTable::new(ours.metrics.clone(), settings.longest_pause, settings.read_deadline),
@@ -124,18 +124,18 @@ pub(crate) fn start(
 }
 
 /// Starts the threads: one looks for peers, the others read from them.
-fn with_threads(shared: Arc<Shared>, readers: u32) -> Result<Node, RemoteStartError> {
+fn with_threads(shared: Arc<NodeState>, readers: u32) -> Result<Node, RemoteStartError> {
     // Ends the threads that have started, if one does not.
     let mut node = Node { shared, threads: Vec::new() };
-    let mut spawn = |name: &'static str, run: fn(&Shared)| {
+    let mut spawn = |name: &'static str, run: fn(&NodeState)| {
         let shared = Arc::clone(&node.shared);
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || run(&shared));
         thread
             .map(|thread| node.threads.push(thread))
             .map_err(|source| RemoteStartError::Thread { name, source })
     };
-    spawn("kvbm-peers", Shared::watch)?;
-    (0..readers).try_for_each(|_| spawn("kvbm-fetch", Shared::serve))?;
+    spawn("kvbm-peers", NodeState::watch)?;
+    (0..readers).try_for_each(|_| spawn("kvbm-fetch", NodeState::serve))?;
     Ok(node)
 }
 

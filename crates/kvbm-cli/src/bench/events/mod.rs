@@ -24,7 +24,7 @@ use crate::human;
 use crate::number::whole;
 use crate::progress::Progress;
 use crate::table::Table;
-use pipeline::Run;
+use pipeline::PipelineRun;
 use server::Server;
 
 /// Options of `kvbm bench events`.
@@ -152,7 +152,7 @@ fn transport(args: &EventsArgs, case: &Case, program: &Result<PathBuf>, progress
 
 /// One run, with a server of its own where it needs one: what a run leaves on the disk goes before
 /// the next one.
-fn one(case: &Case, program: &Result<PathBuf>, events: u64) -> Result<Run> {
+fn one(case: &Case, program: &Result<PathBuf>, events: u64) -> Result<PipelineRun> {
     let server = match program {
         _ if !case.nats => None,
         Ok(program) => Some(Server::start(program)?),
@@ -161,7 +161,7 @@ fn one(case: &Case, program: &Result<PathBuf>, events: u64) -> Result<Run> {
     pipeline::run(&(case.url)(server.as_ref().map_or(0, Server::port), events), events)
 }
 
-fn row(name: &'static str, run: &Run) -> Row {
+fn row(name: &'static str, run: &PipelineRun) -> Row {
     let seconds = run.wall.max(Duration::from_nanos(1)).as_secs_f64();
     Row {
         name,

@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What a run came to.
 #[derive(Clone, Debug)]
-pub(super) struct Run {
+pub(super) struct PipelineRun {
     pub(super) events: u64,
     pub(super) bytes: u64,
     pub(super) batches: u64,
@@ -71,7 +71,7 @@ fn manager(url: &str) -> Result<KvBlockManager<Owned>> {
 }
 
 /// Registers until `events` events have happened, and follows them over `url`.
-pub(super) fn run(url: &str, events: u64) -> Result<Run> {
+pub(super) fn run(url: &str, events: u64) -> Result<PipelineRun> {
     let (chains, received) = (chains(), Arc::new(Received::default()));
     let manager = manager(url)?;
     // The publisher's first sign of life: from then on a socket of its own is there.
@@ -93,7 +93,7 @@ pub(super) fn run(url: &str, events: u64) -> Result<Run> {
     end?;
     let stats = manager.events().stats();
     ensure!(missing + manager.events().status().lost == 0, "{missing} events did not reach the follower");
-    Ok(Run {
+    Ok(PipelineRun {
         events: stats.events,
         bytes: stats.bytes,
         batches: stats.batches,

@@ -12,7 +12,7 @@ use crate::executor::job::{BatchEnd, Job};
 use crate::executor::queue::{Ended, Queue};
 use crate::medium::complete::Stopped;
 use crate::ops::{self, Begun, Over};
-use crate::shared::Shared;
+use crate::shared::EngineState;
 use crate::slot_file::{Moved, SlotFile};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -70,11 +70,11 @@ pub(super) struct Driver<P: Port> {
     worked: u64,
     unsubmitted: bool,
     queue: Arc<Queue>,
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
 }
 
 impl<P: Port> Driver<P> {
-    pub(super) fn new(port: P, queue: Arc<Queue>, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(port: P, queue: Arc<Queue>, shared: Arc<EngineState>) -> Self {
         let depth = shared.config.ring_depth();
         Self {
             port,
@@ -351,7 +351,7 @@ fn joins(slots: &SlotFile, group: &[Job], next: &Job, busy: usize) -> bool {
 
 /// Safety: the contract of [`IoFragments::from_raw`](crate::IoFragments::from_raw) holds, for reads
 /// that are over.
-unsafe fn scatter(group: &mut [StartedOp], staged: Option<Staging<'_>>, shared: &Shared) {
+unsafe fn scatter(group: &mut [StartedOp], staged: Option<Staging<'_>>, shared: &EngineState) {
     let Some(mut staged) = staged else { return };
     let mut at = 0;
     for StartedOp { job, begun } in group {

@@ -16,7 +16,7 @@ pub(super) use wake_event::WakeEvent;
 
 use super::queue::Queue;
 use super::spawn;
-use crate::shared::{Alive, Shared};
+use crate::shared::{Alive, EngineState};
 use driver::Driver;
 use emulated::EmulatedPort;
 use kernel::KernelPort;
@@ -31,7 +31,7 @@ use std::time::Duration;
 const START_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Starts the ring's thread, or says why there is none.
-pub(super) fn start(queue: &Arc<Queue>, shared: &Arc<Shared>, alive: &Arc<Alive>) -> io::Result<()> {
+pub(super) fn start(queue: &Arc<Queue>, shared: &Arc<EngineState>, alive: &Arc<Alive>) -> io::Result<()> {
     let files = &shared.slots.files;
     let fds: Option<Vec<RawFd>> = files.iter().map(|file| file.raw_fd()).collect();
     let wake_event = WakeEvent::new()?;
@@ -62,7 +62,7 @@ fn run_kernel(
     started: &Sender<io::Result<()>>,
     wake_event: WakeEvent,
     queue: Arc<Queue>,
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
 ) {
     let probed = KernelPort::new(fds, shared.config.ring_depth(), wake_event).and_then(|mut port| {
         (0..fds.len()).try_for_each(|file| port.probe(file))?;
@@ -76,7 +76,7 @@ fn run_kernel(
     }
 }
 
-fn run(port: impl Port, queue: Arc<Queue>, shared: Arc<Shared>) {
+fn run(port: impl Port, queue: Arc<Queue>, shared: Arc<EngineState>) {
     /// Without the driver, queued operations fail instead of waiting for ever.
     struct Closing(Arc<Queue>);
     impl Drop for Closing {
