@@ -18,4 +18,4 @@ mod vllm;
 mod wire;
 mod zmq;
 mod zmq_engine;
-mod zmq_lives;
+mod zmq_restarts;

@@ -1,7 +1,7 @@
 //! The integration tests of `kvbm-link`, one module a subject, in one program.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
-mod births;
+mod connecting;
 mod echo;
 mod hostile;
 mod processes;
