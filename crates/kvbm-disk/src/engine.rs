@@ -69,6 +69,25 @@ impl DiskEngine {
         Ok((Self { shared, executor, committer }, recovered))
     }
 
+    /// Like [`DiskEngine::open_on`] without threads: who has the journal commits. Operations wait
+    /// for [`DiskEngine::run_waiting`].
+    #[cfg(any(test, kvbm_sim))]
+    pub(crate) fn without_threads(
+        config: DiskConfig,
+        medium: Arc<dyn Medium>,
+    ) -> Result<(Self, crate::journal::Journal, Recovered), OpenError> {
+        let Opened { slots, table, journal, recovered, keyring } = open::open(&config, &medium)?;
+        let shared = share(config, medium, (slots, table, keyring), &recovered, false);
+        let executor = Executor::without_threads(&shared);
+        Ok((Self { shared, executor, committer: Arc::default() }, journal, recovered))
+    }
+
+    /// Runs every operation that waits, on this thread.
+    #[cfg(any(test, kvbm_sim))]
+    pub(crate) fn run_waiting(&self, bounce: &mut crate::slot_file::Bounce) {
+        self.executor.run_waiting(bounce);
+    }
+
     /// Opens directories that another engine writes: ranks that hold the same bytes need one copy
     /// of them. Nothing is changed there, and no lock is taken; the configuration is the writer's.
     ///

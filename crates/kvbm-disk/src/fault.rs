@@ -8,8 +8,9 @@
 //! | a write that says it happened and did not | [`DiskFault::Lose`] |
 //! | a device that does not answer | [`SimMedium::hold`], [`SimMedium::hold_syncs`] |
 //! | a sync that fails, and takes with it what was not synced | [`DiskFault::Error`] of [`Call::Sync`] |
-//! | damaged, swapped, stale or cut bytes | [`SimMedium::edit`] |
+//! | damaged, swapped, stale or cut bytes | [`SimMedium::edit`], [`SimMedium::flip`] |
 //! | a full disk | [`SimMedium::set_capacity`] |
+//! | the end of a process, which leaves the page cache as it is | [`SimMedium::restart`] |
 //! | power loss: unsynced writes lost or torn, unsynced renames lost | [`SimMedium::crash`] |
 //! | no `O_DIRECT`, or its alignment rules | [`SimMedium::set_direct`] |
 //! | a ring instead of threads | [`SimMedium::set_ring`] |
@@ -232,6 +233,53 @@ impl SimMedium {
         edit(&mut image.now);
         image.synced.clone_from(&image.now);
         image.unsynced.clear();
+    }
+
+    /// One bit of a file is another one from now on, in the page cache and on the disk. `false` if
+    /// the file has no such byte.
+    pub fn flip(&self, file: &str, byte: u64, bit: u8) -> bool {
+        let mut state = self.0.state.lock();
+        let Some(&index) = state.names.get(file) else { return false };
+        let image = &mut state.files[index];
+        let flip = |bytes: &mut [u8], at: u64| {
+            usize::try_from(at)
+                .ok()
+                .and_then(|at| bytes.get_mut(at))
+                .map(|byte| *byte ^= 1 << (bit % 8))
+                .is_some()
+        };
+        flip(&mut image.synced, byte);
+        for change in &mut image.unsynced {
+            if let Change::Write(offset, data) = change
+                && let Some(at) = byte.checked_sub(*offset)
+            {
+                flip(data, at);
+            }
+        }
+        flip(&mut image.now, byte)
+    }
+
+    /// Bytes of all files together.
+    pub fn used(&self) -> u64 {
+        let state = self.0.state.lock();
+        state.names.values().map(|&index| state.files[index].now.len() as u64).sum()
+    }
+
+    /// What another process finds after the end of this one: all of it, without its faults. The
+    /// files of this medium go on as they were.
+    #[must_use]
+    pub fn restart(&self) -> Self {
+        let state = self.0.state.lock();
+        let after = MediumState {
+            names: state.names.clone(),
+            synced_names: state.synced_names.clone(),
+            files: state.files.clone(),
+            direct: state.direct,
+            ring: state.ring,
+            capacity: state.capacity,
+            ..MediumState::default()
+        };
+        Self(Arc::new(Sim { state: Mutex::new(after), changed: Condvar::new() }))
     }
 
     /// What is found after the power failed now: synced bytes, and of what was not synced a random

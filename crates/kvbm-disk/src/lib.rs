@@ -50,6 +50,7 @@
 //! | `offline` | inspects, verifies and repairs a directory without an engine | `engine`, `archive`, `stripes`, `config`, `journal`, `recorded_slots`, `record`, `seal`, `medium`, `error`, `info`, `keyring` |
 //! | `fuzz` | bodies of the fuzz targets | `fault`, `open`, `stripes`, `config`, `journal`, `recorded_slots`, `slot_table`, `record`, `seal`, `medium`, `error`, `info`, `checksum`, `keyring` |
 //! | `fault` | a simulated medium that injects faults | `keyring`, `stripes`, `journal`, `medium` |
+//! | `stepped` | an engine without threads, for simulations | `engine`, `commit`, `commit_signals`, `batch`, `slot_file`, `config`, `record`, `medium`, `error`, `info` |
 //! | `engine` | the engine: batches in, outcomes out | `executor`, `follow`, `commit`, `shared`, `commit_signals`, `batch`, `open`, `slot_file`, `config`, `buffer`, `journal`, `slot_table`, `seal`, `medium`, `error`, `info`, `checksum`, `keyring` |
 //! | `executor` | io_uring ring or thread pool that executes operations | `ops`, `shared`, `batch`, `slot_file`, `config`, `buffer`, `medium`, `error`, `info`, `keyring` |
 //! | `follow` | opens directories that another engine writes | `open`, `slot_file`, `stripes`, `config`, `slot_table`, `seal`, `medium`, `error`, `info`, `keyring` |
@@ -106,6 +107,9 @@ mod seal;
 mod shared;
 mod slot_file;
 mod slot_table;
+#[cfg(any(test, kvbm_sim))]
+#[doc(hidden)]
+pub mod stepped;
 mod stripes;
 
 pub use archive::Archive;

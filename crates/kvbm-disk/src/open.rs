@@ -1,7 +1,7 @@
 //! Opening a directory: judge first, change after.
 
 use crate::error::hex;
-use crate::journal::{JOURNAL_FILE, JOURNAL_TEMP_FILE, Journal, ReplayError, replay};
+use crate::journal::{JOURNAL_FILE, JOURNAL_TEMP_FILE, Journal, ReplayError, replay, write_again};
 use crate::keyring::{KEY_FILE, Keyring};
 use crate::medium::{BlockFile, Medium, OpenFile, complete};
 use crate::record::{HEADER_BYTES, Header, record_bytes};
@@ -14,6 +14,7 @@ use crate::{
     DiskConfig, Dropped, EngineKind, EngineMode, FormatError, OpenError, OwnedBuffer, Recovered,
     RecoveredSlot,
 };
+use kvbm_plan::simulation::{Planted, planted};
 use kvbm_plan::{BlockId, SequenceHash};
 use parking_lot::Mutex;
 use std::collections::HashSet;
@@ -61,6 +62,12 @@ pub(crate) fn open(config: &DiskConfig, medium: &Arc<dyn Medium>) -> Result<Open
             }
             let table = Mutex::new(table);
             let journal = if replayed.header.num_slots == config.num_slots {
+                // The last process may have ended before it replaced a journal whose sync had
+                // failed.
+                if !replayed.clean && !planted(Planted::TrustPageCache) {
+                    let again = write_again(&*file, replayed.end());
+                    again.map_err(|error| failed("write again", JOURNAL_FILE, error))?;
+                }
                 cut_tail(&*file, &replayed)?;
                 let (medium, slack) = (Arc::clone(medium), config.compact_slack_records);
                 Journal::resume(medium, file, (replayed.header, &seal), replayed.records, slack)

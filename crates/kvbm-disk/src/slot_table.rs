@@ -3,6 +3,7 @@
 use crate::record::{Record, RecordState};
 use crate::seal::Recorded;
 use crate::{OpError, SlotCorruption};
+use kvbm_plan::simulation::{Planted, planted};
 use kvbm_plan::{BlockId, BlockIdentity};
 use std::collections::VecDeque;
 
@@ -180,6 +181,11 @@ impl SlotTable {
             let (generation, content) = self.block(slot)?;
             Some((slot, generation, *content))
         })
+    }
+
+    #[cfg(any(test, kvbm_sim))]
+    pub(crate) fn is_quarantined(&self, slot: BlockId) -> bool {
+        self.slots.get(slot.index()).is_some_and(|slot| slot.state == SlotState::Quarantined)
     }
 
     pub(crate) fn quarantined_slots(&self) -> Vec<BlockId> {
@@ -428,7 +434,7 @@ impl SlotTable {
                 } => RecordState::Present { identity, recorded, bytes },
                 SlotState::Quarantined => RecordState::Quarantined,
                 // The journal still names a former block of the slot.
-                _ if slot.recorded => RecordState::Free,
+                _ if slot.recorded && !planted(Planted::SkipRemovalRecord) => RecordState::Free,
                 _ => continue,
             };
             records.push(Record { slot: BlockId(index), generation: slot.generation, state });
@@ -476,9 +482,12 @@ impl SlotTable {
         }
     }
 
-    /// These records could not be written: queue their slots again.
+    /// These records could not be written: queue their slots again. The journal may have some of
+    /// them all the same. A block that goes before they are written again needs a record for that.
     pub(crate) fn put_back(&mut self, records: &[Record]) {
         for record in records {
+            let is_block = matches!(record.state, RecordState::Present { .. });
+            self.slots[record.slot.index()].recorded |= is_block;
             self.mark_dirty(record.slot);
         }
     }

@@ -31,6 +31,18 @@ pub enum Planted {
     FlushWithoutRank,
     /// A removal from a volume is over although copies may still land there.
     EndPurgeEarly,
+    /// A disk calls records durable that it has not synced.
+    AcknowledgeUnsynced,
+    /// A disk records blocks before it has synced their bytes.
+    RecordUnsyncedBlocks,
+    /// A disk puts a snapshot in the journal's place before it has synced it.
+    ReplaceUnsynced,
+    /// A disk writes no record of a block that is gone.
+    SkipRemovalRecord,
+    /// Recovery takes it that what it reads of a journal is on the device.
+    TrustPageCache,
+    /// Recovery takes a record whose checksum is wrong.
+    TrustDamagedRecord,
     /// A node serves what it read without comparing digests.
     SkipDigests,
     /// A reader counts its lease from the owner's answer, not from its question.

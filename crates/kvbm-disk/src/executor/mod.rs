@@ -43,14 +43,31 @@ pub(crate) struct Executor {
 }
 
 impl Executor {
-    /// Starts what the configuration and the medium allow.
-    pub(crate) fn start(shared: &Arc<EngineState>) -> Result<Self, OpenError> {
-        let mut executor = Self {
+    /// An executor that nobody takes operations from yet.
+    fn idle(shared: &Arc<EngineState>) -> Self {
+        Self {
             queue: Arc::new(Queue::new(shared.config.queue_depth)),
             shared: Arc::clone(shared),
             alive: Arc::default(),
             choice: shared.slots.choice(),
-        };
+        }
+    }
+
+    /// One without threads: operations wait for [`Executor::run_waiting`].
+    #[cfg(any(test, kvbm_sim))]
+    pub(crate) fn without_threads(shared: &Arc<EngineState>) -> Self {
+        Self::idle(shared)
+    }
+
+    /// Runs every operation that waits, on this thread.
+    #[cfg(any(test, kvbm_sim))]
+    pub(crate) fn run_waiting(&self, bounce: &mut Bounce) {
+        pool::run_waiting(&self.queue, &self.shared, bounce);
+    }
+
+    /// Starts what the configuration and the medium allow.
+    pub(crate) fn start(shared: &Arc<EngineState>) -> Result<Self, OpenError> {
+        let mut executor = Self::idle(shared);
         let mode = shared.config.engine;
         if executor.choice.kind != EngineKind::Buffered && mode != EngineMode::Threads {
             match ring::start(&executor.queue, shared, &executor.alive) {

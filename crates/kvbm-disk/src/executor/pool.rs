@@ -24,13 +24,25 @@ pub(super) fn start(queue: &Arc<Queue>, shared: &Arc<EngineState>, alive: &Arc<A
 fn work(queue: &Queue, shared: &EngineState) {
     let mut bounce = Bounce::default();
     while let Some(job) = queue.wait() {
-        let outcome = match job.refusal() {
-            Some(error) => Err(error),
-            None => run(&job, shared, &mut bounce),
-        };
-        queue.done(Ended::default().and(job.op().kind));
-        drop(job.finish(outcome));
+        take(job, queue, shared, &mut bounce);
     }
+}
+
+/// What the threads do, by the caller's: runs every operation that waits.
+#[cfg(any(test, kvbm_sim))]
+pub(super) fn run_waiting(queue: &Queue, shared: &EngineState, bounce: &mut Bounce) {
+    while let Some(job) = queue.next() {
+        take(job, queue, shared, bounce);
+    }
+}
+
+fn take(job: Job, queue: &Queue, shared: &EngineState, bounce: &mut Bounce) {
+    let outcome = match job.refusal() {
+        Some(error) => Err(error),
+        None => run(&job, shared, bounce),
+    };
+    queue.done(Ended::default().and(job.op().kind));
+    drop(job.finish(outcome));
 }
 
 /// Runs one operation. A medium that panics fails the operation, not the thread.

@@ -213,6 +213,12 @@ impl Queue {
             self.more.wait(&mut jobs);
         }
     }
+
+    /// The next operation, if one waits.
+    #[cfg(any(test, kvbm_sim))]
+    pub(super) fn next(&self) -> Option<Job> {
+        self.jobs.lock().next()
+    }
 }
 
 /// A ring's part.

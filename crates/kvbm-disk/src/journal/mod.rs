@@ -4,4 +4,4 @@ mod replay;
 mod writer;
 
 pub(crate) use replay::{ReplayError, Replayed, replay};
-pub(crate) use writer::{JOURNAL_FILE, JOURNAL_TEMP_FILE, Journal};
+pub(crate) use writer::{JOURNAL_FILE, JOURNAL_TEMP_FILE, Journal, write_again};

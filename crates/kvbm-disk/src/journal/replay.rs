@@ -68,8 +68,12 @@ fn read_records(
     table: &mut impl SlotRecords,
 ) -> io::Result<u64> {
     let each = record_bytes(replayed.header.encrypted);
-    let mut chunk = vec![0; CHUNK_RECORDS * each];
     let mut offset = HEADER_BYTES as u64;
+    let records = file.len()?.saturating_sub(offset) / each as u64;
+    // One more than there are, so that the first read of a short journal is the last.
+    let chunk_records =
+        CHUNK_RECORDS.min(usize::try_from(records).unwrap_or(CHUNK_RECORDS).saturating_add(1));
+    let mut chunk = vec![0; chunk_records * each];
     let mut beyond = HashMap::new();
     // Records that do not verify, until an intact one follows: damage in the middle then, a torn
     // tail otherwise.

@@ -4,6 +4,7 @@ use crate::medium::{BlockFile, Medium, OpenFile, complete};
 use crate::record::{HEADER_BYTES, Header, Record, RecordState, record_bytes};
 use crate::seal::Seal;
 use crate::slot_table::SlotTable;
+use kvbm_plan::simulation::{Planted, planted};
 use parking_lot::Mutex;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -17,6 +18,9 @@ pub(crate) const JOURNAL_TEMP_FILE: &str = "journal.kvbm.tmp";
 
 /// Slots looked at under one hold of the table's lock.
 const SNAPSHOT_SLOTS: usize = 4096;
+
+/// Bytes of a journal that are written again at once.
+const AGAIN_BYTES: usize = 1 << 20;
 
 /// The journal, open for writing. Owned by the committer.
 #[derive(Debug)]
@@ -131,7 +135,9 @@ impl Journal {
             self.broken = self.file.set_len(self.end()).is_err();
             return Err(error);
         }
-        self.file.sync_data()?;
+        if !planted(Planted::AcknowledgeUnsynced) {
+            self.file.sync_data()?;
+        }
         self.broken = false;
         self.records += records.len() as u64;
         Ok(())
@@ -149,6 +155,24 @@ impl Journal {
         self.compactions += 1;
         Ok(())
     }
+}
+
+/// Writes the first `bytes` bytes of a journal again as they are read. After a sync that failed the
+/// page cache may have bytes that the device does not have and no later sync writes. Once this is
+/// synced, the device has what a reader finds.
+pub(crate) fn write_again(file: &dyn BlockFile, bytes: u64) -> io::Result<()> {
+    let mut chunk = vec![0; usize::try_from(bytes).unwrap_or(AGAIN_BYTES).min(AGAIN_BYTES)];
+    let mut at = 0;
+    while at < bytes {
+        let left = usize::try_from(bytes - at).unwrap_or(AGAIN_BYTES).min(chunk.len());
+        let read = complete::read_up_to(file, at, &mut chunk[..left])?;
+        if read == 0 {
+            break;
+        }
+        complete::write_all(file, at, &chunk[..read])?;
+        at += read as u64;
+    }
+    Ok(())
 }
 
 /// Records that a journal of `occupied` slots may hold beyond one for each slot. An entry of a
@@ -220,6 +244,8 @@ fn write_new_file(
         write(&chunk)?;
     }
     write(records)?;
-    file.sync_data()?;
+    if !planted(Planted::ReplaceUnsynced) {
+        file.sync_data()?;
+    }
     Ok(Snapshot { file, header, records: written })
 }
