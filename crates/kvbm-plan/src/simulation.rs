@@ -57,7 +57,7 @@ pub enum Planted {
 
 impl Planted {
     /// Those of a leader and its ranks.
-    pub const OF_LEADER: [Self; 11] = [
+    pub const OF_LEADER: [Self; 17] = [
         Self::SkipRankReport,
         Self::CountReportTwice,
         Self::TrustStaleEpoch,
@@ -69,6 +69,12 @@ impl Planted {
         Self::HideGap,
         Self::FlushWithoutRank,
         Self::EndPurgeEarly,
+        Self::AcknowledgeUnsynced,
+        Self::RecordUnsyncedBlocks,
+        Self::ReplaceUnsynced,
+        Self::SkipRemovalRecord,
+        Self::TrustPageCache,
+        Self::TrustDamagedRecord,
     ];
 
     /// Those of nodes that read from each other.

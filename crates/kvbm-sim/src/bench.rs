@@ -220,7 +220,7 @@ impl<G: 'static> Bench<G> {
             }
             65..72 => return self.forget(rank),
             72..80 => self.clear(),
-            80..95 => return self.flush(),
+            80..95 => return self.flush(rank),
             95..140 => self.follow(),
             140..146 if self.setup.kills => self.kill(rank),
             146..150 if self.setup.kills => self.give_up(rank),
@@ -283,11 +283,27 @@ impl<G: 'static> Bench<G> {
         let _refused = self.manager().clear_in_background(tier);
     }
 
-    fn flush(&mut self) -> Option<End> {
+    /// Some disk has failed to sync, and more comes before it does again.
+    fn strike(&mut self, rank: usize) -> Option<End> {
+        match self.random.below(6) {
+            0 => return self.forget(rank),
+            1 | 2 => {
+                let _refused = self.manager().clear_in_background(Tier::G3);
+            }
+            3 if self.setup.kills => self.kill(rank),
+            _ => {}
+        }
+        None
+    }
+
+    fn flush(&mut self, rank: usize) -> Option<End> {
         let before: BTreeMap<_, _> = simulation::snapshot(&self.manager(), Tier::G3).into_iter().collect();
         let flushed = self.manager().flush(Duration::from_secs(2));
         self.world.note(|| format!("flush: {flushed:?}"));
-        if flushed.is_err() || self.world.with(|state| state.has_lied) {
+        if flushed.is_err() {
+            return self.strike(rank);
+        }
+        if self.world.with(|state| state.has_lied) {
             return None;
         }
         let is_certain = |slot: &BlockId| self.world.with(|state| state.is_certain(*slot));

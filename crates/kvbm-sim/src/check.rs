@@ -13,6 +13,7 @@ const POOL: u16 = 0;
 impl<G: 'static> Bench<G> {
     /// After every step.
     pub(crate) fn check(&mut self) {
+        self.world.check_disks();
         let tiers = Tier::SLOTTED.map(|tier| (tier, simulation::snapshot(&self.manager(), tier)));
         for (tier, blocks) in &tiers {
             let mut slots = BTreeSet::new();
@@ -175,6 +176,7 @@ impl<G: 'static> Bench<G> {
             self.world.violate(format!("the last shutdown is not complete: {report:?}"));
         }
         self.check_removed(report.removals_unconfirmed);
+        self.world.check_disks();
         self.end();
     }
 }

@@ -13,6 +13,8 @@ pub(crate) struct Setup {
     pub(crate) blocks: [u32; 3],
     /// G1 is the engine's own memory.
     pub(crate) names_blocks: bool,
+    /// Records that the journal of a disk may have beside one for each block.
+    pub(crate) disk_slack: u64,
     pub(crate) has_volume: bool,
     pub(crate) chains: usize,
     /// Requests come as in a trace of conversations.
@@ -55,6 +57,7 @@ impl Setup {
                 4 + random.below(10) as u32,
                 if has_disk { 4 + random.below(12) as u32 } else { 0 },
             ],
+            disk_slack: 1 + random.below(40) as u64,
             names_blocks: random.once_in(3),
             has_volume: random.once_in(2),
             chains: 4 + random.below(8),

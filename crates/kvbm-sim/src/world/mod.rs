@@ -11,7 +11,7 @@ mod store;
 mod work;
 
 use crate::random::Random;
-use disk::Record;
+use disk::{Disk, Record};
 use kvbm::worker::{MessageSink, WorkerLink};
 use kvbm_plan::{BlockId, Epoch, Message, NamespaceId, PlanId, Rank, Tier, clock, simulation, wire};
 use parking_lot::Mutex;
@@ -145,14 +145,15 @@ impl WorldState {
     pub(crate) fn rot(&mut self, rank: usize, lies: bool, at: usize) {
         if lies {
             self.note(|| format!("the disk of rank {rank} lies"));
-            self.ranks[rank].disk.lies = true;
+            self.ranks[rank].disk.lie();
             self.has_lied = true;
         } else if at.is_multiple_of(3) {
             self.store.flip(at);
         } else {
             let WorldState { ranks, random, .. } = self;
-            let slot = ranks[rank].disk.flip(random);
-            self.note(|| format!("bits flip in slot {slot:?} of rank {rank}"));
+            if let Some(what) = ranks[rank].disk.flip(random) {
+                self.note(|| format!("{what} on rank {rank}"));
+            }
         }
     }
 
@@ -163,7 +164,7 @@ impl WorldState {
 
     /// Whether some disk was sent a block for a slot after a step.
     pub(crate) fn is_written_since(&self, slot: BlockId, step: u64) -> bool {
-        let is_later = |record: &Record| record.asked > step;
+        let is_later = |record: Record| record.asked > step;
         self.ranks.iter().any(|rank| rank.disk.get(slot).is_some_and(is_later))
     }
 
@@ -183,9 +184,11 @@ impl WorldState {
 }
 
 impl World {
-    pub(crate) fn new(seed: u64, ranks: usize, faults: Faults, trace: bool) -> Self {
+    /// A world of so many ranks. `disk` says how many slots their disks have, and how much slack
+    /// their journals.
+    pub(crate) fn new(seed: u64, ranks: usize, disk: (u32, u64), faults: Faults, trace: bool) -> Self {
         let mut state = WorldState {
-            ranks: (0..ranks).map(|_| RankModel::default()).collect(),
+            ranks: (0..ranks).map(|_| RankModel::new(Disk::new(disk.0, disk.1))).collect(),
             store: Store::default(),
             random: Random::new(seed ^ 0x6b76_626d),
             faults,
@@ -249,6 +252,7 @@ impl World {
         };
         simulation::advance_to(time);
         self.happen(event, threads);
+        self.check_disks();
     }
 
     fn happen(&self, event: Event, threads: Option<&dyn Threads>) {
@@ -257,7 +261,9 @@ impl World {
             Event::Work { rank, life, plan } => self.with(|state| state.work(rank, life, plan)),
             Event::Message { rank, epoch, life, message } => self.deliver(rank, epoch, life, &message),
             Event::Sync { rank } => self.with(|state| {
-                state.ranks[rank].disk.sync();
+                state.sync(rank);
+                let WorldState { ranks, random, .. } = state;
+                ranks[rank].disk.rehearse(random);
                 let delay = state.random.duration(Duration::from_millis(100));
                 state.schedule(delay, Event::Sync { rank });
             }),
@@ -322,6 +328,8 @@ impl World {
             // Nothing of an earlier leader is carried out any more.
             model.end_session();
             (model.is_given_up, model.takes) = (false, true);
+            let in_order = state.chance(2);
+            state.ranks[rank.index()].disk.close(in_order);
             state.events.retain(|_, event| !matches!(event, Event::Land { .. }));
             state.open(rank.index());
         });
@@ -331,6 +339,17 @@ impl World {
     /// Workers that have died or started so far.
     pub(crate) fn changes(&self) -> u64 {
         self.with(|state| state.ranks.iter().map(|rank| rank.changes).sum())
+    }
+
+    /// Rules that disks broke.
+    pub(crate) fn check_disks(&self) {
+        self.with(|state| {
+            for rank in 0..state.ranks.len() {
+                if let Some(what) = state.ranks[rank].disk.take_broken() {
+                    state.violate(format!("disk of rank {rank}: {what}"));
+                }
+            }
+        });
     }
 
     /// What each rank that the leader knows has in a slot of memory.
@@ -346,8 +365,7 @@ impl World {
     pub(crate) fn disk_lacks(&self, slot: BlockId, identity: &kvbm_plan::BlockIdentity) -> Option<usize> {
         self.with(|state| {
             let is_wrong = |rank: &&RankModel| {
-                let record = rank.disk.get(slot);
-                let is_it = record.is_some_and(|record: &Record| record.identity == *identity);
+                let is_it = rank.disk.get(slot).is_some_and(|record| record.identity == *identity);
                 !is_it && !rank.disk.is_doubtful(slot)
             };
             state.ranks.iter().position(|rank| rank.is_known && is_wrong(&rank))
@@ -377,11 +395,8 @@ impl World {
     pub(crate) fn remains(&self, namespace: NamespaceId, forgotten: u64) -> Option<String> {
         self.with(|state| {
             for (at, rank) in state.ranks.iter().enumerate() {
-                let old = |(_, record): &(BlockId, &Record)| {
-                    record.identity.namespace == namespace && record.asked < forgotten
-                };
-                if let Some((slot, record)) = rank.disk.durable().find(old) {
-                    return Some(format!("rank {at} has it in slot {slot} since step {}", record.asked));
+                if let Some((slot, asked)) = rank.disk.remains(namespace, forgotten) {
+                    return Some(format!("rank {at} has it in slot {slot} since step {asked}"));
                 }
             }
             let lands = state.events.values().find_map(|event| match event {

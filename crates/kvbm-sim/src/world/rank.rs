@@ -3,7 +3,7 @@
 use super::disk::Disk;
 use super::{Bytes, Event, WorldState};
 use kvbm::worker::MessageSink;
-use kvbm_plan::{BlockId, Epoch, Message, PlanId, Rank, Tier, TransferPlan, clock};
+use kvbm_plan::{BlockId, Epoch, Failure, FailureKind, Message, PlanId, Rank, Tier, TransferPlan, clock};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,6 @@ pub(super) struct Task {
     pub(super) is_started: bool,
 }
 
-#[derive(Default)]
 #[expect(clippy::struct_excessive_bools, reason = "worker, link and leader each see a rank their way")]
 pub(crate) struct RankModel {
     /// Its worker lives.
@@ -45,6 +44,25 @@ pub(crate) struct RankModel {
 }
 
 impl RankModel {
+    pub(super) fn new(disk: Disk) -> Self {
+        Self {
+            is_up: false,
+            is_known: false,
+            takes: false,
+            is_given_up: false,
+            life: 0,
+            changes: 0,
+            line: None,
+            memory: Default::default(),
+            disk,
+            tasks: BTreeMap::new(),
+            owed: BTreeMap::new(),
+            commands_until: None,
+            messages_until: None,
+            cut_until: None,
+        }
+    }
+
     pub(crate) fn bytes(&self, tier: Tier, slot: BlockId) -> Option<Bytes> {
         self.memory.get(tier.index())?.get(&slot).copied()
     }
@@ -109,12 +127,15 @@ impl WorldState {
         let Some((epoch, _)) = model.line else { return };
         model.is_up = true;
         model.changes += 1;
-        let blocks = model.disk.open();
-        self.note(|| format!("the worker of rank {rank} starts with {} blocks on its disk", blocks.len()));
-        let (tier, unusable) = (Tier::G3, Vec::new());
-        let half = blocks.len() / 2;
-        for (part, last) in [(&blocks[..half], false), (&blocks[half..], true)] {
-            let (blocks, unusable) = (part.to_vec(), Vec::clone(&unusable));
+        let (blocks, unusable) = model.disk.open();
+        self.note(|| {
+            let count = blocks.len();
+            format!("the worker of rank {rank} starts with {count} blocks on its disk, without {unusable:?}")
+        });
+        let (tier, half, bad) = (Tier::G3, blocks.len() / 2, unusable.len() / 2);
+        let parts = [(&blocks[..half], &unusable[..bad], false), (&blocks[half..], &unusable[bad..], true)];
+        for (blocks, unusable, last) in parts {
+            let (blocks, unusable) = (blocks.to_vec(), unusable.to_vec());
             self.say(rank, Message::Recovered { rank: name, tier, blocks, unusable, last });
         }
         self.say(rank, Message::Ready { rank: name, epoch, volumes: true });
@@ -124,16 +145,52 @@ impl WorldState {
     /// not durable. It starts again after `pause`.
     pub(crate) fn kill(&mut self, rank: usize, power: bool, pause: Duration) {
         self.note(|| format!("rank {rank} dies, power lost: {power}, back in {pause:?}"));
+        self.cut_writes_short(rank);
         let WorldState { ranks, random, .. } = self;
         let model = &mut ranks[rank];
         model.end_session();
         model.is_up = false;
         model.memory.iter_mut().for_each(BTreeMap::clear);
         model.disk.doubt();
+        model.disk.close(false);
         if power {
             model.disk.lose_power(random);
         }
         self.schedule(pause, Event::Start { rank });
+    }
+
+    /// A worker that is going to end is in the middle of some writes to its disk. A commit may come
+    /// meanwhile.
+    fn cut_writes_short(&mut self, rank: usize) {
+        let WorldState { ranks, random, .. } = self;
+        let RankModel { tasks, memory, disk, .. } = &mut ranks[rank];
+        for plan in tasks.values().filter(|task| task.is_started).map(|task| &task.plan) {
+            let path = plan.path();
+            for block in plan.blocks.iter().filter(|_| path.dst == Tier::G3) {
+                if random.once_in(2) {
+                    let bytes = memory.get(path.src.index()).and_then(|memory| memory.get(&block.src));
+                    disk.begin_write(block.dst, bytes.copied(), random.next() as usize);
+                }
+            }
+        }
+        if random.once_in(3) {
+            disk.sync();
+        }
+    }
+
+    /// The disk of a rank makes durable what it was sent. How many blocks are; `None` where it
+    /// fails. The leader hears of blocks that are given up for it.
+    pub(super) fn sync(&mut self, rank: usize) -> Option<u64> {
+        let durable = self.ranks[rank].disk.sync();
+        let given_up = self.ranks[rank].disk.take_given_up();
+        let (name, tier) = (Rank(rank as u16), Tier::G3);
+        if let Some((epoch, _)) = self.ranks[rank].line {
+            for (block, identity) in given_up {
+                let failure = Failure::new(FailureKind::Missing, "simulated");
+                self.say(rank, Message::Damaged { rank: name, epoch, tier, block, identity, failure });
+            }
+        }
+        durable
     }
 
     /// Nothing passes the link of a rank for a while.

@@ -18,6 +18,9 @@ const STUCK: Duration = Duration::from_secs(5);
 /// How long a disk or a store is full, at most.
 const FULL: Duration = Duration::from_secs(8);
 
+/// Bytes of room that a full disk still has, at most: for a few records, and no snapshot.
+const SPARE: usize = 400;
+
 fn failed(kind: FailureKind) -> BlockOutcome {
     BlockOutcome::Failed(Failure::new(kind, "simulated"))
 }
@@ -38,10 +41,10 @@ impl WorldState {
             Command::Forget { namespace, .. } => self.ranks[rank].disk.forget(namespace),
             Command::Flush { token } => {
                 if self.fails(self.faults.flush) {
-                    let pause = self.random.duration(STUCK);
-                    self.ranks[rank].disk.stuck_until = Some(clock::now() + pause);
+                    let (pause, kind) = (self.random.duration(STUCK), self.random.next() as usize);
+                    self.ranks[rank].disk.stick(clock::now() + pause, kind);
                 }
-                let outcome = match self.ranks[rank].disk.sync() {
+                let outcome = match self.sync(rank) {
                     Some(blocks) => FlushOutcome::Durable { blocks },
                     None => FlushOutcome::Failed(Failure::new(FailureKind::Io, "simulated")),
                 };
@@ -111,6 +114,9 @@ impl WorldState {
         if let Some(kind) = self.refuses(rank, path.dst) {
             return failed(kind);
         }
+        if path.dst == Tier::G3 {
+            return self.write_to_disk(rank, block, bytes, task.asked);
+        }
         if path.dst == Tier::G4 && bytes.is_some() && self.fails(self.faults.land) {
             let delay = self.random.duration(LANDING);
             self.schedule(delay, Event::Land { rank: Rank(rank as u16), identity, asked: task.asked });
@@ -128,24 +134,50 @@ impl WorldState {
         failed(FailureKind::Io)
     }
 
+    /// Copies one block to the disk. A write that fails may have moved some bytes, or all.
+    fn write_to_disk(
+        &mut self,
+        rank: usize,
+        block: &BlockTransfer,
+        bytes: Option<Bytes>,
+        asked: u64,
+    ) -> BlockOutcome {
+        let record = Record { identity: block.identity, bytes, asked };
+        let fails = self.fails(self.faults.write);
+        let is_told_wrong = fails && self.random.once_in(2);
+        let cuts_short = fails && !is_told_wrong || self.ranks[rank].disk.is_full() && self.random.once_in(2);
+        let fails_after = cuts_short.then(|| self.random.below(512));
+        match self.ranks[rank].disk.write(block.dst, record, fails_after) {
+            Ok(()) if is_told_wrong => failed(FailureKind::Io),
+            Ok(()) => BlockOutcome::Done { checksum: 1 },
+            Err(kind) => failed(kind),
+        }
+    }
+
     /// Why a disk or a store that is full, or becomes so, takes no block.
     fn refuses(&mut self, rank: usize, tier: Tier) -> Option<FailureKind> {
         let fills = tier >= Tier::G3 && self.fails(self.faults.full);
-        let pause = if fills { Some(self.random.duration(FULL)) } else { None };
-        let (full_until, kind) = match tier {
-            Tier::G1 | Tier::G2 => return None,
-            Tier::G3 => (&mut self.ranks[rank].disk.full_until, FailureKind::Io),
-            Tier::G4 => (&mut self.store.full_until, FailureKind::Full),
-        };
-        if let Some(pause) = pause {
-            *full_until = Some(clock::now() + pause);
+        let until = if fills { Some(clock::now() + self.random.duration(FULL)) } else { None };
+        match tier {
+            Tier::G1 | Tier::G2 => None,
+            // There it is the journal that finds no room, and some of the blocks.
+            Tier::G3 => {
+                if let Some(until) = until {
+                    let spare = self.random.below(SPARE) as u64;
+                    self.ranks[rank].disk.fill(until, spare);
+                }
+                None
+            }
+            Tier::G4 => {
+                self.store.full_until = until.or(self.store.full_until);
+                self.store.full_until.filter(|until| clock::now() < *until).map(|_| FailureKind::Full)
+            }
         }
-        full_until.filter(|until| clock::now() < *until).map(|_| kind)
     }
 
     /// A worker verifies what comes from a disk or a store, and nothing else.
-    fn read(&self, rank: usize, tier: Tier, block: &BlockTransfer) -> Result<Option<Bytes>, FailureKind> {
-        let model = &self.ranks[rank];
+    fn read(&mut self, rank: usize, tier: Tier, block: &BlockTransfer) -> Result<Option<Bytes>, FailureKind> {
+        let model = &mut self.ranks[rank];
         match tier {
             Tier::G1 | Tier::G2 => Ok(model.bytes(tier, block.src)),
             Tier::G3 => model.disk.read(block.src, &block.identity).map(Some),
@@ -153,12 +185,12 @@ impl WorldState {
         }
     }
 
+    /// Puts bytes into memory or the store.
     fn write(&mut self, rank: usize, tier: Tier, block: &BlockTransfer, bytes: Option<Bytes>, asked: u64) {
-        let identity = block.identity;
-        match tier {
-            Tier::G1 | Tier::G2 => self.ranks[rank].put(tier, block.dst, bytes),
-            Tier::G3 => self.ranks[rank].disk.write(block.dst, Record { identity, bytes, asked }),
-            Tier::G4 => self.store.put(&identity, Rank(rank as u16), bytes, asked),
+        if tier == Tier::G4 {
+            self.store.put(&block.identity, Rank(rank as u16), bytes, asked);
+        } else {
+            self.ranks[rank].put(tier, block.dst, bytes);
         }
     }
 
