@@ -153,6 +153,7 @@ def view(**changes: Any) -> compat.ConfigView:
         "ranks": 1,
         "heads": 8,
         "mla": False,
+        "draft": None,
         **changes,
     }
     hf = SimpleNamespace(_commit_hash=None, to_json_string=lambda use_diff: json.dumps(settings))
@@ -160,6 +161,7 @@ def view(**changes: Any) -> compat.ConfigView:
         SimpleNamespace(
             kv_transfer_config=None,
             kv_events_config=None,
+            speculative_config=values["draft"],
             parallel_config=SimpleNamespace(tensor_parallel_size=values["ranks"]),
             cache_config=SimpleNamespace(
                 block_size=values["block_size"],
@@ -194,10 +196,12 @@ def test_ranks_that_hold_the_same_kv_are_counted() -> None:
             (4, 8, False),
             (4, 4, False),
             (8, 2, False),
+            (8, 1, False),
             (8, 16, True),
         ]
     ]
-    assert found == [1, 1, 1, 4, 8]
+    assert found == [1, 1, 1, 1, 8, 8]
+    assert view(ranks=8, mla=True, draft="a draft model").replicas == 1
 
 
 def test_what_decides_the_bytes_decides_the_namespace(monkeypatch: pytest.MonkeyPatch) -> None:

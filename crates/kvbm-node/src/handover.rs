@@ -43,7 +43,8 @@ impl HandoverTerms {
         let model = ModelShape::new(&kinds_of(config), layouts.iter().map(|layout| layout.config()));
         let [_, blocks, _] = config.capacity_blocks();
         let bytes = layouts.iter().map(|layout| layout.total_bytes()).max().unwrap_or(0);
-        Ok(Self { model, host: HostTerms { blocks, bytes } })
+        let sharing = SharedHost::ranks_of_one_memory(config, Rank(0)).into();
+        Ok(Self { model, host: HostTerms { blocks, bytes, sharing } })
     }
 
     /// The first difference between the terms of another daemon and these.
@@ -61,6 +62,11 @@ impl HandoverTerms {
             .model
             .difference(&self.model)
             .or_else(|| host("blocks of host memory (host.capacity)", |host| host.blocks))
+            .or_else(|| {
+                host("ranks of one host memory (host.one_copy, model.replicas, remote.enabled)", |host| {
+                    host.sharing
+                })
+            })
             .or_else(|| host("bytes with staging rings (transfer.staging)", |host| host.bytes))
     }
 }

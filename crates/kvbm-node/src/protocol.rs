@@ -56,6 +56,8 @@ pub(crate) struct HostTerms {
     pub(crate) blocks: u64,
     /// Bytes, with the staging rings.
     pub(crate) bytes: u64,
+    /// Ranks that have one memory.
+    pub(crate) sharing: u64,
 }
 
 /// What a process is told as it is attached.

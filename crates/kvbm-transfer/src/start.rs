@@ -44,9 +44,10 @@ impl TransferManager {
     }
 
     /// Starts the worker of a rank that holds the same bytes as the rank of `writer`, which writes
-    /// G2 for both. `config.g2` is the memory of `writer`. Plans into G2 are done at once here,
-    /// with no checksum: a leader that sends both ranks its plans registers a block when both have
-    /// reported it. Nothing compares the bytes of the two ranks.
+    /// G2 for both. `config.g2` is the memory of `writer`. Plans into G2, and from there to volumes
+    /// that `writer` writes, are done at once here, with no checksum. A leader that sends both
+    /// ranks its plans registers a block when both have reported it. Nothing compares the bytes of
+    /// the two ranks.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -76,7 +77,7 @@ fn start(
                 tracing::warn!(%rank, node, reason, "threads cannot be kept on the NUMA node of host memory");
             }
         }
-        assemble(Parts::new(config, writer)?, sink)
+        assemble(config, writer, sink)
     })
 }
 
@@ -86,7 +87,12 @@ fn memory_node(config: &WorkerConfig) -> Option<u32> {
     of_device.or_else(|| node_of(host_regions(config.g2.as_ref()?)?.first()?))
 }
 
-fn assemble(parts: Parts, sink: Sink) -> Result<TransferManager, StartError> {
+fn assemble(
+    config: WorkerConfig,
+    writer: Option<Arc<HostTier>>,
+    sink: Sink,
+) -> Result<TransferManager, StartError> {
+    let parts = Parts::new(config, writer)?;
     let config = &parts.config;
     let mut completion_queues: [Vec<_>; Path::ALL.len()] = Default::default();
     let mut executors = Vec::new();
@@ -306,7 +312,9 @@ impl Parts {
             let ring = (&rings[..], routes, lane);
             return Ok(Box::new(VolumeReader::start(site, ring, tier, &self.damaged, config)?));
         }
-        if self.is_written_elsewhere && site.path.dst == Tier::G2 {
+        let writes_volumes = config.volumes.as_ref().is_some_and(|tier| tier.writes);
+        let is_of_writer = site.path.dst == Tier::G2 || site.path == Path::G2_G4 && !writes_volumes;
+        if self.is_written_elsewhere && is_of_writer {
             return Ok(Box::new(WrittenElsewhere::new(site)));
         }
         let host = Arc::clone(self.host.as_ref().ok_or_else(missing)?);

@@ -113,8 +113,8 @@ pub enum WorkerError {
     },
     /// Kept memory of another size.
     #[error(
-        "host memory of rank {rank} that is kept has {found} bytes, the configuration needs {needed}: leave host.capacity and \
-         transfer.staging as they were"
+        "host memory of rank {rank} that is kept has {found} bytes, the configuration needs {needed}: leave host.capacity, \
+         host.one_copy and transfer.staging as they were"
     )]
     KeptHost {
         /// The rank.
@@ -273,6 +273,7 @@ impl Workers {
         let [g1_blocks, g2_blocks, g3_blocks] = blocks;
         let keys = disk::disk_keys(config)?;
         let took_over = predecessor::take_over(config, &keys, [g2_blocks, g3_blocks], tag);
+        log_copies(config, g2_blocks);
         let mut local: Vec<Worker> = Vec::with_capacity(memory.len());
         for (rank, memory) in ranks {
             // It is a rank before this one, unless it is this one.
@@ -286,5 +287,23 @@ impl Workers {
             local.push(Worker::start_on(config, memory, start)?);
         }
         Ok(Self { local, volumes, took_over })
+    }
+}
+
+/// Says in the log how many copies of a block host memory has, where the operator asked for one.
+fn log_copies(config: &Config, g2_blocks: u32) {
+    if !config.host.one_copy || g2_blocks == 0 {
+        return;
+    }
+    let ranks = config.ranks().count();
+    let copies = config.ranks().filter(|rank| config.host_writer_of(*rank) == *rank).count();
+    if copies == ranks && ranks > 1 {
+        tracing::warn!(
+            target: "kvbm", ranks,
+            "host.one_copy does nothing: every rank has a copy, because its bytes are its own by the model \
+             (model.num_kv_heads, model.replicas), or because of remote.enabled"
+        );
+    } else {
+        tracing::info!(target: "kvbm", ranks, copies, "ranks share host memory");
     }
 }

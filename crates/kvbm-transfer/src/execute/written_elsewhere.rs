@@ -1,4 +1,4 @@
-//! Blocks of G2 that another rank writes for this one, too.
+//! Blocks that another rank writes for this one, too.
 
 use super::{Carrier, Site};
 use crate::completion_queue::Done;

@@ -195,9 +195,9 @@ impl Leader {
         save_host();
         self.save(Path::G1_G2, last, deadline, &RefCell::default(), &save_host);
         let is_idle = self.offload.wait_idle(deadline);
-        // Copies of an engine's blocks that were under way have arrived in G2 now. What failed on
-        // its way to the disk is not sent again, but what was late is, once: a busy machine may have
-        // been the reason.
+        // Copies of an engine's blocks that were under way have arrived in G2 now. What a disk
+        // refused is not sent again. Where a copy was late, what is left is sent once more: a busy
+        // machine may have been the reason.
         let is_new = |identity: &BlockIdentity| !sent.borrow().contains(&(identity.group, identity.hash));
         let was_late = late() > late_before;
         if !is_idle || !self.unsaved(Tier::G2, last).iter().any(|block| was_late || is_new(block)) {

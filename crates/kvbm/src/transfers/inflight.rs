@@ -4,7 +4,7 @@
 //! unknown plan, from an unknown rank or from a rank that already answered changes nothing, so
 //! messages may be repeated or late.
 
-use crate::error::may_land;
+use crate::error::{condemns_source, may_land};
 use kvbm_plan::simulation::{Planted, planted};
 use kvbm_plan::{BlockOutcome, Epoch, Failure, FailureKind, Path, PlanId, Rank, Tier, TransferReport};
 use parking_lot::Mutex;
@@ -252,6 +252,8 @@ impl<O> Pending<O> {
             let gives_way = |known: &Failure| match (known.kind, kind) {
                 (Cancelled, GateShut | PathBusy) => true,
                 (GateShut | PathBusy, Cancelled) => false,
+                // Ranks may share a slot: who finds the damage empties it for the others.
+                (FailureKind::Missing, kind) if condemns_source(kind) => true,
                 (known, kind) => may_land(kind) && !may_land(known),
             };
             if slot.as_ref().is_none_or(gives_way) {
@@ -332,7 +334,7 @@ mod tests {
 
     #[test]
     fn a_failure_that_may_have_left_bytes_is_reported_rather_than_one_that_did_not() {
-        use FailureKind::{Cancelled, Corrupt, Deadline, Full, Io, PathBusy, Predecessor};
+        use FailureKind::{Cancelled, Corrupt, Deadline, Differs, Full, Io, Missing, PathBusy, Predecessor};
         for (kinds, expected) in [
             ([Full, Deadline], Deadline),
             ([Predecessor, Full], Predecessor),
@@ -340,6 +342,9 @@ mod tests {
             ([PathBusy, Io], Io),
             ([PathBusy, Cancelled], PathBusy),
             ([Cancelled, PathBusy], PathBusy),
+            ([Missing, Corrupt], Corrupt),
+            ([Corrupt, Missing], Corrupt),
+            ([Missing, Differs], Differs),
         ] {
             let inflight = Inflight::new(Epoch(2), 2);
             let plan = inflight.enter((), PATH, 1);

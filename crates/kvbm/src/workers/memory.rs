@@ -100,6 +100,11 @@ impl SharedHost {
         let ring = ring_slots(config, rank)?;
         host_layouts(config, rank, RankRow::of(config, rank).all_slots(g2_blocks, ring))
     }
+
+    /// Ranks whose host memory is that of `rank`, itself among them.
+    pub fn ranks_of_one_memory(config: &Config, rank: Rank) -> u32 {
+        RankRow::of(config, rank).ranks
+    }
 }
 
 impl G1Memory {

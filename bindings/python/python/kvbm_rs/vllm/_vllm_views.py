@@ -97,14 +97,17 @@ class ConfigView:
 
     @property
     def replicas(self) -> int:
-        """Ranks, one after another, that hold the same KV bytes, where all layers cache alike."""
+        """Ranks that hold the same KV bytes, where all layers cache alike: all of them, or one.
+
+        Layers of a draft model, and those of models with other heads in each layer, may have other
+        numbers of heads, so only MLA and a single head count.
+        """
         ranks = self.tensor_parallel
-        if ranks == 1:
+        if ranks == 1 or getattr(self._config, "speculative_config", None) is not None:
             return 1
         model = self._config.model_config
-        if model.use_mla:
-            return ranks
-        return max(1, ranks // int(model.get_total_num_kv_heads()))
+        is_same = model.use_mla or int(model.get_total_num_kv_heads()) == 1
+        return ranks if is_same else 1
 
     @property
     def decode_context_parallel(self) -> int:

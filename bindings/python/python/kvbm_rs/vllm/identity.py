@@ -43,6 +43,9 @@ def namespace_of(
     }
     if view.tensor_parallel > 1:
         meaning["ranks"] = view.tensor_parallel
+    if view.replicas > 1:
+        # Volumes have blocks of these ranks once, under the name of the first.
+        meaning["replicas"] = view.replicas
     return Namespace(
         view.model,
         weights=weights if weights is not None else weights_version(view.model, view.revision),
