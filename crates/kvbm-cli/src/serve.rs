@@ -36,7 +36,7 @@ pub struct ServeArgs {
     pub socket: Option<PathBuf>,
 
     /// Take the place of the daemon at this socket, with its host memory: the model, the
-    /// namespace, the ranks, host.capacity, host.one_copy and transfer.staging are as they were.
+    /// namespace, the ranks, the section host and transfer.staging are as they were.
     #[arg(long)]
     pub take_over: bool,
 
