@@ -250,7 +250,11 @@ class Layout:
         set; it must divide the number of ranks.
         """
     @replicas.setter
-    def replicas(self, replicas: int) -> None: ...
+    def replicas(self, replicas: int) -> None:
+        """Ranks, one after another, whose tensors hold the same bytes: all ranks with MLA, those that
+        share a KV head else. Disk and volumes then have one copy of their blocks. 1 unless it is
+        set; it must divide the number of ranks.
+        """
     @property
     def device(self) -> str | None:
         """`"cpu"`, or the device that the tensors lie on; `None` before there is one, or where they
