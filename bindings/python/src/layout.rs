@@ -222,7 +222,7 @@ impl Layout {
     /// share a KV head else. Disk and volumes then have one copy of their blocks. 1 unless it is
     /// set; it must divide the number of ranks.
     #[getter]
-    fn replicas(&self) -> u32 {
+    pub(crate) fn replicas(&self) -> u32 {
         self.replicas
     }
 

@@ -45,7 +45,8 @@ struct Open {
 
 /// What a process of an engine attaches with.
 pub(crate) fn terms_of(socket: PathBuf, layout: &Layout, engine: String, ranks: u16) -> EngineTerms {
-    EngineTerms { ranks, groups: layout.kinds(), ..EngineTerms::new(socket, engine, layout.num_blocks()) }
+    let (groups, replicas) = (layout.kinds(), layout.replicas());
+    EngineTerms { ranks, replicas, groups, ..EngineTerms::new(socket, engine, layout.num_blocks()) }
 }
 
 /// The memory of a rank, for the movers of this process.

@@ -111,8 +111,6 @@ class Engine:
                 model="m",
                 revision="r",
                 dtype="float32",
-                use_mla=False,
-                get_total_num_kv_heads=functools.partial(int, 8),
                 hf_config=SimpleNamespace(to_json_string=lambda use_diff: "{}"),
             ),
         )

@@ -214,8 +214,9 @@ def test_what_decides_the_bytes_decides_the_namespace(monkeypatch: pytest.Monkey
         kv: Any = tensor,
         backend: str = "A",
         own: bool = False,
+        replicas: int = 1,
     ) -> bytes:
-        return namespace_of(config, weights, tensor_shapes([kv]), [backend], own).tag
+        return namespace_of(config, weights, tensor_shapes([kv]), [backend], own, replicas).tag
 
     tags = {tag(view())}
     assert tag(view()) in tags
@@ -241,6 +242,7 @@ def test_what_decides_the_bytes_decides_the_namespace(monkeypatch: pytest.Monkey
         tag(view(), backend="B"),
         tag(view(), own=True),
         tag(view(ranks=2)),
+        tag(view(ranks=2), replicas=2),
     ]
     monkeypatch.setattr("kvbm_rs.vllm.identity.vllm_version", lambda: "0.33.0")
     others.append(tag(view()))

@@ -36,7 +36,7 @@ const MAX_DOUBLINGS: u32 = 7;
 /// Waits until everything that is dirty now was committed.
 pub(crate) fn flush(shared: &EngineState, deadline: Duration) -> Result<DiskFlushReport, FlushError> {
     let until = deadline_after(Instant::now(), deadline);
-    let asked = Asked::begin(shared);
+    let asked = FlushRequest::begin(shared);
     let mut signals = shared.commit.signals.lock();
     let waiting = |signals: &mut Signals| !asked.is_over(signals);
     shared.commit.progress.wait_while_until(&mut signals, waiting, until);
@@ -44,7 +44,7 @@ pub(crate) fn flush(shared: &EngineState, deadline: Duration) -> Result<DiskFlus
 }
 
 /// A flush that was asked for.
-pub(crate) struct Asked {
+pub(crate) struct FlushRequest {
     /// Failures before it.
     failures: u64,
     /// Dirty slots, and rounds, that must have been gone through.
@@ -52,7 +52,7 @@ pub(crate) struct Asked {
     round: u64,
 }
 
-impl Asked {
+impl FlushRequest {
     /// Wakes the committer.
     pub(crate) fn begin(shared: &EngineState) -> Self {
         // First of all: what fails from here on is this flush's.

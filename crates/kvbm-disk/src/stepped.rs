@@ -4,7 +4,7 @@
 //! [`SteppedEngine`] does what the executor and the committer do, when it wants that done. So the
 //! same calls have the same outcome each time.
 
-use crate::commit::{Asked, Committer};
+use crate::commit::{Committer, FlushRequest};
 use crate::commit_signals::CommitNeed;
 use crate::medium::{Medium, complete};
 use crate::record::{HEADER_BYTES, record_bytes, slot_of};
@@ -93,7 +93,7 @@ impl SteppedEngine {
     /// # Errors
     /// As [`DiskEngine::flush`].
     pub fn flush(&mut self) -> Result<DiskFlushReport, FlushError> {
-        let asked = Asked::begin(self.engine.shared());
+        let asked = FlushRequest::begin(self.engine.shared());
         self.turn();
         let shared = self.engine.shared();
         asked.answer(shared.commit.signals.lock(), shared, Duration::ZERO)

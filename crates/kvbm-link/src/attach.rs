@@ -11,7 +11,7 @@ use std::io::{self, Write};
 /// Begins every offer: another program's bytes are found at once.
 const MAGIC: [u8; 8] = *b"KVBMNODE";
 /// Versions of this protocol that this build speaks, the first and the last.
-const PROTOCOLS: [u16; 2] = [3, 3];
+const PROTOCOLS: [u16; 2] = [4, 4];
 /// Longest terms of a process that attaches, in bytes.
 pub const MAX_TERMS: usize = 2000;
 /// Most characters of a refusal.

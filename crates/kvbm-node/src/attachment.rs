@@ -188,7 +188,7 @@ impl EngineAttachment {
     }
 
     fn offer(&self, role: Role, memory: Option<&MoverMemory>) -> Terms {
-        let EngineTerms { engine, blocks, ranks, namespace, groups, .. } = &self.terms;
+        let EngineTerms { engine, blocks, ranks, replicas, namespace, groups, .. } = &self.terms;
         let g1 = memory.iter().flat_map(|memory| &memory.g1);
         Terms {
             role,
@@ -198,6 +198,7 @@ impl EngineAttachment {
             namespace: namespace.map(|tag| *tag.as_bytes()),
             model: ModelShape::new(groups, g1.map(|g1| g1.layout().config())),
             host: None,
+            replicas: *replicas,
         }
     }
 

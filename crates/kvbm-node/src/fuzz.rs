@@ -110,6 +110,17 @@ mod tests {
         }
     }
 
+    /// Files that mean nothing any more would begin nowhere.
+    #[test]
+    fn files_of_the_corpus_are_messages_unless_they_lie() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/node");
+        let terms = ["left", "mover", "scheduler", "successor"].map(|role| format!("{folder}/terms_{role}"));
+        for file in terms {
+            let bytes = std::fs::read(&file).unwrap();
+            assert!(read::<Terms>(&bytes[1..]).is_some(), "{file}");
+        }
+    }
+
     #[test]
     fn the_corpus_and_all_bytes_around_it_hold() {
         assert!(corpus::run("node", &[], node_around) > 20);

@@ -316,6 +316,7 @@ mod tests {
             namespace: None,
             model: ModelShape::default(),
             host: None,
+            replicas: 1,
         }
     }
 

@@ -47,6 +47,8 @@ pub(crate) struct Terms {
     pub(crate) model: ModelShape,
     /// Of a successor: its host memory.
     pub(crate) host: Option<HostTerms>,
+    /// Ranks, one after another, that hold the same bytes.
+    pub(crate) replicas: u32,
 }
 
 /// Host memory of each rank, as two daemons must agree on it.

@@ -267,6 +267,14 @@ impl Service {
                 "{name}: the engine has {theirs}, the daemon has {ours}; start both for the same model"
             ));
         }
+        // Fewer replicas than here: some ranks would get the bytes of others.
+        let (theirs, ours) = (terms.replicas, self.node.manager.config().model.replicas);
+        if theirs < ours {
+            return Err(format!(
+                "ranks with the same bytes (model.replicas): the engine has {theirs}, the daemon has {ours}; start both for \
+                 the same model"
+            ));
+        }
         host.map(slots::describe).transpose()
     }
 

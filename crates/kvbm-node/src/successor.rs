@@ -160,6 +160,7 @@ pub(crate) fn take_over(config: &Config, socket: &Path, times: LineTimes) -> Res
         namespace: Some(*config.namespace().tag().as_bytes()),
         model,
         host: Some(host),
+        replicas: config.model.replicas,
     };
     let times = LineTimes { handshake: ANSWER_TIME, ..times };
     let mut welcomed = Welcomed::attach(socket, &encode(&terms), times).map_err(|error| error.to_string())?;

@@ -19,6 +19,9 @@ pub struct EngineTerms {
     pub blocks: u32,
     /// Its ranks.
     pub ranks: u16,
+    /// Ranks, one after another, that hold the same bytes, where tensors have no axes: the daemon
+    /// refuses fewer than its `model.replicas`.
+    pub replicas: u32,
     /// What the layers of each of its cache groups keep, by the groups' ids: the daemon refuses
     /// others.
     pub groups: Vec<GroupKind>,
@@ -38,6 +41,7 @@ impl EngineTerms {
             engine: engine.into(),
             blocks,
             ranks: 1,
+            replicas: 1,
             groups: vec![GroupKind::Full],
             namespace: None,
             times: LineTimes::default(),

@@ -1,6 +1,7 @@
 //! Who is attached, and who is refused with both sides' values.
 
 use crate::support::{Daemon, Model, PATIENCE, TestEngine, config, layout, sequence, socket, terms};
+use kvbm::config::Config;
 use kvbm::storage::{BoundLayout, SystemAllocator};
 use kvbm::tokens::NamespaceTag;
 use kvbm::{GroupKind, LookUp, Rank};
@@ -43,6 +44,39 @@ fn what_does_not_fit_is_refused_with_both_values() {
     ] {
         let reason = refusal(terms, blocks, heads);
         assert!(reason.contains(expected), "{reason}");
+    }
+}
+
+/// Ranks that hold other bytes would get those of the first.
+#[test]
+fn an_engine_whose_ranks_share_fewer_bytes_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "[model]\nopaque_tensors = 64\npage_size = 4\nreplicas = 2\n[namespace]\nmodel = \"tiny\"\n\
+                [parallelism]\ntensor_parallel = 2\n[host]\ncapacity = \"8 blocks\"\none_copy = true\n";
+    let config = Config::from_toml(text, "test").unwrap();
+    let socket = socket(&folder);
+    let _daemon = Daemon::start(&socket, &config);
+    let engine = |replicas| {
+        let terms = EngineTerms { replicas, ..terms(&socket, "engine", 16, 2) };
+        NodeEngine::attach(terms, true, Vec::new()).unwrap()
+    };
+    let is_attached = |engine: &NodeEngine| matches!(engine.status(), NodeStatus::Attached { .. });
+    let refused = engine(1);
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if let NodeStatus::Detached { reason } = refused.status()
+            && reason.contains("(model.replicas): the engine has 1, the daemon has 2")
+        {
+            break;
+        }
+        assert!(!is_attached(&refused) && Instant::now() < until, "{:?}", refused.status());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(refused);
+    let taken = engine(2);
+    while !is_attached(&taken) {
+        assert!(Instant::now() < until, "{:?}", taken.status());
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Who may not take over, and that the daemon that refuses serves on. Those that may are processes
 //! of their own: `cargo xtask node-test`.
 
-use crate::support::{Daemon, TestEngine, config, sequence, socket, times};
+use crate::support::{Daemon, Model, TestEngine, config, sequence, socket, times};
 use kvbm::config::Config;
 use kvbm_node::{DaemonError, NodeServer};
 
@@ -54,4 +54,18 @@ fn a_daemon_hands_over_to_one_that_fits_and_to_no_other() {
     assert!(!daemon.server.is_handed_over());
     assert_eq!(engine.load("r", &tokens, &[4, 5, 6, 7]).arrived, 4, "it serves on");
     assert!(engine.holds(&tokens, 0, &[4, 5, 6, 7]));
+}
+
+#[test]
+fn a_daemon_whose_ranks_share_memory_hands_over_to_no_other_kind() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, config) = (socket(&folder), Model::Latent.config(2, "[host]\ncapacity = \"32 blocks\"\n"));
+    let _daemon = Daemon::start(&socket, &config);
+    let mut other = config.clone();
+    other.host.one_copy = false;
+    let refused = NodeServer::take_over(&other, &socket, 256, times()).map(drop).unwrap_err().to_string();
+    assert!(
+        refused.contains("host.one_copy") && refused.contains("the new daemon has 1, this one 2"),
+        "{refused}"
+    );
 }

@@ -1,17 +1,20 @@
 //! Rules over values and between settings.
+//!
+//! # Modules
+//! | module | what it is | uses |
+//! |---|---|---|
+//! | `model` | rules of the model's section | - |
+
+mod model;
 
 use std::time::Duration;
 
-use super::choices::{
-    BandwidthModel, ChainRootKind, CopyWay, DeviceKind, DeviceOrder, HostOrder, LayoutKind, VolumeCompress,
-};
-use super::groups::{CacheGroup, CacheGroups, LayerContent};
-use super::sections::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, ModelConfig, VolumeConfig};
+use super::choices::{BandwidthModel, ChainRootKind, CopyWay, DeviceKind, VolumeCompress};
+use super::sections::VolumeConfig;
 use super::{Config, ConfigError, Section, http};
 use kvbm_events::{BucketUrl, EventUrl};
-use kvbm_layout::OpaqueLayout;
 use kvbm_link::WorkerAddress;
-use kvbm_plan::{GroupKind, Tier, VolumeDescriptor, shown_uri};
+use kvbm_plan::{Tier, VolumeDescriptor, shown_uri};
 use kvbm_pool::{RegistryConfig, Share};
 
 /// The system takes no longer ones.
@@ -29,7 +32,7 @@ impl Config {
     pub fn validate(&self) -> Result<(), ConfigError> {
         Self::schema().iter().try_for_each(|section| self.validate_required(section))?;
         Self::schema().iter().try_for_each(|section| self.validate_ranges(section))?;
-        self.validate_model()?;
+        model::check(self)?;
         self.validate_namespace()?;
         self.validate_device()?;
         self.validate_workers()?;
@@ -319,146 +322,6 @@ impl Config {
             return broken("events.url", "(not shown)", &error.to_string());
         }
         Ok(())
-    }
-
-    fn validate_model(&self) -> Result<(), ConfigError> {
-        let model = &self.model;
-        self.validate_replicas()?;
-        if model.is_opaque() {
-            return self.validate_opaque_model();
-        }
-        if model.has_groups() {
-            return self.validate_groups();
-        }
-        self.validate_ranks("model.num_kv_heads", model.num_kv_heads)
-    }
-
-    /// Whether all ranks are in rows of `model.replicas`, of a model that does not say it by its
-    /// heads.
-    fn validate_replicas(&self) -> Result<(), ConfigError> {
-        let (model, ranks) = (&self.model, self.parallelism.tensor_parallel);
-        let has_axes = |group: &CacheGroup| !matches!(group.content, LayerContent::Opaque { .. });
-        let says_heads = !model.is_opaque() && model.cache_groups().iter().any(has_axes);
-        if model.replicas > 1 && says_heads {
-            let rule = "must be 1 for a model whose heads or states are known";
-            return broken("model.replicas", &model.replicas, rule);
-        }
-        if !ranks.is_multiple_of(model.replicas.max(1)) {
-            let rule = format!("must divide parallelism.tensor_parallel ({ranks})");
-            return broken("model.replicas", &model.replicas, &rule);
-        }
-        Ok(())
-    }
-
-    /// Whether the ranks can divide these KV heads.
-    fn validate_ranks(&self, key: &str, heads: u32) -> Result<(), ConfigError> {
-        let ranks = self.parallelism.tensor_parallel;
-        if !heads.is_multiple_of(ranks) && !ranks.is_multiple_of(heads) {
-            let rule = format!("must divide {key} ({heads}) or be a multiple of it");
-            return broken("parallelism.tensor_parallel", &ranks, &rule);
-        }
-        Ok(())
-    }
-
-    fn validate_groups(&self) -> Result<(), ConfigError> {
-        const KEY: &str = "model.groups";
-        let (model, one) = (&self.model, ModelConfig::default());
-        let unused = [
-            ("model.num_layers", model.num_layers, one.num_layers),
-            ("model.num_kv_heads", model.num_kv_heads, one.num_kv_heads),
-            ("model.head_dim", model.head_dim, one.head_dim),
-            ("model.outer_dim", model.outer_dim, one.outer_dim),
-        ];
-        if let Some((key, value, _)) = unused.into_iter().find(|(_, value, default)| value != default) {
-            return broken(
-                key,
-                &value,
-                "has no meaning with model.groups, each of which has its own: leave it out",
-            );
-        }
-        let groups = model.groups.as_slice();
-        if groups.len() > CacheGroups::MAX {
-            let rule = format!("must be at most {} groups", CacheGroups::MAX);
-            return broken(KEY, &format!("{} groups", groups.len()), &rule);
-        }
-        groups.iter().try_for_each(|group| self.validate_group(group))?;
-        if groups.iter().all(|group| group.kind == GroupKind::State) {
-            let rule = "must have a group that keeps tokens: a cache of states alone shares no prefix";
-            return broken(KEY, &model.groups, rule);
-        }
-        if groups.len() == 1 {
-            return Ok(());
-        }
-        // Slots of one size hold blocks of any group, which tensors of layers could not.
-        if !self.device.capacity.is_none() && self.device.layout != LayoutKind::FullyContiguous {
-            let rule = "must be fully-contiguous where model.groups has several groups and G1 is ours";
-            return broken("device.layout", &self.device.layout, rule);
-        }
-        Ok(())
-    }
-
-    fn validate_group(&self, group: &CacheGroup) -> Result<(), ConfigError> {
-        const KEY: &str = "model.groups";
-        let limits = match group.content {
-            LayerContent::Kv { num_kv_heads, head_dim, outer_dim, .. } => {
-                self.validate_ranks(&format!("the heads of group `{group}`"), num_kv_heads.max(1))?;
-                [
-                    ("heads", u64::from(num_kv_heads), MAX_HEADS),
-                    ("head_dim", u64::from(head_dim), MAX_HEAD_DIM),
-                    ("outer", u64::from(outer_dim), 2),
-                ]
-            }
-            LayerContent::State { bytes } => [("bytes", u64::from(bytes), u64::from(u32::MAX)); 3],
-            LayerContent::Opaque { rank_bytes } => {
-                [("rank_bytes", u64::from(rank_bytes), u64::from(u32::MAX)); 3]
-            }
-        };
-        let most = match group.content {
-            LayerContent::Opaque { .. } => OpaqueLayout::MAX_TENSORS as u64,
-            LayerContent::Kv { .. } | LayerContent::State { .. } => MAX_LAYERS,
-        };
-        let layers = ("layers", u64::from(group.layers), most);
-        let window = match group.kind {
-            GroupKind::SlidingWindow(tokens) => ("window", u64::from(tokens), u64::from(u32::MAX)),
-            GroupKind::Full | GroupKind::State => layers,
-        };
-        if group.scales.is_some() && !matches!(group.content, LayerContent::Kv { .. }) {
-            return broken(KEY, &group.to_string(), "must keep tokens with heads, where it has scales");
-        }
-        let outside = |(_, value, most): &(&str, u64, u64)| !(1..=*most).contains(value);
-        match limits.into_iter().chain([layers, window]).find(outside) {
-            None => Ok(()),
-            Some((name, _, most)) => {
-                broken(KEY, &group.to_string(), &format!("must have {name} from 1 to {most}"))
-            }
-        }
-    }
-
-    fn validate_opaque_model(&self) -> Result<(), ConfigError> {
-        let (model, axes) = (&self.model, ModelConfig::default());
-        let unused = [
-            ("model.num_layers", model.num_layers, axes.num_layers),
-            ("model.num_kv_heads", model.num_kv_heads, axes.num_kv_heads),
-            ("model.head_dim", model.head_dim, axes.head_dim),
-            ("model.outer_dim", model.outer_dim, axes.outer_dim),
-        ];
-        let rule = "has no meaning with model.opaque_tensors, whose blocks have no axes: leave it out";
-        if let Some((key, value, _)) = unused.into_iter().find(|(_, value, default)| value != default) {
-            return broken(key, &value, rule);
-        }
-        if model.dtype != axes.dtype {
-            return broken("model.dtype", &model.dtype, rule);
-        }
-        if self.host.order != HostOrder::Nhd {
-            return broken("host.order", &self.host.order, rule);
-        }
-        if self.device.order != DeviceOrder::Nhd {
-            return broken("device.order", &self.device.order, rule);
-        }
-        let shape = OpaqueLayout::config_of(1, model.opaque_tensors.as_slice(), 1);
-        shape
-            .map(drop)
-            .or_else(|error| broken("model.opaque_tensors", &model.opaque_tensors, &error.to_string()))
     }
 
     fn validate_namespace(&self) -> Result<(), ConfigError> {

@@ -25,12 +25,14 @@ def namespace_of(
     shapes: list[Any],
     backends: Iterable[str],
     own_hashes: bool,
+    replicas: int = 1,
 ) -> Namespace:
     """The namespace of a model as vLLM serves it.
 
     The bytes of a block are copied as they are, so what decides their order belongs to the
     identity: the version of vLLM, the attention backend, the shapes and strides of its tensors
-    (`tensor_shapes`), the number of ranks.
+    (`tensor_shapes`), the number of ranks, and how many of them hold the same bytes
+    (`Layout.replicas`).
     """
     meaning: dict[str, Any] = {
         "vllm": vllm_version(),
@@ -43,9 +45,9 @@ def namespace_of(
     }
     if view.tensor_parallel > 1:
         meaning["ranks"] = view.tensor_parallel
-    if view.replicas > 1:
+    if replicas > 1:
         # Volumes have blocks of these ranks once, under the name of the first.
-        meaning["replicas"] = view.replicas
+        meaning["replicas"] = replicas
     return Namespace(
         view.model,
         weights=weights if weights is not None else weights_version(view.model, view.revision),

@@ -275,7 +275,9 @@ class EngineProcess:
                     "earlier weights of that name are found",
                     self.view.model,
                 )
-        namespace = namespace_of(self.view, weights, shapes, backends, self.own_hashes)
+        namespace = namespace_of(
+            self.view, weights, shapes, backends, self.own_hashes, self.layout.replicas
+        )
         if self.options.daemon is not None:
             self._manager = node.attach(
                 self.options.daemon,
