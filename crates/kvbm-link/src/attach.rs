@@ -179,12 +179,12 @@ mod tests {
 
     #[test]
     fn another_version_and_another_program_are_distinguished() {
-        // The second knew one cache group.
-        for [first, last] in [[7, 9], [2, 2]] {
+        // The second knew one cache group, the third no replicas.
+        for [first, last] in [[7, 9], [2, 2], [3, 3]] {
             let protocols = [first, last];
             let strange = Offer { magic: MAGIC, protocols, build: "9".into(), terms: vec![0xff; 1536] };
             let reason = decode_offer(&encode(&strange).unwrap()).unwrap().unwrap_err();
-            let there = format!("protocol {first} to {last} (kvbm 9) there, 3 to 3 (kvbm ");
+            let there = format!("protocol {first} to {last} (kvbm 9) there, 4 to 4 (kvbm ");
             assert!(reason.starts_with(&there), "{reason}");
         }
         let strange =
