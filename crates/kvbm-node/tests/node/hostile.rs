@@ -6,10 +6,10 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-/// A scheduler's terms, as bytes: role, engine, blocks, ranks, namespace, model, host memory. The
-/// model has a list of groups, each with its kind and no shape, and a fingerprint.
+/// A scheduler's terms, as bytes: role, engine, blocks, ranks, namespace, model, host memory,
+/// replicas. The model has a list of groups, each with its kind and no shape, and a fingerprint.
 const TERMS: &[u8] =
-    b"\x97\xa9Scheduler\xa1x\x04\x01\xc0\x92\x91\x92\xa4full\xc0\xcf\x11\xda\xc3\x5e\xf0\x81\x36\x26\xc0";
+    b"\x98\xa9Scheduler\xa1x\x04\x01\xc0\x92\x91\x92\xa4full\xc0\xcf\x11\xda\xc3\x5e\xf0\x81\x36\x26\xc0\x01";
 
 #[test]
 fn strange_bytes_end_the_line_that_they_came_on_and_no_other() {
