@@ -211,6 +211,8 @@ impl Expected {
             history.torn = state.record().is_some() && history.whole(held).is_none();
             history.first = state;
             history.later.clear();
+            // What a recovery has found may be older than the damage.
+            history.is_rewritten = false;
         }
     }
 
