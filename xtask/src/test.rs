@@ -280,14 +280,18 @@ fn doc(workspace: &Workspace) -> Outcome {
 
 /// Runs a command that runs tests, shows its output as it comes and counts their results.
 pub(crate) fn counted(command: &mut Command) -> Outcome {
-    counted_to(command, &mut std::io::stdout())
+    counted_to(command, &mut std::io::stdout(), std::io::stderr())
 }
 
 /// How long standard error is read behind the end of a command.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// As [`counted`], showing the output elsewhere.
-pub(crate) fn counted_to(command: &mut Command, shown: &mut dyn Write) -> Outcome {
+/// As [`counted`], showing the output and the errors elsewhere.
+pub(crate) fn counted_to(
+    command: &mut Command,
+    shown: &mut dyn Write,
+    errors: impl Write + Send + 'static,
+) -> Outcome {
     let broken = |why: String, tests, failed| Outcome::Failed { why, tests, failed };
     let line = line_of(command);
     let mut child = match command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn() {
@@ -296,7 +300,7 @@ pub(crate) fn counted_to(command: &mut Command, shown: &mut dyn Write) -> Outcom
     };
     let (found, ended) = std::sync::mpsc::channel();
     if let Some(stderr) = child.stderr.take() {
-        std::thread::spawn(move || show_and_find(stderr, &found));
+        std::thread::spawn(move || show_and_find(stderr, errors, &found));
     }
     let (mut passed, mut failed, mut names) = (0, 0, Vec::new());
     if let Some(stdout) = child.stdout.take() {
@@ -324,14 +328,14 @@ pub(crate) fn counted_to(command: &mut Command, shown: &mut dyn Write) -> Outcom
 
 /// Shows what cargo and the tests write to standard error, and sends the programs that a signal or
 /// an abort ended: no line of theirs names the test.
-fn show_and_find(stderr: impl Read, found: &Sender<String>) {
+fn show_and_find(stderr: impl Read, mut shown: impl Write, found: &Sender<String>) {
     for text in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
         let text = String::from_utf8_lossy(&text);
         if let Some(program) = ended_by_signal(&text) {
             // Nobody waits for it any more: then it was too late.
             let _ = found.send(program.to_owned());
         }
-        let _ = writeln!(std::io::stderr(), "{text}");
+        let _ = writeln!(shown, "{text}");
     }
 }
 
@@ -365,7 +369,7 @@ mod tests {
     /// What a script that plays a test program comes to. Not shown: the lines are not results of
     /// this program.
     fn shell(script: &str) -> Outcome {
-        counted_to(Command::new("sh").args(["-c", script]), &mut std::io::sink())
+        counted_to(Command::new("sh").args(["-c", script]), &mut std::io::sink(), std::io::sink())
     }
 
     fn parse(line: &str) -> Result<Options, String> {

@@ -51,7 +51,7 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<bool> {
         let mut command = cargo(&workspace.root);
         command.args(["test", "--release", "-p", package]).args(*args).env("KVBM_REQUIRE_GPU", "1");
         let mut shown = Shown::default();
-        match counted_to(&mut command, &mut shown) {
+        match counted_to(&mut command, &mut shown, std::io::stderr()) {
             Outcome::Passed { tests: 0 } => {
                 anyhow::bail!("{package} ran no test: correct xtask/src/gpu/mod.rs")
             }
