@@ -13,7 +13,7 @@ use std::process::Command;
 const FIXED: [&str; 3] = ["--seeds", "500", "--mutants"];
 /// Time in which new seeds are begun. They follow from the commit, so that a failure can be
 /// repeated.
-const NEW_SECONDS: &str = "30";
+const NEW_SECONDS: &str = "120";
 
 /// The same for nodes that read from each other: a few of them, and their planted bugs.
 const NODES: [&str; 7] = ["--nodes", "40", "--seeds", "4", "--steps", "60", "--mutants"];

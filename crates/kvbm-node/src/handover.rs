@@ -6,7 +6,7 @@ use kvbm::plan::BlockIdentity;
 use kvbm::storage::SharedStorage;
 use kvbm::{BlockId, GroupKind, HostContent, KeptHost, Rank, SharedHost, WorkerError};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, Mode, fchmod, memfd_create};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -87,6 +87,8 @@ pub(crate) fn pack(ranks: &[KeptHost]) -> io::Result<Vec<OwnedFd>> {
     };
     let index: Vec<_> = ranks.iter().map(index).collect();
     let mut file = File::from(memfd_create("kvbm-index", MemfdFlags::CLOEXEC)?);
+    // A memfd has mode 0777 at first, and a process that sees `/proc/PID/fd` can open it there.
+    fchmod(&file, Mode::RUSR | Mode::WUSR)?;
     file.write_all(&encode(&index))?;
     let mut files = vec![OwnedFd::from(file)];
     for rank in ranks {
@@ -155,7 +157,9 @@ mod tests {
         let rank =
             |blocks| KeptHost { memory: Arc::clone(&memory), contents: (0..blocks).map(content).collect() };
         let ranks = [rank(4000), rank(4000)];
-        let found = unpack(pack(&ranks).unwrap(), 4000, true).unwrap();
+        let files = pack(&ranks).unwrap();
+        assert_eq!(rustix::fs::fstat(&files[0]).unwrap().st_mode & 0o777, 0o600);
+        let found = unpack(files, 4000, true).unwrap();
         assert!(found.iter().zip(&ranks).all(|(found, rank)| found.contents == rank.contents));
         let refused = |files: Vec<OwnedFd>, slots| unpack(files, slots, false).err().unwrap();
         assert!(refused(pack(&ranks).unwrap(), 1).contains("at most"));

@@ -7,7 +7,8 @@ use super::source::Source;
 const HELPER: &str = "crates/kvbm-plan/src/deadline.rs";
 
 /// Names of variables and fields that hold a time.
-const TIMES: &[&str] = &["Instant::now()", "now", "began", "started", "deadline", "until", "since"];
+const TIMES: &[&str] =
+    &["Instant::now()", "clock::now()", "now", "began", "started", "deadline", "until", "since"];
 
 /// Conversions that panic on numbers that are negative, too large or none.
 const CONVERSIONS: &[&str] = &["from_secs_f64(", "from_secs_f32(", ".mul_f64(", ".mul_f32("];
@@ -21,7 +22,8 @@ pub(super) fn check(source: &Source) -> Vec<Finding> {
         return Vec::new();
     }
     let code = source.without_tests();
-    let additions = code.match_indices(" + ").filter(|(at, _)| panics(&code[..*at], &code[at + 3..]));
+    let additions = [" + ", " += "].into_iter().flat_map(|sign| code.match_indices(sign));
+    let additions = additions.filter(|(at, sign)| panics(&code[..*at], &code[at + sign.len()..]));
     let sums = additions.map(|(at, _)| {
         let text =
             "a sum of a time and a duration panics where the clock ends: use `kvbm_plan::deadline_after`";
@@ -40,7 +42,7 @@ pub(super) fn check(source: &Source) -> Vec<Finding> {
 fn panics(before: &str, after: &str) -> bool {
     let is_name = |c: char| c.is_alphanumeric() || c == '_';
     let is_time = TIMES.iter().any(|time| {
-        before.strip_suffix(time).is_some_and(|rest| !rest.ends_with(is_name) || time.starts_with('I'))
+        before.strip_suffix(time).is_some_and(|rest| !rest.ends_with(is_name) || time.ends_with("()"))
     });
     let after = after.trim_start_matches("Self::");
     let name = &after[..after.find(|c: char| !is_name(c)).unwrap_or(after.len())];
@@ -68,6 +70,8 @@ mod tests {
         for line in [
             "let a = Instant::now() + timeout;",
             "let a = std::time::Instant::now() + self.pause;",
+            "let a = clock::now() + self.pause;",
+            "self.until += pause;",
             "self.until = now + 2 * deadline;",
             "wait(self.deadline + Duration::from_secs(seconds))",
             "Duration::from_secs_f64(tokens / speed)",

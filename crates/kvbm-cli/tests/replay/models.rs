@@ -77,6 +77,29 @@ fn latents_and_narrow_elements_come_back_with_any_number_of_ranks() {
     }
 }
 
+/// The same from a volume, written by one number of ranks and read by another.
+#[test]
+fn latents_and_narrow_elements_come_back_from_a_volume() {
+    for (dtype, ranks, next) in [("fp8_e4m3", 1, 2), ("fp8_e5m2", 2, 4), ("int8", 4, 1)] {
+        let dir = temp();
+        std::fs::create_dir(dir.path().join("volume")).unwrap();
+        let volume = dir.path().join("volume").display().to_string();
+        let replay = |ranks: u32| {
+            let line = format!("--model deepseek-v3 --dtype {dtype} --tp {ranks} --synthetic 40");
+            let line = format!("{line} --capacity 70,60,0 --block-bytes 2KiB --concurrency 1");
+            let json = json(dir.path(), &format!("{line} --offload wait --volume dir://{volume}"));
+            let bad = ["/corrupt_blocks", "/failed_transfers"].map(|field| number(&json, field));
+            assert_eq!(bad, [0, 0], "{line}: {json:#}");
+            assert!(number(&json, "/paths/g4_g1/blocks") > 0, "{line}: {json:#}");
+            assert!(number(&json, "/verified_onboarded_blocks") > 0, "{line}: {json:#}");
+            json
+        };
+        replay(ranks);
+        let second = replay(next);
+        assert!(first_tenth(&second) > 0.95, "{dtype}, {ranks} and {next} ranks: {second:#}");
+    }
+}
+
 /// Scales are part of the block: they come back with it from every tier, whatever they are for, and
 /// blocks with other scales are other blocks.
 #[test]

@@ -1,9 +1,10 @@
 //! The mark that blocks of another deployment are still to move in: a start that finds it begins
 //! again.
 
-use std::fs::{self, DirBuilder, File};
+use rustix::fs::OFlags;
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Its file, in the folder of our rank 0.
@@ -49,7 +50,9 @@ impl Mark {
     fn write(&self) -> io::Result<()> {
         // The folder will hold KV.
         DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
-        let mut file = File::create(self.file())?;
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let mut file = options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed()).open(self.file())?;
         file.write_all(TEXT)?;
         file.sync_all()?;
         // The file's entry, and that of the folder, which may be new.
@@ -71,6 +74,7 @@ fn sync(folder: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_mark_lasts_until_it_is_cleared() {
@@ -82,7 +86,19 @@ mod tests {
         mark.set();
         mark.set();
         assert!(Mark::in_folder(&folder).is_set());
+        assert_eq!(fs::metadata(mark.file()).expect("a file").permissions().mode() & 0o777, 0o600);
         mark.clear();
         assert!(!mark.is_set() && folder.is_dir());
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_the_mark_is_not_followed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let other = dir.path().join("other");
+        fs::write(&other, "somebody's").expect("a file");
+        let mark = Mark::in_folder(dir.path());
+        std::os::unix::fs::symlink(&other, mark.file()).expect("a link");
+        assert!(mark.write().is_err());
+        assert_eq!(fs::read(&other).expect("a file"), b"somebody's");
     }
 }
