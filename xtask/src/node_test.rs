@@ -17,18 +17,41 @@ const DEFAULT_ROUNDS: u64 = 200;
 const FEW_TAKE_OVERS: u64 = 3;
 const DEFAULT_TAKE_OVERS: u64 = 50;
 
+/// What the engines compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum NodeTestModel {
+    /// Keys and values of heads, divided among the ranks.
+    #[default]
+    Heads,
+    /// A latent that both ranks hold: host memory has one copy.
+    Latent,
+    /// Three cache groups: a window, full attention and a state.
+    Groups,
+}
+
+impl NodeTestModel {
+    const ALL: [Self; 3] = [Self::Heads, Self::Latent, Self::Groups];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Heads => "heads",
+            Self::Latent => "latent",
+            Self::Groups => "groups",
+        }
+    }
+}
+
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Options {
     rounds: u64,
     take_overs: u64,
     seed: u64,
-    /// Whether both ranks of the engines hold the same bytes: host memory has one copy then.
-    latent: bool,
+    model: NodeTestModel,
     json: Option<PathBuf>,
 }
 
 impl Options {
-    /// Reads `[--rounds N] [--take-overs N] [--seed N] [--model heads|latent] [--json FILE]`.
+    /// Reads `[--rounds N] [--take-overs N] [--seed N] [--model heads|latent|groups] [--json FILE]`.
     pub(crate) fn parse(args: &[String]) -> Result<Self, String> {
         let mut options = Self::default();
         let mut args = args.iter();
@@ -39,9 +62,11 @@ impl Options {
                 "--rounds" => options.rounds = number()?,
                 "--take-overs" => options.take_overs = number()?,
                 "--seed" => options.seed = number()?,
-                "--model" if value == "heads" => options.latent = false,
-                "--model" if value == "latent" => options.latent = true,
-                "--model" => return Err(format!("--model {value}: expected heads or latent")),
+                "--model" => {
+                    let model = NodeTestModel::ALL.into_iter().find(|model| model.name() == value);
+                    let wrong = || format!("--model {value}: expected heads, latent or groups");
+                    options.model = model.ok_or_else(wrong)?;
+                }
                 "--json" => options.json = Some(value.into()),
                 other => return Err(format!("unknown argument `{other}` of `node-test`")),
             }
@@ -59,7 +84,7 @@ impl Options {
 impl Default for Options {
     fn default() -> Self {
         let (rounds, take_overs) = (DEFAULT_ROUNDS, DEFAULT_TAKE_OVERS);
-        Self { rounds, take_overs, seed: 1, latent: false, json: None }
+        Self { rounds, take_overs, seed: 1, model: NodeTestModel::default(), json: None }
     }
 }
 
@@ -72,24 +97,23 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
 
 /// A few rounds, as a step of `cargo xtask test`.
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
-    let few = |latent| {
+    let few = |model| {
         let (rounds, take_overs) = (FEW, FEW_TAKE_OVERS);
-        match node_test(workspace, &Options { rounds, take_overs, latent, ..Options::default() }) {
+        match node_test(workspace, &Options { rounds, take_overs, model, ..Options::default() }) {
             Ok((true, _)) => Outcome::Passed { tests: 0 },
             Ok((false, report)) => Outcome::Failed { why: format!("{report:#}"), tests: 0, failed: 0 },
             Err(error) => Err(error).into(),
         }
     };
-    few(false).and(few(true))
+    NodeTestModel::ALL.into_iter().map(few).fold(Outcome::Passed { tests: 0 }, Outcome::and)
 }
 
 fn node_test(workspace: &Workspace, options: &Options) -> anyhow::Result<(bool, Value)> {
     let programs = NodePrograms::build(workspace, "node-test")?;
-    let Options { rounds, take_overs, seed, latent, .. } = *options;
-    let model = if latent { "latent" } else { "heads" };
-    println!("node test, {rounds} rounds, {take_overs} take-overs, model of {model}");
-    let latent = ("--latent", u64::from(latent));
-    programs.run("test", &[("--rounds", rounds), ("--take-overs", take_overs), ("--seed", seed), latent])
+    let Options { rounds, take_overs, seed, model, .. } = *options;
+    println!("node test, {rounds} rounds, {take_overs} take-overs, model of {}", model.name());
+    let model = ("--model", model as u64);
+    programs.run("test", &[("--rounds", rounds), ("--take-overs", take_overs), ("--seed", seed), model])
 }
 
 #[cfg(test)]
@@ -101,13 +125,14 @@ mod tests {
         let parse =
             |line: &str| Options::parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
         let all = parse("").unwrap();
-        assert_eq!((all.rounds, all.take_overs, all.seed, all.latent), (200, 50, 1, false));
+        assert_eq!((all.rounds, all.take_overs, all.seed, all.model), (200, 50, 1, NodeTestModel::Heads));
         let options = parse("--rounds 5 --json r.json --seed 9 --take-overs 0 --model latent").unwrap();
-        assert_eq!((options.rounds, options.take_overs, options.seed, options.latent), (5, 0, 9, true));
+        assert_eq!((options.rounds, options.take_overs, options.seed), (5, 0, 9));
+        assert_eq!(options.model, NodeTestModel::Latent);
         assert_eq!(options.json, Some("r.json".into()));
         assert!(parse("--rounds").unwrap_err().contains("needs a value"));
         assert!(parse("--rounds 0").unwrap_err().contains("1 to 100000"));
-        assert!(parse("--model small").unwrap_err().contains("heads or latent"));
+        assert!(parse("--model small").unwrap_err().contains("heads, latent or groups"));
         assert!(parse("--fast 1").unwrap_err().contains("unknown argument"));
     }
 }

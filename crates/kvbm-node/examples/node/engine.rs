@@ -1,9 +1,10 @@
 //! An engine: it loads what is there, verifies every byte, computes the rest and saves it.
 
-use crate::support::{blocks, sequence};
+use crate::support::{OTHERS, blocks, sequence};
 use crate::{BLOCKS, Options, RANKS, Random, SEQUENCES, support};
 use kvbm::device::Event;
 use kvbm::storage::{limit_free_heap, release_free_heap};
+use kvbm::{BlockId, TokenSequence};
 use kvbm_node::EngineTerms;
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -23,66 +24,91 @@ pub(crate) fn run(options: &Options) {
     let sequences: Vec<_> = (0..SEQUENCES).map(|salt| sequence(&config, salt, BLOCKS)).collect();
     let engine = attach(options);
     engine.node.wait_ready(DEADLINE);
-    let found: usize = sequences.iter().map(|tokens| engine.found("count", tokens)).sum();
+    // All blocks that the prefixes need: of several cache groups they are more than the prefix has.
+    let found: usize = sequences.iter().map(|tokens| engine.needed(engine.found("count", tokens))).sum();
     say(&format!("found {found}"));
+    let places = if options.model.full() == 0 { G1_BLOCKS } else { OTHERS };
     let mut random = Random(options.seed);
     for request in 0_u64.. {
         if request % REQUESTS_BETWEEN_TRIMS == 0 {
             release_free_heap();
         }
         let tokens = &sequences[random.below(u64::from(SEQUENCES)) as usize];
-        let first = (random.below(u64::from(G1_BLOCKS) / BLOCKS as u64) * BLOCKS as u64) as u32;
+        let first = (random.below(u64::from(places) / BLOCKS as u64) * BLOCKS as u64) as u32;
         let ids: Vec<u32> = (first..first + BLOCKS as u32).collect();
+        let all = options.model.places(&ids, &options.model.needed(BLOCKS)).concat();
         let begun = Instant::now();
-        if engine.node.before_reuse(&blocks(&ids), begun + DEADLINE).is_err() {
+        if engine.node.before_reuse(&blocks(&all), begun + DEADLINE).is_err() {
             say("hang before_reuse");
             continue;
         }
-        let arrived = match load(&engine, &format!("r{request}"), tokens, &ids) {
-            Ok(arrived) => arrived,
+        let Loaded { promised, arrived, is_right } = match load(&engine, options, request, tokens, &ids) {
+            Ok(loaded) => loaded,
             Err(why) => {
                 say(&why);
                 continue;
             }
         };
-        let wrong = usize::from(!engine.holds(tokens, 0, &ids[..arrived]));
         if begun.elapsed() > DEADLINE {
             say("hang request");
         }
         // Whatever is wrong is computed again, as everything that was not there. The copies wait
         // for it.
         let point = request + 1;
-        let _not_taken = engine.node.offload_after(&blocks(&ids), tokens, 0, Some(point));
-        engine.compute(tokens, 0, &ids);
+        let _not_taken = engine.offer(tokens, &ids, Some(point));
+        engine.compute_all(tokens, &ids);
         std::thread::sleep(Duration::from_micros(random.below(2000)));
         engine.node.signal(point, &Event::complete());
         engine.node.step();
-        say(&format!("done {arrived} {wrong}"));
+        let (wrong, missing) = (u8::from(!is_right), u8::from(arrived < promised));
+        say(&format!("done {arrived} {wrong} {missing}"));
         std::thread::sleep(options.pause);
     }
 }
 
-/// Loads what is there into the first of `ids`: how many blocks arrived.
+/// What came of a request's load.
+#[derive(Default)]
+struct Loaded {
+    promised: usize,
+    arrived: usize,
+    is_right: bool,
+}
+
+/// Loads what is there into the places of `ids`, and looks at every byte of it.
 fn load(
     engine: &support::TestEngine,
-    request: &str,
-    tokens: &kvbm::TokenSequence,
+    options: &Options,
+    request: u64,
+    tokens: &TokenSequence,
     ids: &[u32],
-) -> Result<usize, String> {
-    let Ok(found @ 1..) = engine.look_up(request, tokens) else { return Ok(0) };
-    if engine.node.commit(request, &blocks(&ids[..found])).is_err() {
-        return Ok(0);
+) -> Result<Loaded, String> {
+    let (name, nothing) = (format!("r{request}"), Loaded { is_right: true, ..Loaded::default() });
+    let Ok(promised @ 1..) = engine.look_up(&name, tokens) else { return Ok(nothing) };
+    // The ticket is there: this says which blocks of each group it has.
+    let Ok(promise) = engine.node.look_up_groups(&name, tokens, 0) else { return Ok(nothing) };
+    let places = options.model.places(ids, &promise.groups);
+    let lists: Vec<_> = places.iter().map(|ids| blocks(ids)).collect();
+    let lists: Vec<&[BlockId]> = lists.iter().map(Vec::as_slice).collect();
+    if engine.node.commit_groups(&name, &lists, None, None).is_err() {
+        return Ok(Loaded { promised, ..nothing });
     }
     let until = Instant::now() + DEADLINE;
-    loop {
-        if let Some(load) = engine.node.finished().into_iter().find(|load| load.request == request) {
-            return Ok(load.arrived);
+    let arrived = loop {
+        if let Some(load) = engine.node.finished().into_iter().find(|load| load.request == name) {
+            break load.arrived;
         }
         if Instant::now() > until {
             return Err("hang load".into());
         }
         std::thread::sleep(Duration::from_micros(200));
-    }
+    };
+    // Of several cache groups all blocks arrive or none.
+    let mut groups = promise.groups.iter().zip(&places).enumerate();
+    let is_right = groups.all(|(group, (range, ids))| {
+        let count = if arrived < promised { arrived.min(ids.len()) } else { ids.len() };
+        engine.holds_in(group, tokens, range.start, &ids[..count])
+    });
+    Ok(Loaded { promised, arrived, is_right })
 }
 
 fn attach(options: &Options) -> support::TestEngine {

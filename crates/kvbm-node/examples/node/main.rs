@@ -4,7 +4,8 @@
 //! `node test --rounds N --take-overs M --seed S --dir DIR` starts a daemon and two engines of two
 //! ranks, each a process of its own. After the rounds, M daemons take over from each other under
 //! load. It prints one line of JSON: `rounds, verified, wrong_bytes, hangs, leaked_slots,
-//! found_again, take_overs, lost_blocks`. Its exit status is 0 where nothing is wrong.
+//! found_again, take_overs, lost_blocks, recomputed`. The last are the requests that computed what
+//! they were promised while daemons took over. Its exit status is 0 where nothing is wrong.
 //!
 //! `node soak --seconds N --seed S --dir DIR --program KVBM` does the same to the engines of a
 //! `kvbm serve` with disk and volume, for a long time, and prints what its processes use
@@ -40,6 +41,9 @@ const SEQUENCES: u32 = 32;
 const BLOCKS: usize = 8;
 /// Name of a daemon that takes over from the one before it.
 const TAKE_OVER: &str = "take-over";
+/// Models by number.
+const MODELS: [support::Model; 3] =
+    [support::Model::OneGroup, support::Model::Latent, support::Model::ThreeGroups];
 /// Ranks of each engine.
 const RANKS: u16 = 2;
 
@@ -90,8 +94,7 @@ impl Options {
                 "--seconds" => options.seconds = value.parse().expect("a number"),
                 "--rate" => options.rate = value.parse().expect("a number"),
                 "--program" => options.program = value.into(),
-                "--latent" if value == "1" => options.model = support::Model::Latent,
-                "--latent" => options.model = support::Model::OneGroup,
+                "--model" => options.model = MODELS[value.parse::<usize>().expect("a number")],
                 other => panic!("unknown option {other}"),
             }
         }
@@ -100,6 +103,10 @@ impl Options {
 
     fn socket(&self) -> PathBuf {
         self.dir.join("run").join("kvbm.sock")
+    }
+
+    fn model_number(&self) -> usize {
+        MODELS.iter().position(|model| *model == self.model).expect("one of them")
     }
 
     /// What the daemon keeps.

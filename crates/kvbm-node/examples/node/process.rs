@@ -1,6 +1,6 @@
 //! A process of the test: its lines are read as they come.
 
-use crate::{Options, support};
+use crate::Options;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -12,6 +12,8 @@ use std::time::Instant;
 pub(crate) struct Progress {
     pub(crate) verified: u64,
     pub(crate) wrong: u64,
+    /// Requests that did not get all that they were promised, and computed it.
+    pub(crate) not_kept: u64,
     pub(crate) hangs: Vec<String>,
     /// Blocks that an engine found as it began.
     pub(crate) found: Option<u64>,
@@ -30,13 +32,13 @@ impl TestProcess {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.arg(role).arg("--dir").arg(&options.dir).args(["--name", name]);
         command.args(["--seed", &seed.to_string()]);
-        let is_latent = options.model == support::Model::Latent;
-        command.args(["--latent", if is_latent { "1" } else { "0" }]);
+        command.args(["--model", &options.model_number().to_string()]);
         command.args(["--pause-ms", &options.pause.as_millis().to_string()]).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let progress = Progress {
             verified: 0,
             wrong: 0,
+            not_kept: 0,
             hangs: Vec::new(),
             found: None,
             slots: None,
@@ -90,6 +92,7 @@ impl Progress {
             "done" => {
                 self.verified += number(1);
                 self.wrong += number(2);
+                self.not_kept += number(3);
             }
             "found" => self.found = Some(number(1)),
             "slots" => self.slots = Some([number(1), number(2), number(3)]),

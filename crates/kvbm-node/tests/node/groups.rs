@@ -138,7 +138,7 @@ fn loads_of_all_groups_start_at_their_point_and_end_at_their_deadline() {
     let tokens = sequence(config, 1, 4);
     // Copies of every group wait for the point at which their blocks are computed.
     let all = |ids: &[u32]| blocks(&MODEL.places(ids, &MODEL.needed(4)).concat());
-    assert_eq!(engine.offer(&tokens, &ids(0..4), Some(1)).started, 7);
+    assert_eq!(engine.offer(&tokens, &ids(0..4), Some(1)).unwrap().started, 7);
     assert_eq!(engine.node.busy(&all(&ids(0..4))).unwrap(), all(&ids(0..4)));
     assert_eq!(engine.found("r", &tokens), 0);
     for (group, (range, ids)) in

@@ -15,7 +15,7 @@ fn an_engine_that_goes_leaves_no_slot_behind() {
             let tokens = sequence(&config, round, 8);
             let ids: Vec<u32> = (0..8).collect();
             engine.compute(&tokens, 0, &ids);
-            engine.offer(&tokens, &ids, None);
+            engine.offer(&tokens, &ids, None).unwrap();
             let promise = engine.node.look_up_groups("r", &tokens, 0).unwrap();
             if !promise.groups.is_empty() {
                 engine.commit("r", &model.places(&(8..16).collect::<Vec<_>>(), &promise.groups));

@@ -284,17 +284,25 @@ impl TestEngine {
     }
 
     /// Offers what a prefix of the whole sequence needs of each group.
-    pub(crate) fn offer(&self, tokens: &TokenSequence, ids: &[u32], after: Option<u64>) -> NodeOffload {
+    ///
+    /// # Errors
+    /// The daemon does not answer.
+    pub(crate) fn offer(
+        &self,
+        tokens: &TokenSequence,
+        ids: &[u32],
+        after: Option<u64>,
+    ) -> Result<NodeOffload, NodeError> {
         let needed = self.model.needed(tokens.num_blocks());
         let mut all = NodeOffload::default();
         for (group, (range, ids)) in needed.iter().zip(self.model.places(ids, &needed)).enumerate() {
             let group = GroupId(group as u16);
             let began = self.node.offload_group(group, &blocks(&ids), tokens, range.start, after);
-            let NodeOffload { started, present, refused } = began.expect("taken");
+            let NodeOffload { started, present, refused } = began?;
             (all.started, all.present) = (all.started + started, all.present + present);
             all.refused.extend(refused);
         }
-        all
+        Ok(all)
     }
 
     /// Blocks of all groups that a prefix of so many needs.
@@ -302,15 +310,20 @@ impl TestEngine {
         self.model.needed(blocks).iter().map(Range::len).sum()
     }
 
-    /// Computes a sequence into `ids` and offers it; until the daemon has all of it.
-    pub(crate) fn save(&self, tokens: &TokenSequence, ids: &[u32]) {
+    /// Computes what a prefix of so many blocks needs of each group.
+    pub(crate) fn compute_all(&self, tokens: &TokenSequence, ids: &[u32]) {
         let needed = self.model.needed(ids.len());
         for (group, (range, ids)) in needed.iter().zip(self.model.places(ids, &needed)).enumerate() {
             self.compute_in(group, tokens, range.start, &ids);
         }
+    }
+
+    /// Computes a sequence into `ids` and offers it; until the daemon has all of it.
+    pub(crate) fn save(&self, tokens: &TokenSequence, ids: &[u32]) {
+        self.compute_all(tokens, ids);
         let until = Instant::now() + PATIENCE;
         loop {
-            let offload = self.offer(tokens, ids, None);
+            let offload = self.offer(tokens, ids, None).expect("taken");
             if offload.present == self.needed(ids.len()) && self.found("saved", tokens) == ids.len() {
                 return;
             }
