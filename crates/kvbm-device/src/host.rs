@@ -35,8 +35,8 @@ pub struct HostRegion {
 // SAFETY: the region is an address range that stays valid on every thread (`HostRegion::new`'s
 // contract); nothing in it is tied to the thread that made it.
 unsafe impl Send for HostRegion {}
-// SAFETY: as above; all safe access copies shared bytes, under the protocol in the type's
-// documentation.
+// SAFETY: as above; functions that read or write the bytes are `unsafe`, and their callers keep the
+// protocol in the type's documentation.
 unsafe impl Sync for HostRegion {}
 
 impl HostRegion {
