@@ -128,10 +128,17 @@ fn measure(options: &Options) -> [Figures; 4] {
         let chains = Chains::new(&work);
         for round in 1..=options.rounds {
             eprintln!("{workers} workers, round {round} of {}", options.rounds);
-            round_ours(&work, suffix, &mut figures[0]);
-            round_peer::<RadixTree>(&work, &chains, suffix, &mut figures[1]);
-            round_peer::<Positional>(&work, &chains, suffix, &mut figures[2]);
-            round_peer::<ConcurrentRadixTreeCompressed>(&work, &chains, suffix, &mut figures[3]);
+            // Another one goes first in each round: the first pays for a cold cache.
+            for turn in 0..figures.len() {
+                let side = (round + turn) % figures.len();
+                let figures = &mut figures[side];
+                match side {
+                    0 => round_ours(&work, suffix, figures),
+                    1 => round_peer::<RadixTree>(&work, &chains, suffix, figures),
+                    2 => round_peer::<Positional>(&work, &chains, suffix, figures),
+                    _ => round_peer::<ConcurrentRadixTreeCompressed>(&work, &chains, suffix, figures),
+                }
+            }
         }
         let of_ours = ours::Chains::new(&work);
         let (_index, bytes) = with_bytes(&work, || of_ours.store(&work, 1).0);

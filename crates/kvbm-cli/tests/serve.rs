@@ -154,6 +154,71 @@ fn wait_for_all(engine: &NodeEngine, tokens: &TokenSequence, mut each: impl FnMu
     }
 }
 
+/// An engine that is attached, and its memory.
+fn attach(model: &Model, socket: &Path) -> (NodeEngine, Vec<BoundLayout>) {
+    let g1 = model.engine_memory();
+    let times = LineTimes { silent_after: PATIENCE, ..LineTimes::default() };
+    let groups = model.groups.iter().map(|(kind, _)| *kind).collect();
+    let terms = EngineTerms::new(socket, "engine", 32);
+    let terms = EngineTerms { groups, times, call_time: PATIENCE, ..terms };
+    let mover = MoverMemory { rank: Rank(0), device: None, g1: g1.clone() };
+    let engine = NodeEngine::attach(terms, true, vec![mover]).unwrap();
+    assert!(engine.wait_ready(PATIENCE), "{:?}", engine.status());
+    (engine, g1)
+}
+
+/// Computes a prefix of six blocks at the front of G1 and offers it, until the daemon has all.
+fn save(engine: &NodeEngine, model: &Model, g1: &[BoundLayout], tokens: &TokenSequence) {
+    let places = model.places(0);
+    for (group, (range, ids)) in places.iter().enumerate() {
+        for (at, id) in range.clone().zip(ids) {
+            let bytes = bytes_of(tokens, group, at, g1[group].bytes_per_block());
+            // SAFETY: nothing is copied yet.
+            unsafe { g1[group].write_block(id.0, &bytes) }.unwrap();
+        }
+    }
+    wait_for_all(engine, tokens, || {
+        for (group, (range, ids)) in places.iter().enumerate() {
+            engine.offload_group(GroupId(group as u16), ids, tokens, range.start, None).unwrap();
+        }
+    });
+}
+
+/// No block goes to disk while it fits into host memory: the end of the daemon saves it.
+#[test]
+fn a_daemon_that_ends_saves_what_only_host_memory_has() {
+    for model in [&ONE_GROUP, &THREE_GROUPS] {
+        let folder = tempfile::tempdir().unwrap();
+        let file = configuration_of(model, folder.path());
+        let text = std::fs::read_to_string(&file).unwrap();
+        let text = text.replace("write_through = true", "write_through = false");
+        std::fs::write(&file, &text).unwrap();
+        let (socket, notify) = (folder.path().join("run/node.sock"), folder.path().join("notify"));
+        let mut daemon = DaemonProcess::start(&file, &notify);
+        let config = Config::from_toml(&text, "test").unwrap();
+        let prompt: Vec<u32> = (0..16 * 6).collect();
+        let tokens = TokenSequence::from_tokens(config.namespace().hasher().unwrap(), &prompt);
+        let (engine, g1) = attach(model, &socket);
+        save(&engine, model, &g1, &tokens);
+        let mut status = Command::new(env!("CARGO_BIN_EXE_kvbm"));
+        status.args(["ctl", "status", "--json", "--socket"]).arg(folder.path().join("run/admin.sock"));
+        let status: serde_json::Value = serde_json::from_slice(&status.output().unwrap().stdout).unwrap();
+        let cached = |tier: &str| {
+            let mut tiers = status["tiers"].as_array().unwrap().iter();
+            tiers.find(|status| status["tier"] == tier).unwrap()["cached"].as_u64().unwrap()
+        };
+        assert!(cached("g2") >= 6, "{status:#}");
+        assert_eq!(cached("g3"), 0, "nothing is on disk: {status:#}");
+        assert_eq!(daemon.terminate(), Some(0));
+        let _next = DaemonProcess::start(&file, &notify);
+        wait_for_all(&engine, &tokens, || {});
+        let LookUp::Ready { by_tier, .. } = engine.look_up("r", &tokens, 0).unwrap() else {
+            panic!("there are no volumes")
+        };
+        assert_eq!(by_tier, [0, 0, 6, 0]);
+    }
+}
+
 #[test]
 fn an_engine_finds_its_blocks_again_whichever_side_was_gone() {
     for model in [&ONE_GROUP, &THREE_GROUPS] {
@@ -181,31 +246,11 @@ fn found_again(model: &Model) {
     let config = Config::from_toml(&std::fs::read_to_string(&file).unwrap(), "test").unwrap();
     let prompt: Vec<u32> = (0..16 * 6).collect();
     let tokens = TokenSequence::from_tokens(config.namespace().hasher().unwrap(), &prompt);
-    let ids = model.places(0);
     // One life of the engine saves; each later one, and each life of the daemon, loads.
     for life in 0..4 {
-        let g1 = model.engine_memory();
-        let times = LineTimes { silent_after: PATIENCE, ..LineTimes::default() };
-        let groups = model.groups.iter().map(|(kind, _)| *kind).collect();
-        let terms = EngineTerms::new(&socket, "engine", 32);
-        let terms = EngineTerms { groups, times, call_time: PATIENCE, ..terms };
-        let mover = MoverMemory { rank: Rank(0), device: None, g1: g1.clone() };
-        let engine = NodeEngine::attach(terms, true, vec![mover]).unwrap();
-        assert!(engine.wait_ready(PATIENCE), "{:?}", engine.status());
+        let (engine, g1) = attach(model, &socket);
         if life == 0 {
-            for (group, (range, ids)) in ids.iter().enumerate() {
-                for (at, id) in range.clone().zip(ids) {
-                    let bytes = bytes_of(&tokens, group, at, g1[group].bytes_per_block());
-                    // SAFETY: nothing is copied yet.
-                    unsafe { g1[group].write_block(id.0, &bytes) }.unwrap();
-                }
-            }
-            wait_for_all(&engine, &tokens, || {
-                for (group, (range, ids)) in ids.iter().enumerate() {
-                    let group = GroupId(group as u16);
-                    engine.offload_group(group, ids, &tokens, range.start, None).unwrap();
-                }
-            });
+            save(&engine, model, &g1, &tokens);
         }
         wait_for_all(&engine, &tokens, || {});
         let to = model.places(16);
