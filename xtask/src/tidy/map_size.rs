@@ -1,21 +1,28 @@
-//! The map stays short: people read it whole.
+//! The map and the pool's design stay short: people read them whole.
 
 use super::Finding;
 use super::source::Source;
+use std::path::Path;
 
 /// Most lines of the map.
 const LINES: usize = 200;
 /// Most terms of its glossary.
 const TERMS: usize = 60;
 
+/// The design of a crate, relative to the root.
+const DESIGN: &str = "crates/kvbm-pool/DESIGN.md";
+/// Most lines of it.
+const DESIGN_LINES: usize = 150;
+
+/// A design that is too long.
+pub(super) fn check_design(sources: &[Source]) -> Vec<Finding> {
+    let designs = sources.iter().filter(|source| source.file == Path::new(DESIGN));
+    designs.filter_map(|design| too_long(design, DESIGN_LINES, "comments of the code")).collect()
+}
+
 /// A map that is too long, a glossary that is, and one that is not there.
 pub(super) fn check(map: &Source) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    let lines = map.text.lines().count();
-    if lines > LINES {
-        let text = format!("{lines} lines, at most {LINES} are allowed: move details into docs/");
-        findings.push(map.finding(0, text));
-    }
+    let mut findings: Vec<Finding> = too_long(map, LINES, "docs/").into_iter().collect();
     let Some((at, terms)) = glossary(&map.text) else {
         findings.push(map.finding(0, "no table below `## Glossary`: it says what terms mean".to_owned()));
         return findings;
@@ -27,6 +34,12 @@ pub(super) fn check(map: &Source) -> Vec<Finding> {
         findings.push(map.finding(at, text));
     }
     findings
+}
+
+fn too_long(source: &Source, most: usize, elsewhere: &str) -> Option<Finding> {
+    let lines = source.text.lines().count();
+    let text = format!("{lines} lines, at most {most} are allowed: move details into {elsewhere}");
+    (lines > most).then(|| source.finding(0, text))
 }
 
 /// Where the glossary begins, and how many terms it has. Its rows alternate terms and meanings.
@@ -68,6 +81,15 @@ mod tests {
         assert_eq!(texts(1, LINES - 13), [""; 0]);
         let found = texts(1, LINES - 12);
         assert!(found.len() == 1 && found[0].starts_with("MAP.md:1: 201 lines"), "{found:?}");
+    }
+
+    #[test]
+    fn a_design_with_too_many_lines_is_found() {
+        let found = |file: &str, lines: usize| check_design(&[Source::new(file, "\n".repeat(lines))]);
+        assert_eq!(found(DESIGN, DESIGN_LINES), []);
+        assert_eq!(found("docs/operate.md", DESIGN_LINES + 1), [], "another document");
+        let found = found(DESIGN, DESIGN_LINES + 1);
+        assert!(found.len() == 1 && found[0].text.starts_with("151 lines"), "{found:?}");
     }
 
     #[test]

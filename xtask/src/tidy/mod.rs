@@ -75,6 +75,7 @@ fn findings(workspace: &Workspace) -> anyhow::Result<Vec<Finding>> {
     findings.extend(decoders::check(&code, &targets));
     let map = Source::new(map::FILE, text);
     findings.extend(map_size::check(&map));
+    findings.extend(map_size::check_design(&sources));
     findings.extend(prose::kept_names(&map, &code));
     for source in &code {
         findings.extend(words::check(source));
