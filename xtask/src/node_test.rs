@@ -51,7 +51,8 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Reads `[--rounds N] [--take-overs N] [--seed N] [--model heads|latent|groups] [--json FILE]`.
+    /// Reads `[--rounds N] [--take-overs N] [--seed N] [--model heads|latent|groups]
+    /// [--json FILE]`.
     pub(crate) fn parse(args: &[String]) -> Result<Self, String> {
         let mut options = Self::default();
         let mut args = args.iter();

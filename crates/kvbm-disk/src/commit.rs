@@ -4,7 +4,7 @@
 //! and only then calls them durable. Before that, blocks whose sync failed are written again. The
 //! table keeps one state per slot, so a slot that changed ten times costs one record.
 
-use crate::commit_signals::{CommitNeed, CommitterLife, Signals};
+use crate::commit_signals::{CommitNeed, CommitterState, Signals};
 use crate::journal::Journal;
 use crate::keyring::Keyring;
 use crate::medium::complete::contained;
@@ -76,7 +76,7 @@ impl FlushRequest {
 
     /// Whether waiting any longer changes nothing.
     fn is_over(&self, signals: &Signals) -> bool {
-        self.is_done(signals) || signals.failures != self.failures || signals.life == CommitterLife::Ended
+        self.is_done(signals) || signals.failures != self.failures || signals.life == CommitterState::Ended
     }
 
     /// What came of it by now.
@@ -87,7 +87,7 @@ impl FlushRequest {
         deadline: Duration,
     ) -> Result<DiskFlushReport, FlushError> {
         let (failed, done) = (signals.failures != self.failures, self.is_done(&signals));
-        let (ended, message) = (signals.life == CommitterLife::Ended, signals.last_failure.clone());
+        let (ended, message) = (signals.life == CommitterState::Ended, signals.last_failure.clone());
         drop(signals);
         let (present, durable_blocks, _) = shared.table.lock().counts();
         match (failed, done, ended) {

@@ -16,7 +16,7 @@ pub(crate) enum CommitNeed {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum CommitterLife {
+pub(crate) enum CommitterState {
     #[default]
     Running,
     /// One last commit.
@@ -27,7 +27,7 @@ pub(crate) enum CommitterLife {
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
     pub(crate) work: CommitNeed,
-    pub(crate) life: CommitterLife,
+    pub(crate) life: CommitterState,
     /// No operation was left when the engine was stopped: nothing will be written any more.
     pub(crate) in_order: bool,
     /// Dirty slots that went through a cycle, successful or not.
@@ -67,8 +67,8 @@ impl CommitSignals {
     /// The end, `in_order` if no operation waits or runs and none will.
     pub(crate) fn stop(&self, in_order: bool) {
         let mut signals = self.signals.lock();
-        if signals.life == CommitterLife::Running {
-            (signals.life, signals.in_order) = (CommitterLife::Stopping, in_order);
+        if signals.life == CommitterState::Running {
+            (signals.life, signals.in_order) = (CommitterState::Stopping, in_order);
         }
         drop(signals);
         self.wake.notify_one();
@@ -78,17 +78,17 @@ impl CommitSignals {
     pub(crate) fn wait_for_work(&self, interval: Duration) -> bool {
         let mut signals = self.signals.lock();
         let idle = |signals: &mut Signals| {
-            signals.work == CommitNeed::None && signals.life == CommitterLife::Running
+            signals.work == CommitNeed::None && signals.life == CommitterState::Running
         };
         self.wake.wait_while(&mut signals, idle);
         let until = deadline_after(Instant::now(), interval);
         let patient = |signals: &mut Signals| {
-            signals.work < CommitNeed::Urgent && signals.life == CommitterLife::Running
+            signals.work < CommitNeed::Urgent && signals.life == CommitterState::Running
         };
         self.wake.wait_while_until(&mut signals, patient, until);
         signals.work = CommitNeed::None;
         signals.begun += 1;
-        signals.life != CommitterLife::Running
+        signals.life != CommitterState::Running
     }
 
     pub(crate) fn cycle_done(&self, processed: u64, result: Result<(), String>) {
@@ -114,7 +114,7 @@ impl CommitSignals {
     }
 
     pub(crate) fn ended(&self) {
-        self.signals.lock().life = CommitterLife::Ended;
+        self.signals.lock().life = CommitterState::Ended;
         self.progress.notify_all();
     }
 }

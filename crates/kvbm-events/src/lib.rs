@@ -103,6 +103,6 @@ pub use queue::InProcessConfig;
 pub use resync::{Resync, StreamRepair};
 pub use snapshot::{Answer, Part, Question, RemoteSnapshots, Snapshot, SnapshotServer, SnapshotSource};
 pub use subscriber::{Subscriber, SubscriberStats};
-pub use tracker::{Delivery, Tracker, TrackerStats, TwoLives};
+pub use tracker::{ConflictingEpochs, Delivery, Tracker, TrackerStats};
 pub use transport::{Answering, EventReceiver, EventTransport, Payload, Responder, TransportError};
 pub use url::{BucketUrl, EventUrl};

@@ -2,8 +2,8 @@
 
 use crate::deadline;
 use crate::{
-    Delivery, EventReceiver, Payload, SourceId, StreamId, Tracker, TrackerStats, TransportError, TwoLives,
-    wire,
+    ConflictingEpochs, Delivery, EventReceiver, Payload, SourceId, StreamId, Tracker, TrackerStats,
+    TransportError, wire,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -82,7 +82,7 @@ impl Subscriber {
     }
 
     /// Sources of which two lives publish at the same time; see [`Tracker::two_lives`].
-    pub fn two_lives(&self) -> impl Iterator<Item = TwoLives> + '_ {
+    pub fn two_lives(&self) -> impl Iterator<Item = ConflictingEpochs> + '_ {
         self.tracker.two_lives(Instant::now())
     }
 

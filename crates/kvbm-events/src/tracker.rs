@@ -56,7 +56,7 @@ pub struct TrackerStats {
 
 /// A source of which two lives publish at the same time: two processes were given the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TwoLives {
+pub struct ConflictingEpochs {
     /// Whose name it is.
     pub source: SourceId,
     /// The life that is followed: the higher one.
@@ -152,10 +152,10 @@ impl Tracker {
     }
 
     /// Sources of which two lives publish, for [`Self::SILENCE`] at least and both of them lately.
-    pub fn two_lives(&self, now: Instant) -> impl Iterator<Item = TwoLives> + '_ {
+    pub fn two_lives(&self, now: Instant) -> impl Iterator<Item = ConflictingEpochs> + '_ {
         self.sources.iter().filter_map(move |(source, state)| {
             let lower = state.lower.filter(|lower| lower.is_living_beside(now))?;
-            Some(TwoLives { source: *source, followed: state.epoch, ignored: lower.epoch })
+            Some(ConflictingEpochs { source: *source, followed: state.epoch, ignored: lower.epoch })
         })
     }
 

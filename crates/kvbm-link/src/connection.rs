@@ -1,6 +1,6 @@
 //! Reader and writer of an established line.
 
-use crate::frame::{FrameKind, frame, leaving, patience_of, read_frame};
+use crate::frame::{FrameKind, announced_wait, frame, leaving, read_frame};
 use crate::handshake::read_failure;
 use crate::peer::{Peer, ProcessState, Ready};
 use crate::queue::{Lane, Next, PushError, SendQueue};
@@ -218,7 +218,7 @@ impl Connection {
                     if let (FrameKind::Leaving, Some(on_leave)) = (kind, on_leave)
                         && self.shutdown.begin()
                     {
-                        match patience_of(&body) {
+                        match announced_wait(&body) {
                             Ok(patience) => on_leave(patience),
                             Err(error) => break error,
                         }

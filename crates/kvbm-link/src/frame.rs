@@ -76,7 +76,7 @@ pub(crate) fn leaving(patience: Duration) -> Vec<u8> {
 }
 
 /// How long the worker waits.
-pub(crate) fn patience_of(body: &[u8]) -> io::Result<Duration> {
+pub(crate) fn announced_wait(body: &[u8]) -> io::Result<Duration> {
     let bytes: [u8; PATIENCE_BYTES] = body.try_into().map_err(|_| {
         let what = format!("the time that a worker waits has {} bytes: 4 are needed", body.len());
         io::Error::new(io::ErrorKind::InvalidData, what)
@@ -162,12 +162,12 @@ mod tests {
             let bytes = leaving(Duration::from_millis(given));
             let (kind, body) = read_frame(&mut &bytes[..]).unwrap();
             assert_eq!(
-                (kind, patience_of(&body).unwrap()),
+                (kind, announced_wait(&body).unwrap()),
                 (FrameKind::Leaving, Duration::from_millis(found))
             );
         }
         for short in [&[][..], &[1, 2, 3]] {
-            assert!(patience_of(short).unwrap_err().to_string().contains("4 are needed"));
+            assert!(announced_wait(short).unwrap_err().to_string().contains("4 are needed"));
         }
     }
 }

@@ -22,7 +22,7 @@ pub(crate) enum Listener {
 }
 
 /// Whoever has connected, and may be anybody.
-pub(crate) enum Stranger {
+pub(crate) enum UnverifiedConnection {
     Unix(UnixStream),
     Tcp(TcpStream, SocketAddr),
 }
@@ -43,35 +43,37 @@ impl Listener {
         }
     }
 
-    pub(crate) fn accept(&self) -> io::Result<Stranger> {
+    pub(crate) fn accept(&self) -> io::Result<UnverifiedConnection> {
         match self {
-            Self::Unix(socket) => socket.listener.accept().map(|(stream, _)| Stranger::Unix(stream)),
+            Self::Unix(socket) => {
+                socket.listener.accept().map(|(stream, _)| UnverifiedConnection::Unix(stream))
+            }
             Self::Tcp(listener, _) => {
-                listener.accept().map(|(stream, address)| Stranger::Tcp(stream, address))
+                listener.accept().map(|(stream, address)| UnverifiedConnection::Tcp(stream, address))
             }
         }
     }
 
     /// Lets in whoever belongs here, until a time.
-    pub(crate) fn admit(&self, stranger: Stranger, until: Instant) -> io::Result<(Stream, Peer)> {
+    pub(crate) fn admit(&self, stranger: UnverifiedConnection, until: Instant) -> io::Result<(Stream, Peer)> {
         match (self, stranger) {
-            (Self::Tcp(_, acceptor), Stranger::Tcp(stream, address)) => {
+            (Self::Tcp(_, acceptor), UnverifiedConnection::Tcp(stream, address)) => {
                 stream.set_nonblocking(false)?;
                 let stream = acceptor.accept(stream, until);
                 let stream = stream.map_err(|error| of(address, &error))?;
                 Ok((Stream::Tls(Box::new(stream)), Peer::elsewhere(address)))
             }
-            (_, Stranger::Unix(stream)) => {
+            (_, UnverifiedConnection::Unix(stream)) => {
                 stream.set_nonblocking(false)?;
                 same_user(stream)
             }
             // Each listener has strangers of its own kind.
-            (Self::Unix(_), Stranger::Tcp(..)) => Err(io::ErrorKind::Unsupported.into()),
+            (Self::Unix(_), UnverifiedConnection::Tcp(..)) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 }
 
-impl Stranger {
+impl UnverifiedConnection {
     /// Its socket, to hang up on it.
     pub(crate) fn socket(&self) -> io::Result<OwnedFd> {
         match self {

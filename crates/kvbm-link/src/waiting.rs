@@ -1,7 +1,7 @@
 //! Unauthenticated peers whose handshake is under way: how many there may be, and which one is
 //! disconnected when there are too many.
 
-use crate::listener::Stranger;
+use crate::listener::UnverifiedConnection;
 use parking_lot::Mutex;
 use rustix::fd::OwnedFd;
 use rustix::net::{Shutdown, shutdown};
@@ -43,7 +43,7 @@ impl Waiting {
     /// A place for a stranger. Where as many wait as may, one of them picked at random loses its
     /// line: whoever comes has a place although silent ones come again and again. None where too
     /// many handshakes are about to end.
-    pub(crate) fn enter(&self, stranger: &Stranger) -> io::Result<Option<HandshakePermit<'_>>> {
+    pub(crate) fn enter(&self, stranger: &UnverifiedConnection) -> io::Result<Option<HandshakePermit<'_>>> {
         let socket = stranger.socket()?;
         let mut state = self.state.lock();
         if state.now >= MAX_HANDSHAKES {

@@ -4,7 +4,7 @@ use crate::address::WorkerAddress;
 use crate::connection::{Connection, LineTimes};
 use crate::frame::{FrameKind, MAX_BODY, frame};
 use crate::handshake::{self, HandshakeError, LeaderTerms, Refusal, WorkerTerms};
-use crate::listener::{Listener, Stranger};
+use crate::listener::{Listener, UnverifiedConnection};
 use crate::peer::{Peer, PeerId};
 use crate::timed::Timed;
 use crate::waiting::{HandshakePermit, MAX_HANDSHAKES, Waiting};
@@ -189,7 +189,7 @@ impl WorkerListener {
     fn begin_handshake<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
-        stranger: Stranger,
+        stranger: UnverifiedConnection,
         handshakes: &'scope Handshakes<'_>,
     ) {
         let warn = |topic, text: &str| self.warn(&handshakes.log_limit, topic, text);
@@ -222,7 +222,7 @@ impl WorkerListener {
     /// The handshake with whoever connected.
     fn shake_hands(
         &self,
-        stranger: Stranger,
+        stranger: UnverifiedConnection,
         place: &HandshakePermit<'_>,
         handshakes: &Handshakes<'_>,
     ) -> Result<(), HandshakeError> {

@@ -25,7 +25,8 @@ pub struct EngineTerms {
     /// What the layers of each of its cache groups keep, by the groups' ids: the daemon refuses
     /// others.
     pub groups: Vec<GroupKind>,
-    /// Tag of its namespace: the daemon refuses another one.
+    /// Tag of its namespace, where it must be the daemon's own: the daemon refuses another one.
+    /// None lets engines of several namespaces share the daemon's room; they share no block.
     pub namespace: Option<NamespaceTag>,
     /// Times of the lines. A daemon that is silent counts as gone.
     pub times: LineTimes,

@@ -60,13 +60,13 @@ pub struct WithEngine(Vec<G1Memory>);
 pub struct Builder<State> {
     config: Config,
     namespace: Option<Namespace>,
-    given: Given,
+    given: SuppliedParts,
     state: State,
 }
 
 /// What no configuration can say.
 #[derive(Debug, Default)]
-struct Given {
+struct SuppliedParts {
     policies: Policies,
     #[cfg(feature = "worker")]
     volumes: Option<kvbm_volume::VolumeRegistry>,
@@ -148,7 +148,12 @@ pub enum BuildError {
 impl<G> KvBlockManager<G> {
     /// Starts a builder.
     pub fn builder() -> Builder<NeedsModel> {
-        Builder { config: Config::default(), namespace: None, given: Given::default(), state: NeedsModel(()) }
+        Builder {
+            config: Config::default(),
+            namespace: None,
+            given: SuppliedParts::default(),
+            state: NeedsModel(()),
+        }
     }
 }
 

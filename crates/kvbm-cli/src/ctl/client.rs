@@ -89,7 +89,7 @@ impl Client {
             return Ok(answer);
         }
         let why = answer["error"].as_str().unwrap_or("no reason is given");
-        bail!("{self} refuses {method} {path} (status {status}): {}", super::shown::plain(why))
+        bail!("{self} refuses {method} {path} (status {status}): {}", super::render::plain(why))
     }
 
     fn exchange(&self, method: &str, path: &str, body: &str, time: Duration) -> Result<(u16, String)> {

@@ -1,8 +1,8 @@
 //! `kvbm ctl` and `kvbm top`: an operator's calls to a running manager.
 
-mod asked;
 mod client;
-mod shown;
+mod render;
+mod request;
 pub mod top;
 
 use std::path::PathBuf;
@@ -12,9 +12,9 @@ use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
-pub use asked::{ChainArgs, NamespaceArgs};
 use client::Client;
-pub(crate) use shown::plain;
+pub(crate) use render::plain;
+pub use request::{ChainArgs, NamespaceArgs};
 
 /// Options of `kvbm ctl`.
 #[derive(Clone, Debug, Args)]
@@ -162,13 +162,13 @@ pub enum CtlCall {
 
 /// Makes one call.
 pub fn run(args: &CtlArgs) -> Result<()> {
-    let call = asked::call(&args.call)?;
+    let call = request::call(&args.call)?;
     let client = Client::new(&args.to)?;
     let answer = client.call(call.method, call.path, call.body.as_ref(), call.time)?;
     let text = if args.json {
         format!("{}\n", serde_json::to_string_pretty(&answer)?)
     } else {
-        shown::answer(&args.call, &answer)
+        render::answer(&args.call, &answer)
     };
     crate::show(&text, false)?;
     let is_complete = answer.get("complete").and_then(Value::as_bool).unwrap_or(true);

@@ -9,7 +9,7 @@ use clap::Args;
 use serde_json::Value;
 
 use super::client::Client;
-use super::{ConnectArgs, shown, status};
+use super::{ConnectArgs, render, status};
 use crate::human::{bytes, count, micros, percent, share};
 use crate::interrupt;
 use crate::number::whole;
@@ -84,7 +84,7 @@ pub fn run(args: &TopArgs) -> Result<()> {
             Err(error) => {
                 text = format!(
                     "{}\n\nno answer, trying again: {}\n",
-                    shown::heading(&before.status),
+                    render::heading(&before.status),
                     crate::explain(&error)
                 );
             }
@@ -142,7 +142,7 @@ fn per_second(now: &Value, old: &Value, name: &str, since: Duration) -> f64 {
 
 /// One frame: what is now, and what happened since `before`.
 fn frame(now: &Value, before: &Value, since: Duration) -> String {
-    let mut out = format!("{}\n\n", shown::heading(now));
+    let mut out = format!("{}\n\n", render::heading(now));
     let asked = number(now, "lookup_blocks").saturating_sub(number(before, "lookup_blocks"));
     let (tiers, here) = tiers(now, before, since, asked);
     let peers = number(now, "peer_hit_blocks").saturating_sub(number(before, "peer_hit_blocks"));
@@ -164,7 +164,7 @@ fn frame(now: &Value, before: &Value, since: Duration) -> String {
     if engines > 0 {
         let _ = writeln!(out, "\n{engines} engines are attached");
     }
-    out += &shown::troubles(now);
+    out += &render::troubles(now);
     out
 }
 
@@ -172,13 +172,13 @@ fn frame(now: &Value, before: &Value, since: Duration) -> String {
 fn tiers(now: &Value, before: &Value, since: Duration, asked: u64) -> (String, u64) {
     let mut table = Table::new(["tier", "used", "of", "", "pinned", "hits", "hits/s", "evicted/s"]);
     let mut found = 0;
-    for tier in shown::tiers(now) {
+    for tier in render::tiers(now) {
         let old = named(&before["tiers"], "tier", &tier["tier"]);
         let (capacity, used) = (number(tier, "capacity"), number(tier, "used"));
         let hits = number(tier, "hit_blocks").saturating_sub(number(old, "hit_blocks"));
         found += hits;
         table.row([
-            tier["tier"].as_str().map(shown::plain).unwrap_or_default(),
+            tier["tier"].as_str().map(render::plain).unwrap_or_default(),
             count(used),
             count(capacity),
             bar(share(used, capacity)),
@@ -205,7 +205,7 @@ fn paths(now: &Value, before: &Value, since: Duration) -> String {
     for path in used {
         let old = named(&before["paths"], "path", &path["path"]);
         table.row([
-            path["path"].as_str().map(shown::plain).unwrap_or_default(),
+            path["path"].as_str().map(render::plain).unwrap_or_default(),
             format!("{}/s", bytes(per_second(path, old, "bytes", since) as u64)),
             format!("{:.0}", per_second(path, old, "blocks", since)),
             count(number(path, "queued_blocks")),

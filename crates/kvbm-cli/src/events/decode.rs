@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use kvbm::events_plane::{EventBatch, vllm, wire};
 use serde_json::{Value, json};
 
-use super::shown::event_json;
+use super::render::event_json;
 
 /// Options of `kvbm events decode`.
 #[derive(Clone, Debug, Args)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use kvbm::events_plane::{Delivery, EventBatch, SourceId, Tracker, TrackerStats, TwoLives};
+use kvbm::events_plane::{ConflictingEpochs, Delivery, EventBatch, SourceId, Tracker, TrackerStats};
 use kvbm::plan::Epoch;
 
 /// A tracker of streams that may be joined late: the numbers before the first batch of a stream are
@@ -41,7 +41,7 @@ impl Joining {
     }
 
     /// Sources of which two lives publish at the same time.
-    pub(super) fn two_lives(&self, now: Instant) -> impl Iterator<Item = TwoLives> + '_ {
+    pub(super) fn two_lives(&self, now: Instant) -> impl Iterator<Item = ConflictingEpochs> + '_ {
         self.tracker.two_lives(now)
     }
 

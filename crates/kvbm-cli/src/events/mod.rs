@@ -5,8 +5,8 @@ mod decode;
 mod engines;
 mod follow;
 mod joining;
+mod render;
 mod serve;
-mod shown;
 mod stats;
 mod tail;
 

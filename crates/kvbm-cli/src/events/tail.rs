@@ -13,7 +13,7 @@ use kvbm::events_plane::{Delivery, EventReceiver, wire};
 use super::engines::{self, Listener};
 use super::follow::{self, FollowArgs, Source};
 use super::joining::Joining;
-use super::shown;
+use super::render;
 use crate::interrupt;
 use crate::note::note;
 use crate::number::whole;
@@ -81,11 +81,11 @@ fn print(mut receiver: Box<dyn EventReceiver>, args: &TailArgs, out: &mut dyn Wr
         let stream = batch.stream;
         if let Some(joined_at) = joining.accept(batch, Instant::now(), &mut deliveries) {
             if args.json {
-                shown::joined_json(stream, joined_at)
+                render::joined_json(stream, joined_at)
                     .iter()
                     .try_for_each(|value| writeln!(out, "{value}"))?;
             } else {
-                shown::joined_line(stream, joined_at).iter().try_for_each(|line| writeln!(out, "{line}"))?;
+                render::joined_line(stream, joined_at).iter().try_for_each(|line| writeln!(out, "{line}"))?;
             }
         }
         for mut delivery in deliveries.drain(..) {
@@ -113,9 +113,9 @@ fn shorten(delivery: &mut Delivery, most: u64) -> u64 {
 
 fn show(delivery: &Delivery, json: bool, out: &mut dyn Write) -> Result<()> {
     if json {
-        shown::delivery_json(delivery).iter().try_for_each(|value| writeln!(out, "{value}"))?;
+        render::delivery_json(delivery).iter().try_for_each(|value| writeln!(out, "{value}"))?;
     } else {
-        shown::delivery_lines(delivery).iter().try_for_each(|line| writeln!(out, "{line}"))?;
+        render::delivery_lines(delivery).iter().try_for_each(|line| writeln!(out, "{line}"))?;
     }
     Ok(())
 }

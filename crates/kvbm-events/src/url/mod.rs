@@ -43,7 +43,7 @@ pub enum PayloadFormat {
 
 /// In whose name a publisher speaks as engines do ([`PayloadFormat::Vllm`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Speaker {
+pub struct PublisherIdentity {
     /// The engine's data-parallel rank.
     pub rank: u32,
     /// Kind of its cache group, as vLLM calls it.
@@ -153,7 +153,7 @@ impl EventUrl {
     }
 
     /// In whose name a publisher speaks, where it speaks as engines do.
-    pub fn speaker(&self) -> Option<Speaker> {
+    pub fn speaker(&self) -> Option<PublisherIdentity> {
         match self.format() {
             #[cfg(feature = "zmq")]
             // It was read before.

@@ -1,7 +1,7 @@
 //! What a URL says about `ZeroMQ`.
 
 use super::parts::{Parts, malformed};
-use super::{Speaker, UrlError};
+use super::{PublisherIdentity, UrlError};
 use crate::zmq::{ZmqAddress, ZmqConfig};
 
 const KNOWN: &[&str] = &["replay", "topic", "from", "insecure", "format", "rank", "kind"];
@@ -36,14 +36,17 @@ pub(super) fn config(parts: &Parts) -> Result<(ZmqConfig, Vec<ZmqAddress>), UrlE
 }
 
 /// In whose name a publisher speaks as engines do.
-pub(super) fn speaker(parts: &Parts) -> Result<Speaker, UrlError> {
+pub(super) fn speaker(parts: &Parts) -> Result<PublisherIdentity, UrlError> {
     let rank = parts.read("rank", "a number below 2^32", |text| text.parse().ok())?;
     let word = |text: &str| {
         let good = |c: char| c.is_ascii_lowercase() || c == '_';
         (!text.is_empty() && text.len() <= 64 && text.chars().all(good)).then(|| text.to_owned())
     };
     let kind = parts.read("kind", "small letters and _, such as mla_attention", word)?;
-    Ok(Speaker { rank: rank.unwrap_or(0), kind: kind.unwrap_or_else(|| crate::vllm::FULL_ATTENTION.into()) })
+    Ok(PublisherIdentity {
+        rank: rank.unwrap_or(0),
+        kind: kind.unwrap_or_else(|| crate::vllm::FULL_ATTENTION.into()),
+    })
 }
 
 /// A replay socket for each of `events`: a port alone is one of the same host.
@@ -90,7 +93,7 @@ mod tests {
         let many = addresses("zmq+tcp://a:1,b:2?replay=9");
         assert_eq!(many[1], ("tcp://b:2".into(), Some("tcp://b:9".into())));
         let parts = Parts::parse("zmq+tcp://a:1?format=vllm&rank=3&kind=mla_attention").unwrap();
-        assert_eq!(speaker(&parts).unwrap(), Speaker { rank: 3, kind: "mla_attention".into() });
+        assert_eq!(speaker(&parts).unwrap(), PublisherIdentity { rank: 3, kind: "mla_attention".into() });
         let (config, _) = read("zmq+tcp://*:1?topic=&from=start&insecure=true").unwrap();
         assert_eq!((config.topic.as_str(), config.from_start, config.insecure), ("", true, true));
     }

@@ -1,6 +1,6 @@
 //! Restarts, stale epochs, limits, and the last number there is.
 
-use kvbm_events::{Delivery, EventBatch, EventKind, KvEvent, SourceId, StreamId, Tracker, TwoLives};
+use kvbm_events::{ConflictingEpochs, Delivery, EventBatch, EventKind, KvEvent, SourceId, StreamId, Tracker};
 use kvbm_plan::Epoch;
 use std::time::{Duration, Instant};
 
@@ -114,7 +114,7 @@ impl Clocked {
         self.start + Duration::from_millis(100 * tenths)
     }
 
-    fn two_lives(&self, tenths: u64) -> Vec<TwoLives> {
+    fn two_lives(&self, tenths: u64) -> Vec<ConflictingEpochs> {
         self.tracker.two_lives(self.at(tenths)).collect()
     }
 }
@@ -164,7 +164,7 @@ fn two_lives_that_publish_in_turns_are_reported_and_the_higher_one_is_followed()
         assert_eq!(clocked.heartbeat(4, 10 * second), []);
         assert_eq!(clocked.heartbeat(3, 10 * second + 1), [], "of several the highest is told");
         assert_eq!(clocked.heartbeat(9, 10 * second + 5), []);
-        let two = TwoLives { source: SourceId(1), followed: Epoch(9), ignored: Epoch(4) };
+        let two = ConflictingEpochs { source: SourceId(1), followed: Epoch(9), ignored: Epoch(4) };
         let is_published = clocked.two_lives(10 * second + 6) == [two];
         assert_eq!(is_published, second > 5, "second {second}");
     }

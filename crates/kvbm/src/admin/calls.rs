@@ -1,8 +1,8 @@
 //! Each call, carried out.
 
-use super::asked::{CHAIN, Fields, MAX_PIN_S, Refusal};
+use super::call_arguments::{CHAIN, Fields, MAX_PIN_S, Refusal};
 use super::host::{AdminHost, Unknown};
-use super::shown;
+use super::status_json;
 use crate::http::{HttpRequest, HttpResponse};
 use crate::leader::{Commit, FlushError, Leader};
 use crate::places;
@@ -120,14 +120,14 @@ impl AdminCalls {
 #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "they stand in one table")]
 impl AdminCalls {
     fn status(&self, leader: &Leader, _body: &[u8]) -> Result<Value, Refusal> {
-        let mut fields = shown::status(leader);
+        let mut fields = status_json::status(leader);
         let of_process = [
             ("version", json!(env!("CARGO_PKG_VERSION"))),
             ("pid", json!(std::process::id())),
             ("uptime_s", json!(self.began.elapsed().as_secs())),
             ("model", json!(self.model)),
             ("namespace", json!(self.namespace.tag().to_string())),
-            ("engines", json!(shown::engines(self.host()))),
+            ("engines", json!(status_json::engines(self.host()))),
             ("host_pages", json!(self.host().host_pages())),
             ("log_level", json!(self.host().log_level())),
         ];
@@ -136,11 +136,11 @@ impl AdminCalls {
     }
 
     fn volumes(&self, leader: &Leader, _body: &[u8]) -> Result<Value, Refusal> {
-        Ok(json!({ "volumes": shown::volumes(&leader.status().volumes) }))
+        Ok(json!({ "volumes": status_json::volumes(&leader.status().volumes) }))
     }
 
     fn quotas(&self, leader: &Leader, _body: &[u8]) -> Result<Value, Refusal> {
-        Ok(json!({ "tenants": shown::tenants(&leader.tenants.status()) }))
+        Ok(json!({ "tenants": status_json::tenants(&leader.tenants.status()) }))
     }
 
     fn set_quota(&self, leader: &Leader, body: &[u8]) -> Result<Value, Refusal> {
@@ -159,7 +159,7 @@ impl AdminCalls {
         let (chain, group) = (chain.chain(), leader.full_group());
         let Leader { registry, volumes, peers, .. } = leader;
         let peers = peers.get().map(|peers| &**peers);
-        Ok(shown::places(chain, &places::look_up_with_peers(registry, volumes, peers, group, chain)))
+        Ok(status_json::places(chain, &places::look_up_with_peers(registry, volumes, peers, group, chain)))
     }
 
     fn pin(&self, leader: &Leader, body: &[u8]) -> Result<Value, Refusal> {
@@ -223,7 +223,7 @@ impl AdminCalls {
         }
         let namespace = NamespaceId::from(self.namespace(leader, &fields)?.tag());
         let deadline = deadline_after(kvbm_plan::clock::now(), fields.timeout(TIMEOUT)?);
-        Ok(shown::receipt(&leader.forget_with_receipt(namespace, deadline)))
+        Ok(status_json::receipt(&leader.forget_with_receipt(namespace, deadline)))
     }
 
     fn flush(&self, leader: &Leader, body: &[u8]) -> Result<Value, Refusal> {
@@ -242,7 +242,7 @@ impl AdminCalls {
         if let Some(events) = leader.events.get().and_then(Weak::upgrade) {
             report.events_unpublished = events.flush_last(deadline);
         }
-        Ok(shown::drained(&report))
+        Ok(status_json::drained(&report))
     }
 
     fn log(&self, _leader: &Leader, _body: &[u8]) -> Result<Value, Refusal> {

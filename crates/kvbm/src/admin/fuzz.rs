@@ -1,7 +1,7 @@
 //! What must hold of any call of an operator: a part of the fuzz target `request`.
 
 use super::LIMITS;
-use super::asked::{CHAIN, Fields, MAX_PIN_S, Refusal};
+use super::call_arguments::{CHAIN, Fields, MAX_PIN_S, Refusal};
 use crate::http;
 use kvbm_tokens::Namespace;
 use std::time::Duration;

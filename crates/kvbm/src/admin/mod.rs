@@ -35,18 +35,18 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `fuzz` | a part of the fuzz target `request` | `asked` |
-//! | `calls` | each call, carried out | `asked`, `host`, `shown` |
-//! | `shown` | the status as JSON | `host` |
-//! | `asked` | what a call asks for | - |
+//! | `fuzz` | a part of the fuzz target `request` | `call_arguments` |
+//! | `calls` | each call, carried out | `call_arguments`, `host`, `status_json` |
+//! | `status_json` | the status as JSON | `host` |
+//! | `call_arguments` | what a call asks for | - |
 //! | `host` | what only the process knows that the manager is in | - |
 
-mod asked;
+mod call_arguments;
 mod calls;
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) mod fuzz;
 mod host;
-mod shown;
+mod status_json;
 
 pub(crate) use calls::AdminCalls;
 pub use host::{AdminEngine, AdminHost};

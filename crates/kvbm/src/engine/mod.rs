@@ -10,8 +10,8 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | `calls` | the calls of an engine | `tickets`, `onboard`, `park`, `offload`, `generations` |
-//! | `tickets` | requests and what they were promised | `promises`, `answers`, `onboard` |
-//! | `promises` | pinned blocks of each cache group, and their loads | `onboard` |
+//! | `tickets` | requests and what they were promised | `pinned_parts`, `answers`, `onboard` |
+//! | `pinned_parts` | pinned blocks of each cache group, and their loads | `onboard` |
 //! | `answers` | what callers of tickets are told | - |
 //! | `onboard` | an onboard into engine blocks | `generations`, `offload` |
 //! | `park` | private blocks of preempted requests | `generations`, `offload` |
@@ -24,7 +24,7 @@ mod generations;
 mod offload;
 mod onboard;
 mod park;
-mod promises;
+mod pinned_parts;
 mod tickets;
 
 use crate::park::ParkError;

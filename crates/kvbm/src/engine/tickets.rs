@@ -6,7 +6,7 @@
 //! [`Tickets::finished`] names each load once, when no copy writes to its blocks any more.
 
 use super::answers::{FinishedLoad, LookUp, TIME_TO_LIVE, TicketError};
-use super::promises::{Load, Promise};
+use super::pinned_parts::{Load, PinnedParts};
 use super::{Engine, Fence, LoadOptions};
 use crate::leader::{Leader, leave_out_slow};
 use crate::manager::KvBlockManager;
@@ -57,7 +57,7 @@ enum Ticket {
     /// Volumes are being asked.
     Probing(Key),
     /// These blocks are pinned.
-    Promised { key: Key, promise: Promise, since: Instant },
+    Promised { key: Key, promise: PinnedParts, since: Instant },
     /// These are on their way.
     Loading(Load),
 }
@@ -126,11 +126,11 @@ impl Tickets<'_> {
         let leader = &self.0.leader;
         leader.metrics.lookups.add(chain.len().saturating_sub(first) as u64);
         let (promise, asks) = if leader.has_groups() {
-            Promise::of_groups(leader, chain, first, Probe::Never)
+            PinnedParts::of_groups(leader, chain, first, Probe::Never)
         } else {
             let (prefix, asks) = leader.match_prefix(chain, Probe::Never);
             let asks = asks && prefix.len() < chain.len();
-            (Promise::of(leader, prefix, first), asks)
+            (PinnedParts::of(leader, prefix, first), asks)
         };
         if asks && self.ask(request, key, chain) {
             return Ok(LookUp::Pending);
@@ -179,7 +179,7 @@ impl Tickets<'_> {
         }
         let staged = prefix.blocks().iter().skip(first).take_while(|block| block.tier == Tier::G2).count();
         prefix.truncate(first.saturating_add(staged));
-        let promise = Promise::of(leader, prefix, first);
+        let promise = PinnedParts::of(leader, prefix, first);
         let LookUp::Ready { blocks, .. } = self.table().promise(leader, request, key, promise, now) else {
             return Ok(0);
         };
@@ -337,7 +337,7 @@ impl Tickets<'_> {
 
     /// Ends the ticket of a request that is to be loaded into `ids`, unless they do not fit what it
     /// was promised.
-    fn take_promise(&self, request: &str, ids: &[&[BlockId]]) -> Result<Promise, TicketError> {
+    fn take_promise(&self, request: &str, ids: &[&[BlockId]]) -> Result<PinnedParts, TicketError> {
         let mut tickets = self.table().tickets.lock();
         match tickets.get(request) {
             Some(Ticket::Promised { promise, .. }) => check_ids(request, promise, ids)?,
@@ -442,12 +442,12 @@ impl Tickets<'_> {
     }
 }
 
-fn ready(promise: &Promise) -> LookUp {
+fn ready(promise: &PinnedParts) -> LookUp {
     LookUp::Ready { blocks: promise.len(), by_tier: promise.by_tier() }
 }
 
 /// Whether `ids` fit what was promised. Fewer than promised do where layers are alike.
-fn check_ids(request: &str, promise: &Promise, ids: &[&[BlockId]]) -> Result<(), TicketError> {
+fn check_ids(request: &str, promise: &PinnedParts, ids: &[&[BlockId]]) -> Result<(), TicketError> {
     let (request, groups) = (|| request.to_owned(), promise.groups());
     if ids.len() != groups {
         return Err(TicketError::Groups { request: request(), given: ids.len(), groups });
@@ -482,7 +482,14 @@ impl TicketTable {
     }
 
     /// Keeps what was found for `request`, and makes room among the older tickets.
-    fn promise(&self, leader: &Leader, request: &str, key: Key, promise: Promise, now: Instant) -> LookUp {
+    fn promise(
+        &self,
+        leader: &Leader,
+        request: &str,
+        key: Key,
+        promise: PinnedParts,
+        now: Instant,
+    ) -> LookUp {
         let mut promise = promise;
         let mut tickets = self.tickets.lock();
         let ended = make_room(&mut tickets, leader, &mut promise, now);
@@ -503,9 +510,9 @@ impl TicketTable {
 fn make_room(
     tickets: &mut HashMap<String, Ticket>,
     leader: &Leader,
-    promise: &mut Promise,
+    promise: &mut PinnedParts,
     now: Instant,
-) -> (Vec<Ticket>, Promise) {
+) -> (Vec<Ticket>, PinnedParts) {
     let mut promised: Vec<(Instant, String)> = Vec::new();
     let mut others = [0_u32; 3];
     for (request, ticket) in tickets.iter() {
@@ -558,9 +565,9 @@ fn answer(questions: &Receiver<Question>, tickets: &Mutex<HashMap<String, Ticket
         }
         let chain = BlockChain::of_run(namespace, origin, &hashes);
         let mut promise = if leader.has_groups() {
-            Promise::of_groups(&leader, chain, key.first, Probe::Wait).0
+            PinnedParts::of_groups(&leader, chain, key.first, Probe::Wait).0
         } else {
-            Promise::of(&leader, leader.match_prefix(chain, Probe::Wait).0, key.first)
+            PinnedParts::of(&leader, leader.match_prefix(chain, Probe::Wait).0, key.first)
         };
         let mut tickets = tickets.lock();
         if is_wanted(&tickets) {

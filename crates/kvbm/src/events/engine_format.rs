@@ -1,7 +1,7 @@
 //! Events as engines publish them, for routers that follow engines.
 
 use super::TakeSnapshot;
-use kvbm_events::url::Speaker;
+use kvbm_events::url::PublisherIdentity;
 use kvbm_events::vllm::{EngineBlocks, Publishing, PublishingStats};
 use kvbm_events::{BatchEncoder, Payload, Replacement, StreamId, TransportError, wire};
 use kvbm_plan::Tier;
@@ -21,8 +21,12 @@ pub(super) struct Translator {
 impl Translator {
     /// Publishes blocks with the tokens that `blocks` has. After a loss, `take` gives what is
     /// there.
-    pub(super) fn new(take: Arc<TakeSnapshot>, blocks: Arc<EngineBlocks>, speaker: Speaker) -> Self {
-        let Speaker { rank, kind } = speaker;
+    pub(super) fn new(
+        take: Arc<TakeSnapshot>,
+        blocks: Arc<EngineBlocks>,
+        speaker: PublisherIdentity,
+    ) -> Self {
+        let PublisherIdentity { rank, kind } = speaker;
         // The memory that an engine owns is on no tier of the pool: the engine publishes its events
         // itself.
         let publishing = Publishing::new(blocks, &Tier::ALL).with_numbers().with_rank(rank).with_kind(kind);
@@ -103,7 +107,7 @@ mod tests {
         let mut translator = Translator::new(
             Arc::new(|_| None),
             Arc::new(EngineBlocks::new(1)),
-            Speaker { rank: 0, kind: "full_attention".into() },
+            PublisherIdentity { rank: 0, kind: "full_attention".into() },
         );
         let stream = StreamId { source: SourceId(1), epoch: Epoch(1), shard: 0 };
         let batch = |numbers: std::ops::Range<u64>| {
@@ -137,7 +141,7 @@ mod tests {
         let hash = SequenceHash::from_bytes([3; 16]);
         let token_ids = (0..1000).collect();
         blocks.note(hash, kvbm_events::vllm::EngineBlock { token_ids, ..Default::default() });
-        let speaker = Speaker { rank: 0, kind: "full_attention".into() };
+        let speaker = PublisherIdentity { rank: 0, kind: "full_attention".into() };
         let mut translator = Translator::new(Arc::new(|_| None), blocks, speaker);
         let stats = translator.stats();
         let stream = StreamId { source: SourceId(1), epoch: Epoch(1), shard: 0 };

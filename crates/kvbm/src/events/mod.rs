@@ -2,8 +2,8 @@
 
 mod engine_format;
 mod hashing;
-mod lag;
 mod notes;
+mod publish_lag;
 mod remote;
 mod ring;
 

@@ -2,8 +2,8 @@
 
 use super::BlockFacts;
 use super::hashing::Keyed;
-use super::lag::Marks;
 use super::notes::Notes;
+use super::publish_lag::Marks;
 use crate::config::CacheGroups;
 use kvbm_events::{EventKind, EventSource, KvEvent, PublisherWaker};
 use kvbm_plan::{BlockIdentity, GroupId, SequenceHash, Tier};

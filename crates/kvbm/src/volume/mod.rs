@@ -23,7 +23,7 @@
 //! | `opening` | ranks that start open every volume | `requests` |
 //! | `place` | where a volume is | - |
 //! | `requests` | requests to ranks about a volume | - |
-//! | `seal` | a store that takes no writes | - |
+//! | `read_only` | a store that takes no writes | - |
 //! | `status` | what is known of a volume | - |
 //! | `writes` | copies that may land yet | - |
 
@@ -36,11 +36,11 @@ mod log;
 mod look_up;
 mod opening;
 mod place;
+mod read_only;
 mod reclaim;
 mod registration;
 mod removal;
 mod requests;
-mod seal;
 mod set;
 mod status;
 #[cfg(all(test, feature = "worker"))]
@@ -60,12 +60,12 @@ use look_up::Absences;
 pub(crate) use look_up::Probe;
 use opening::Openings;
 use parking_lot::Mutex;
+use read_only::Seal;
 use reclaim::Reclaim;
 pub(crate) use registration::LocalVolumes;
 pub use registration::VolumeSetError;
 use removal::Purges;
 use requests::VolumeRequests;
-use seal::Seal;
 pub(crate) use set::Volumes;
 pub use status::VolumeStatus;
 use std::sync::Arc;

@@ -7,9 +7,9 @@
 //! a run that lost anything is no result.
 
 mod cost;
-mod noting;
 mod pipeline;
 mod server;
+mod token_notes;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -123,7 +123,7 @@ pub fn run(args: &EventsArgs) -> Result<Rows> {
         ns_per_event: Some(cost::measure(args.rounds, &progress)?),
         ..Row::default()
     });
-    let noting = noting::measure(args.rounds, &progress)?;
+    let noting = token_notes::measure(args.rounds, &progress)?;
     for (name, cost) in ["noting_cost", "noting_cost_vllm"].into_iter().zip(noting) {
         rows.push(Row { name, ns_per_event: Some(cost), ..Row::default() });
     }

@@ -16,7 +16,7 @@ use kvbm::storage::{BoundLayout, DeviceAllocator, HugePages, PinFallback, Pinned
 use kvbm_disk::{DiskConfig, DiskEngine, DiskKeys, Recovered};
 use kvbm_transfer::{DiskTier, TransferManager, VerifyHost, WorkerConfig};
 
-use super::pump;
+use super::load_generator;
 use crate::pattern::CellPattern;
 use crate::rng::Rng;
 
@@ -186,15 +186,15 @@ impl Fixture {
             g3_slots: order.slots(number, shape.slots),
             plans: AtomicU64::new(0),
         };
-        pump::once(&fixture, kvbm::plan::Path::G1_G2)?;
-        pump::once(&fixture, kvbm::plan::Path::G2_G3)?;
+        load_generator::once(&fixture, kvbm::plan::Path::G1_G2)?;
+        load_generator::once(&fixture, kvbm::plan::Path::G2_G3)?;
         Ok(fixture)
     }
 
     /// From here on blocks lie on the disk in this order.
     pub(super) fn reorder(&mut self, number: u32, order: Order) -> Result<()> {
         self.g3_slots = order.slots(number, self.shape.slots);
-        pump::once(self, kvbm::plan::Path::G2_G3)
+        load_generator::once(self, kvbm::plan::Path::G2_G3)
     }
 
     /// Slots of a block in G1, G2 and G3.
@@ -213,7 +213,7 @@ impl Fixture {
         use kvbm::plan::Path;
         [Path::G3_G1, Path::G1_G2, Path::G2_G1, Path::G1_G2]
             .iter()
-            .try_for_each(|path| pump::once(self, *path))?;
+            .try_for_each(|path| load_generator::once(self, *path))?;
         let mut bytes = vec![0; usize::try_from(self.shape.block_bytes)?];
         let mut expected = bytes.clone();
         for block in 0..self.shape.slots {

@@ -13,7 +13,7 @@ use kvbm::storage::{BoundLayout, HugePages, RegionBytes, SystemAllocator};
 use kvbm_disk::ContentCrc;
 
 use super::fixture::Fixture;
-use super::pump::{Sample, Watch};
+use super::load_generator::{Sample, Watch};
 
 /// No memory needs more to be busy.
 const MAX_THREADS: usize = 8;

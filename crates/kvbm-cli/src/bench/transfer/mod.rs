@@ -25,8 +25,8 @@
 
 mod fixture;
 mod limit;
+mod load_generator;
 mod machine;
-mod pump;
 mod ring;
 mod summary;
 
@@ -50,7 +50,7 @@ use crate::progress::Progress;
 use crate::scratch::Scratch;
 use fixture::{Disk, Fixture, Order, Shape};
 use limit::Copies;
-use pump::Sample;
+use load_generator::Sample;
 use ring::{BareDisk, Checksums, Way};
 use summary::Samples;
 
@@ -278,7 +278,8 @@ impl Course<'_> {
         let block_bytes = fixture.shape.block_bytes;
         let copies = &Copies::new(fixture)?;
         samples.note(&place.disk, bare);
-        let pump = |fixture, path| -> Step<'_> { Box::new(move |time| pump::run(fixture, path, time)) };
+        let pump =
+            |fixture, path| -> Step<'_> { Box::new(move |time| load_generator::run(fixture, path, time)) };
         let copied = |name, path| Group {
             limit: Box::new(move |time| Ok(copies.run(path, time))),
             bare: Box::new(move |time| Ok(copies.run_with_checksums(path, time))),
@@ -307,7 +308,11 @@ impl Course<'_> {
     /// Paths to and from a disk where every block lies somewhere else, the worst that can be.
     fn scattered(&self, fixture: &Fixture, bare: &BareDisk, samples: &mut Samples) -> Result<()> {
         let group = |way, name, path| {
-            Group::on_disk(bare, way, vec![(name, Box::new(move |time| pump::run(fixture, path, time)))])
+            Group::on_disk(
+                bare,
+                way,
+                vec![(name, Box::new(move |time| load_generator::run(fixture, path, time)))],
+            )
         };
         let groups = [
             group(Way::Write, "g2_g3_scattered", Route::G2_G3),
@@ -346,14 +351,14 @@ impl Course<'_> {
         let group = |way, name, path| Group {
             limit: Box::new({
                 let plain = &plain;
-                move |time| pump::run(plain, path, time)
+                move |time| load_generator::run(plain, path, time)
             }),
             ..Group::on_disk(
                 bare,
                 way,
                 vec![(name, {
                     let signed = &signed;
-                    Box::new(move |time| pump::run(signed, path, time))
+                    Box::new(move |time| load_generator::run(signed, path, time))
                 })],
             )
         };
@@ -384,12 +389,12 @@ impl Course<'_> {
         let group = |name, path| Group {
             limit: Box::new({
                 let plain = &plain;
-                move |time| pump::run(plain, path, time)
+                move |time| load_generator::run(plain, path, time)
             }),
             bare: Box::new(move |time| Ok(copies.run_with_checksums(path, time))),
             paths: vec![(name, {
                 let converted = &converted;
-                Box::new(move |time| pump::run(converted, path, time))
+                Box::new(move |time| load_generator::run(converted, path, time))
             })],
         };
         let groups = [group("g1_g2_universal", Route::G1_G2), group("g2_g1_universal", Route::G2_G1)];
@@ -415,7 +420,7 @@ impl Course<'_> {
         let fixture = &place.fixture(shape, 0)?;
         let bare = &BareDisk::open(&place.disk, 1, Order::Filled)?;
         samples.note(&place.disk, bare);
-        let pump = |path| -> Step<'_> { Box::new(move |time| pump::run(fixture, path, time)) };
+        let pump = |path| -> Step<'_> { Box::new(move |time| load_generator::run(fixture, path, time)) };
         let groups = [
             Group::on_disk(bare, Way::Write, vec![("g2_g3_1100_fragments", pump(Route::G2_G3))]),
             Group::on_disk(bare, Way::Read, vec![("g3_g2_1100_fragments", pump(Route::G3_G2))]),

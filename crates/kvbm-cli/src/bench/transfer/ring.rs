@@ -21,7 +21,7 @@ use kvbm::storage::{HugePages, SystemStorage};
 use kvbm_disk::ContentCrc;
 
 use super::fixture::{Disk, Order};
-use super::pump::{Sample, Watch};
+use super::load_generator::{Sample, Watch};
 
 /// Blocks at the disk at a time.
 pub(super) const DEPTH: usize = 32;

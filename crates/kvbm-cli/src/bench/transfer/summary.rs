@@ -8,7 +8,7 @@ use kvbm::layout::DType;
 use serde::Serialize;
 
 use super::fixture::Disk;
-use super::pump::Sample;
+use super::load_generator::Sample;
 use super::ring::BareDisk;
 use crate::human;
 use crate::table::Table;

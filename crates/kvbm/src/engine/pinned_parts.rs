@@ -15,13 +15,13 @@ use std::sync::Arc;
 use std::task::Context;
 
 /// Pinned blocks of a request, by cache group.
-pub(super) struct Promise {
+pub(super) struct PinnedParts {
     parts: Vec<Prefix>,
     /// The first block of the sequence that the engine lacks.
     first: usize,
 }
 
-impl Promise {
+impl PinnedParts {
     /// What `prefix` has from block `first` on, without what would arrive later than it is
     /// computed.
     pub(super) fn of(leader: &Leader, mut prefix: Prefix, first: usize) -> Self {

@@ -129,7 +129,7 @@ impl Fields {
 
     /// The blocks that a call is about. `namespace` is that of the tenant and the adapter that it
     /// names.
-    pub(super) fn chain(&self, namespace: &Namespace) -> Result<AskedChain, Refusal> {
+    pub(super) fn chain(&self, namespace: &Namespace) -> Result<ChainArgument, Refusal> {
         let hasher = namespace.hasher().map_err(Refusal::wrong)?;
         let given: Vec<_> = CHAIN[..3].iter().copied().filter(|name| self.get(name).is_some()).collect();
         let salt = self.text("salt")?.unwrap_or_default();
@@ -148,7 +148,7 @@ impl Fields {
                     TokenSequence::with_salt(hasher, salt.as_bytes()).map_err(Refusal::wrong)?
                 };
                 sequence.add_tokens(&tokens);
-                Ok(AskedChain::Tokens(sequence))
+                Ok(ChainArgument::Tokens(sequence))
             }
             _ if !salt.is_empty() => {
                 Err(Refusal::wrong("salt goes with tokens: hashes have it in them already"))
@@ -158,11 +158,11 @@ impl Fields {
                     Ok(hash) => Ok(hash),
                     Err(error) => Err(Refusal::wrong(format!("hashes: {error}"))),
                 };
-                Ok(AskedChain::Hashes(hasher, self.list("hashes", hash)?))
+                Ok(ChainArgument::Hashes(hasher, self.list("hashes", hash)?))
             }
             ["engine_hashes"] => {
                 let hashes = self.list("engine_hashes", engine_hash)?;
-                Ok(AskedChain::Engine(ExternalSequence::from_hashes(hasher, hashes)))
+                Ok(ChainArgument::Engine(ExternalSequence::from_hashes(hasher, hashes)))
             }
             _ => Err(Refusal::wrong(
                 "give the blocks by one of: tokens [1, 2, ..], hashes [\"32 hexadecimal digits\", ..] as events have \
@@ -183,7 +183,7 @@ impl Fields {
 
 /// Blocks of a call.
 #[derive(Debug)]
-pub(super) enum AskedChain {
+pub(super) enum ChainArgument {
     /// By their tokens.
     Tokens(TokenSequence),
     /// By the hashes that kvbm has.
@@ -192,7 +192,7 @@ pub(super) enum AskedChain {
     Engine(ExternalSequence),
 }
 
-impl AskedChain {
+impl ChainArgument {
     pub(super) fn chain(&self) -> BlockChain<'_> {
         match self {
             Self::Tokens(sequence) => sequence.chain(),
