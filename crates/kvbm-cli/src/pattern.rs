@@ -1,6 +1,6 @@
-//! The bytes that stand for keys and values in a replay: every 8-byte word depends on the block's
-//! sequence hash, the rank, the layer, the outer index and the word's place, so that a wrong,
-//! shifted, swapped or stale byte shows.
+//! The bytes that stand for keys and values in a replay. Every 8-byte word depends on the block's
+//! sequence hash, the rank, the layer, the outer index and the word's place. So a wrong, shifted,
+//! swapped or stale byte shows.
 
 use std::fmt;
 

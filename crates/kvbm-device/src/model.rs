@@ -2,9 +2,9 @@
 //!
 //! A path is a [`Link`] with a bandwidth and a latency: `time = latency + bytes / bandwidth`. The
 //! model [`TransferModel::reference`] holds the figures of the tiering article among the reference
-//! documents (1 GB = 10^9 bytes): a block of 5,242,880 bytes takes 187 us over the host link (28
-//! GB/s), 749 us to or from disk (7), 936 us from disk through the host to the device, 5.8 us from
-//! a peer over a peer link (900), 105 us over the network (50).
+//! documents (1 GB = 10^9 bytes). There a block of 5,242,880 bytes takes 187 us over the host link
+//! (28 GB/s) and 749 us to or from disk (7). From disk through the host to the device it takes 936
+//! us. From a peer it takes 5.8 us over a peer link (900) and 105 us over the network (50).
 
 use std::fmt;
 use std::sync::Arc;

@@ -21,9 +21,10 @@ pub struct OpDone {
 /// Outcome of one operation of a batch.
 pub type OpOutcome = Result<OpDone, OpError>;
 
-/// Called once per batch, from an I/O thread (or from the thread that shuts the engine down, for
-/// operations that never started), when the hardware is done with every fragment and the guards are
-/// dropped: one outcome per operation, in order. Must not block; a panic is caught and counted.
+/// Called once per batch, when the hardware is done with every fragment and the guards are dropped.
+/// It gets one outcome per operation, in order. An I/O thread calls it, or for operations that
+/// never started the thread that shuts the engine down. Must not block; a panic is caught and
+/// counted.
 pub type BatchCompletion = Box<dyn FnOnce(Vec<OpOutcome>) + Send>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

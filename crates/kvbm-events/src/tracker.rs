@@ -68,14 +68,14 @@ pub struct ConflictingEpochs {
 /// Follows any number of streams up to a limit. Pure bookkeeping: feed it batches in the order of
 /// arrival.
 ///
-/// Every number of a stream is delivered exactly once, as an event or as part of a gap; a batch
-/// that arrives after its numbers were reported missing stays missing, because applying it late
-/// would undo what came after.
+/// Every number of a stream is delivered exactly once, as an event or as part of a gap. A batch
+/// that arrives after its numbers were reported missing stays missing. Applying it late would undo
+/// what came after.
 ///
 /// Of a source the highest life is followed, and batches of lower ones are ignored. But epochs come
-/// from clocks, and a clock may have been behind: when at least three batches of a lower life have
-/// come over at least [`SILENCE`](Self::SILENCE), and none of the followed one between them, the
-/// lower one is the source's life now.
+/// from clocks, and a clock may have been behind. So a lower life becomes the source's life when at
+/// least three of its batches have come over at least [`SILENCE`](Self::SILENCE), and none of the
+/// followed one between them.
 #[derive(Debug)]
 pub struct Tracker {
     sources: HashMap<SourceId, SourceState>,

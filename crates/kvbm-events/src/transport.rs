@@ -47,11 +47,14 @@ pub enum TransportError {
 
 /// Carries payloads from publishers to subscribers.
 ///
-/// The contract, checked by [`crate::conformance`]: payloads arrive unchanged; those that one
-/// thread published arrive in that order; any may be lost or repeated; no call waits much longer
-/// than its `timeout`; a subscriber sees what is published after [`subscribe`](Self::subscribe)
-/// returned; queues are bounded, and a slow subscriber costs only itself; questions find who
-/// answers for their source, from any end of the transport.
+/// The contract, checked by [`crate::conformance`]:
+///
+/// - Payloads arrive unchanged. Those that one thread published arrive in that order. Any may be
+///   lost or repeated.
+/// - No call waits much longer than its `timeout`.
+/// - A subscriber sees what is published after [`subscribe`](Self::subscribe) returned.
+/// - Queues are bounded, and a slow subscriber costs only itself.
+/// - Questions find who answers for their source, from any end of the transport.
 pub trait EventTransport: Send + Sync {
     /// Name of the implementer, for errors and metrics.
     fn name(&self) -> &'static str;

@@ -39,9 +39,9 @@ pub struct ImageError {
 const MAGIC: u64 = 0xBA55_ED50;
 
 /// The images of a fatbin, in its order. The format is not documented; this reads what nvFatbin
-/// writes: a header (magic, version, length of the header, length of the rest), then for each image
-/// a header (kind, version, length of the header, length of the image; the architecture at byte 28,
-/// flags at 40) and the image.
+/// writes. First comes a header (magic, version, length of the header, length of the rest). Then
+/// each image has a header and its bytes. That header is kind, version, length of the header and
+/// length of the image, with the architecture at byte 28 and flags at 40.
 ///
 /// # Errors
 /// [`ImageError`] if a length does not fit or an image is compressed.

@@ -5,8 +5,9 @@ use serde::{Deserialize, Serialize};
 /// How a plan compares the bytes at its source with those at its destination. It writes nothing.
 ///
 /// Numbers are equal if they differ by at most `tolerance_ppm` millionths of the larger of their
-/// magnitudes, or of the root mean square of the run of bytes that they lie in: a number near 0 has
-/// the error of the sum that it came from. A number equals no NaN, unless both have the same bits.
+/// magnitudes, or of the root mean square of the run of bytes that they lie in. The second is for
+/// numbers near 0, which have the error of the sum that they came from. A number equals no NaN,
+/// unless both have the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Comparison {
     /// What the bytes are.

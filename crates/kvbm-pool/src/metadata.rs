@@ -3,8 +3,8 @@
 /// Set when a block is first registered; follows it through the tiers until it is on none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct BlockMetadata {
-    /// Larger is dearer, to every policy: under `lru-leaf` (and `hazard` where it follows recency)
-    /// a block that would go is passed over so many times, in the mean; otherwise `hazard` takes it
+    /// Larger is dearer, to every policy. Under `lru-leaf` (and `hazard` where it follows recency)
+    /// a block that would go is passed over so many times, in the mean. Otherwise `hazard` takes it
     /// as worth `1 + priority` times as much.
     pub priority: u8,
 }

@@ -1,6 +1,6 @@
-//! Counters for tests of this crate: blocks changed in one hold of the lock, positions of the
-//! eviction order looked at in one hold, memory that a removal takes under the lock, and work of
-//! other threads between two holds.
+//! Counters for tests of this crate. For one hold of the lock they have the blocks changed and the
+//! positions of the eviction order looked at. They also have memory that a removal takes under the
+//! lock, and work of other threads between two holds.
 
 use std::cell::Cell;
 

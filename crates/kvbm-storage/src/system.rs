@@ -64,7 +64,7 @@ pub struct SystemStorage {
 impl SystemStorage {
     /// `len` zeroed bytes aligned to `alignment` (a power of two; raised to a page).
     ///
-    /// Where huge pages are wanted the last one is whole too: a kernel that knows this memory as
+    /// Where huge pages are wanted the last one is whole too. A kernel that knows this memory as
     /// one buffer of a ring handles it in pieces of a small page if its pages are of two sizes.
     ///
     /// # Errors

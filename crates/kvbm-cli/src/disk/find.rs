@@ -85,9 +85,9 @@ pub(super) fn present(set: &[PathBuf]) -> Result<Set> {
 /// Removes the files of an engine that nobody has open, and folders that are empty then; how many
 /// bytes.
 ///
-/// Wherever it is interrupted, an opening finds an empty disk and a clearing finds what is left:
-/// the journal is gone before any block, and the first directory, by which the others are found,
-/// keeps its mark until they are empty.
+/// Wherever it is interrupted, an opening finds an empty disk and a clearing finds what is left.
+/// The journal goes before any block. The other directories are found by the first, which keeps its
+/// mark until they are empty.
 pub(super) fn clear(set: &[PathBuf]) -> Result<u64> {
     let locks = DirMedium::lock_all(set, FileAccess::Owner)?;
     let Some((first, others)) = set.split_first() else { return Ok(0) };

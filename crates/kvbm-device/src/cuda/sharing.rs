@@ -1,7 +1,6 @@
-//! Device memory that processes share. Which handle it has depends on how it was allocated: memory
-//! of `cuMemAlloc` has a legacy IPC handle; memory that was created and mapped on its own has a
-//! file descriptor, or a handle that is good on every node of a fabric, whichever it was created
-//! for.
+//! Device memory that processes share. Which handle it has depends on how it was allocated. Memory
+//! of `cuMemAlloc` has a legacy IPC handle. Memory that was created and mapped on its own has what
+//! it was created for: a file descriptor, or a handle that is good on every node of a fabric.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;

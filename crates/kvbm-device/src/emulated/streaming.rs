@@ -1,5 +1,5 @@
-//! Copies past the caches: a pool of blocks is larger than any cache, and what is copied is not
-//! read again soon, so stores that do not fetch the line first save a third of the memory traffic.
+//! Copies past the caches. A pool of blocks is larger than any cache, and what is copied is not
+//! read again soon. So stores that do not fetch the line first save a third of the memory traffic.
 //! Fragments lie far from each other, where the processor cannot guess the next one, so what is
 //! copied next is fetched meanwhile: of 4 KiB fragments that copies half as much again.
 

@@ -10,7 +10,7 @@ use kvbm_plan::NamespaceId;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// What is read of a key file is what is written again; a file that is refused is left alone; one
+/// What is read of a key file is what is written again. A file that is refused is left alone. One
 /// that is taken gives out no key that the operator's key has not wrapped, and what is destroyed is
 /// gone. The input: a file, if it begins as one does, else the same with checksums that match,
 /// whose operator is ours if the first byte is even.

@@ -6,9 +6,9 @@ use crate::fault::SimMedium;
 use crate::journal::JOURNAL_FILE;
 use crate::stripes::{STRIPE_FILE, join, name_in};
 
-/// Directories with these marks are a set, or are refused and left as they are. The input: how
-/// many, and of each one byte (bit 0: it has a mark; bit 1: it has a journal) and the 24 bytes of
-/// its mark before the checksum, which is what the byte's other bits make of it.
+/// Directories with these marks are a set, or are refused and left as they are. The input says how
+/// many. Of each it has one byte (bit 0: it has a mark; bit 1: it has a journal) and the 24 bytes
+/// of its mark before the checksum. The checksum is what the byte's other bits make of it.
 pub fn stripes(input: &[u8]) {
     let mut input = Input(input);
     let count = 1 + usize::from(input.byte() % 4);

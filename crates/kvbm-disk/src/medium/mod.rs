@@ -2,8 +2,8 @@
 //! ([`crate::fault::SimMedium`]).
 //!
 //! What the engine assumes about a medium, and nothing more: a completed `sync_data` makes all
-//! writes that completed before it survive power loss; `rename` is atomic, and lasting after
-//! `sync_dir`; everything else may be lost, torn at any byte or, once written, read back changed.
+//! writes that completed before it survive power loss. `rename` is atomic, and lasting after
+//! `sync_dir`. Everything else may be lost, torn at any byte or, once written, read back changed.
 
 mod access;
 pub(crate) mod complete;

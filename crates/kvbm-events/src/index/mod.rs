@@ -3,8 +3,8 @@
 //! Blocks of a chain lie in *runs*: stretches without a branch inside, at most 256 long. A run
 //! keeps the hashes of its blocks once, whoever holds them, and for each place (worker, tier, node,
 //! volume, shard) the intervals that it holds. A table leads from a hash to its run. So a block
-//! costs its hash, 11 to 22 bytes of table and a share of its run, and every further worker that
-//! holds the same chains only an interval of six bytes a run, and four bytes more in the worker's
+//! costs its hash, 11 to 22 bytes of table and a share of its run. Every further worker that holds
+//! the same chains costs only an interval of six bytes a run, and four bytes more in the worker's
 //! list of runs.
 //!
 //! A run whose blocks are mostly held by nobody is taken apart, so memory follows what is held.

@@ -1,6 +1,6 @@
 //! `JetStream`: payloads acknowledged when the server has them, subscribers that go on where they
-//! were. A stream that is gone, with a server that kept it in memory or because somebody deleted
-//! it, is created again by the next who publishes and followed from its start; what was lost with
+//! were. A stream may be gone, with a server that kept it in memory or because somebody deleted it.
+//! The next who publishes creates it again, and it is followed from its start. What was lost with
 //! it shows up as a gap in the numbers of the events.
 
 use super::connection::within;

@@ -16,7 +16,7 @@ pub enum Continuity {
     },
     /// The number stepped back, or [`SequenceTracker::expect_restart`] was called before: the
     /// engine has started anew, and holds nothing but what it has said since. A publisher numbers
-    /// its messages upwards and sends each once, so nothing else makes it step back; how far it
+    /// its messages upwards and sends each once, so nothing else makes it step back. How far it
     /// steps back means nothing: without a replay, any message of the new life may be the first
     /// that is received.
     Restarted {

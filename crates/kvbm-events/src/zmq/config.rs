@@ -73,8 +73,8 @@ pub struct ZmqMessage {
     pub topic: Vec<u8>,
     /// The publisher's life, counted from the first one that was received. Sequence numbers of
     /// different lives are unrelated. A new life also begins where nothing proves that it is the
-    /// old one: over a new connection to a publisher that does not identify its lives (an engine),
-    /// when a replay cannot repeat its last message for comparison.
+    /// old one. That is so over a new connection to a publisher that does not identify its lives
+    /// (an engine), when a replay cannot repeat its last message for comparison.
     pub life: u64,
     /// Its number, from 0 since the publisher's start.
     pub sequence: u64,

@@ -29,9 +29,9 @@ struct Piece {
     block_stride: u64,
 }
 
-/// Where the bytes of a block of one layout stand in a contiguous slot of another layout: an
-/// ordered list for `preadv`, `pwritev` or a gather of descriptors, so that a scattered block moves
-/// to and from a slot without a staging copy.
+/// Where the bytes of a block of one layout stand in a contiguous slot of another layout. The list
+/// is ordered, for `preadv`, `pwritev` or a gather of descriptors. So a scattered block moves to
+/// and from a slot without a staging copy.
 ///
 /// Made once per pair of layouts; fragments are sorted by `slot_offset`, never overlap, and
 /// touching ones are joined.

@@ -225,7 +225,7 @@ pub enum PlanError {
 /// How to copy a block from one layout to another.
 ///
 /// The plan is relative to the block: the same plan serves every pair of blocks. It has as few
-/// contiguous runs as the two layouts allow, but for one case: where axes are permuted, the last
+/// contiguous runs as the two layouts allow, but for one case. Where axes are permuted, the last
 /// run of one permuted array (a cell, say) and the first of the next may touch on both sides. Such
 /// pairs stay apart, because joining them would break the regular pattern. ([`FragmentList`] joins
 /// them.)

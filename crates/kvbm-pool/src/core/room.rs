@@ -2,9 +2,9 @@
 //! nothing.
 //!
 //! Counts of idle blocks refuse most of those. But some of these may have to stay, because
-//! something in use continues it, or because it is pinned: where a tenant has such blocks, those
-//! that could go are counted one by one, no more than are needed, and in parts between which others
-//! have their turn.
+//! something in use continues them, or because they are pinned. Where a tenant has such blocks,
+//! those that could go are counted one by one, and no more than are needed. The count has parts,
+//! between which others have their turn.
 
 use super::evict::MAX_LOOKED_AT;
 use super::shares::{Claim, Number, TierCounts};

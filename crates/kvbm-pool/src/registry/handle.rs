@@ -187,7 +187,7 @@ impl Registry {
     /// There is no id of a request. To the default policy, this and the next registration behind a
     /// block that is there are one request if no other use comes in between. So touch a request
     /// right before you register its new blocks. Where several threads interleave, the policy
-    /// counts new blocks with the request that was touched last, or as a request of their own: the
+    /// counts new blocks with the request that was touched last, or as a request of their own. The
     /// ages that it learns differ by so many blocks, and eviction stays as safe as before.
     pub fn touch(&self, group: GroupId, hashes: &[SequenceHash]) {
         self.shared.store.lock().touch(group, hashes);
@@ -303,10 +303,10 @@ impl Registry {
         now
     }
 
-    /// Up to `n` unpinned blocks of `tier`, coldest first but every block after its ancestors, that
-    /// are neither on `not_on` nor on their way there and were not used during the last `min_idle`
-    /// iterations (0: any; counted up to 65,535). Pinned for a transfer. Looks at a bounded number
-    /// of blocks and goes on from there in the next call.
+    /// Up to `n` unpinned blocks of `tier`, coldest first but every block after its ancestors. They
+    /// are neither on `not_on` nor on their way there. They were not used during the last
+    /// `min_idle` iterations (0: any; counted up to 65,535). Pinned for a transfer. Looks at a
+    /// bounded number of blocks and goes on from there in the next call.
     pub fn coldest(&self, tier: Tier, n: usize, not_on: Tier, min_idle: u64) -> Pinned {
         let (losses, mut ids) = (self.losses(), Vec::new());
         if self.capacity(tier) > 0 && not_on.index() < TIERS {

@@ -52,7 +52,7 @@ impl Registry {
     }
 
     /// The bytes on `tiers` are gone (the memory of a worker that has a part of every block, for
-    /// one): removes all that is there, as [`remove`](Self::remove) does, and makes sure that
+    /// one). Removes all that is there, as [`remove`](Self::remove) does, and makes sure that
     /// nothing from before becomes visible later. Batches that were allocated before are refused
     /// when they are registered ([`RegisterError::Lost`](crate::RegisterError::Lost)), arrivals
     /// that began before end as [`ArrivalOutcome::Removed`](crate::ArrivalOutcome::Removed), and

@@ -82,8 +82,8 @@ impl Gates {
     }
 
     /// Registers event `id` and returns its generation, by which [`Gates::finish_event`] tells it
-    /// from an older event of the same number, and the plans that lose an event which had to be
-    /// forgotten to keep the number of events bounded.
+    /// from an older event of the same number. Also returns the plans that lose an event which had
+    /// to be forgotten, since the number of events is bounded.
     pub(crate) fn register_event(&mut self, id: u64) -> (u64, Vec<PlanId>) {
         self.generation += 1;
         let generation = self.generation;

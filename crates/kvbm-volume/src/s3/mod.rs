@@ -55,16 +55,16 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Objects in a bucket: `s3://BUCKET/PREFIX?endpoint=http://HOST:PORT`.
 ///
-/// Credentials come from the variables `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, where these
-/// are not set from the machine, as clouds give it some, or from where the option `credentials`
-/// says: `env:PREFIX` in variables with another prefix than `AWS`, `file:PATH` in a file as the AWS
-/// tools have it (its first section; read again when it has changed; not looked for where nothing
-/// names it). They never stand in the URI, which is shown in logs. Its other options: `endpoint`
-/// (of a store that is not AWS; only one that begins with `http://` is spoken to without TLS),
-/// `region`, `anonymous=true` (requests are not signed), `concurrency` (objects, and requests, at a
-/// time, 32), `part_bytes` (larger objects go up in parts of it, 16 MiB). A store that asks with
-/// `Retry-After` to be left alone is not asked until then, for a minute at most; who cannot wait
-/// for that fails at once.
+/// Credentials come from the variables `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`. Where these
+/// are not set, they come from the machine, as clouds give it some. The option `credentials` names
+/// another place. `env:PREFIX` means variables with another prefix than `AWS`. `file:PATH` means a
+/// file as the AWS tools have it: its first section, read again when it has changed. No file is
+/// looked for where nothing names one. They never stand in the URI, which is shown in logs. Its
+/// other options are `endpoint` (of a store that is not AWS; only one that begins with `http://` is
+/// spoken to without TLS), `region` and `anonymous=true` (requests are not signed). `concurrency`
+/// is the number of objects, and of requests, at a time (32). Objects larger than `part_bytes` go
+/// up in parts of it (16 MiB). A store that asks with `Retry-After` to be left alone is not asked
+/// until then, for a minute at most; who cannot wait for that fails at once.
 ///
 /// A put writes under the condition that there is no such object (`If-None-Match`), so of two
 /// writers one writes. Where there is one, its header is read: the same one stays, another one is

@@ -10,8 +10,8 @@ use std::collections::HashMap;
 ///   such a copy costs writes and saves nothing. Where either time is not known, it is not held
 ///   against the tier.
 /// - Where a write budget allows only some of the blocks, those go that are expected to be used
-///   most (each with the ancestors that it needs), which for blocks of one size is also most saved
-///   for each byte. Where nothing is expected, the order of the offer decides.
+///   most, each with the ancestors that it needs. For blocks of one size that also saves most for
+///   each byte. Where nothing is expected, the order of the offer decides.
 /// - All others are admitted, the first time they are seen.
 /// - A request copies as much of its prefix up as makes it ready soonest, and computes the rest.
 #[derive(Clone, Copy, Debug, Default)]

@@ -3,13 +3,14 @@
 //!
 //! The triggers (write-through, watermark, idleness, approaching eviction) say which blocks *could*
 //! go down now; an [`AdmissionPolicy`] says which of them *do*. It is asked on every edge of the
-//! tiers, and what it may weigh is in the [`Offer`]: where from and where to, how deep each block
-//! lies in its prefix, how likely it is to be used again, what computing it again costs the engine,
-//! what reading it back has cost lately, and how much may still be written.
+//! tiers, and what it may weigh is in the [`Offer`]. The offer says where from and where to, and
+//! how much may still be written. Of each block it says how deep it lies in its prefix and how
+//! likely it is to be used again. It also has what computing it again costs the engine, and what
+//! reading it back has cost lately.
 //!
-//! What no policy can change: only whole registered blocks are offered, never a part of one; a
-//! block whose parent was refused is refused with it (a lower tier holds beginnings of chains);
-//! what goes beyond the write budget is refused. What a caller asks for by name (`offload`) is not
+//! What no policy can change: only whole registered blocks are offered, never a part of one. A
+//! block whose parent was refused is refused with it (a lower tier holds beginnings of chains).
+//! What goes beyond the write budget is refused. What a caller asks for by name (`offload`) is not
 //! offered: it goes.
 //!
 //! A request that finds its prefix on lower tiers asks the policy too: what of it is copied up

@@ -130,9 +130,9 @@ impl Config {
     /// Defaults, then the file if one is given, then the process's `KVBM_*` variables; validated.
     ///
     /// # Errors
-    /// [`ConfigError`]: the file cannot be read or is not TOML; a key or variable that there is
-    /// not; a value that its key cannot take; a required key that is missing; a rule between
-    /// settings that is broken.
+    /// [`ConfigError`]: the file cannot be read or is not TOML. Or a key or variable does not
+    /// exist, a key cannot take its value, a required key is missing, or a rule between settings is
+    /// broken.
     pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
         Self::load_with(file, |_| ())
     }

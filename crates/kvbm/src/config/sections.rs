@@ -86,9 +86,9 @@ section! {
         /// Layers that cache alike, where not all do: an array with a text for each group. It
         /// stands in place of `num_layers`, `num_kv_heads`, `head_dim` (not required then) and
         /// `outer_dim`. A group is `full` (every block of a prefix), `window=TOKENS` (the last
-        /// tokens) or `state` (a state after a block), with `layers=N` and, where it keeps tokens,
-        /// `heads=N head_dim=N`, and if need be `outer=1` (MLA), `dtype=TYPE` or
-        /// `scales=PART:TYPE`, which are part of the block: one for the block on each rank
+        /// tokens) or `state` (a state after a block), with `layers=N`. Where it keeps tokens, it
+        /// has `heads=N head_dim=N`, and if need be `outer=1` (MLA), `dtype=TYPE` or
+        /// `scales=PART:TYPE`. Scales are part of the block: one for the block on each rank
         /// (`block`), for each head (`head`) or each token of each head (`token`) in keys and in
         /// values. Where it keeps a state, `bytes=N` for each layer over all ranks. Of tensors of
         /// an engine without axes `layers=N` is their number and `rank_bytes=N` what a block has in
@@ -319,14 +319,14 @@ section! {
         /// in any case.
         scrub: Bytes = Bytes(0), ["per second and rank"];
         /// How long all ranks together may take, at their first start, to take over what a
-        /// deployment with another number of ranks left in `dir`: blocks are read, verified, cut
+        /// deployment with another number of ranks left in `dir`. Blocks are read, verified, cut
         /// for the new ranks and written. Blocks that are not converted by then stay in the old
         /// folder; 0 converts none. These writes count against no budget.
         take_over: Duration = Duration::from_secs(60), [""];
         /// After this time a read counts as failed, and the caller gets the part of the prefix that
         /// arrived and is told to recompute the rest. A read of many blocks has more: beside this
         /// the time that its bytes take at half the speed that the disk had lately (64 MiB/s where
-        /// that is not known), no more than computing them takes (where
+        /// that is not known). That is no more than computing them takes (where
         /// `policy.prefill_tokens_per_s` says so), and at most `transfer.deadline` altogether.
         read_deadline: Duration = Duration::from_secs(5), [""];
         /// After this time a worker gives up making what was written durable, and says so.
@@ -516,8 +516,8 @@ section! {
         /// memory ends with them; 0 never gives one up by itself.
         rank_lost_after: Duration = Duration::ZERO, [""];
         /// How fragments of blocks get from and to a GPU: by a `kernel` through a staging area, in
-        /// a `batch` of copies, one by one (`async`), or `auto`, as is measured on the device when
-        /// it is opened.
+        /// a `batch` of copies, or one by one (`async`). `auto` takes what is measured on the
+        /// device when it is opened.
         copies: CopyWay = CopyWay::Auto, [""];
         /// Size of each of the staging rings of a rank, through which blocks go from disk, and from
         /// volumes, straight to the device. They lie outside G2. A ring has a block at least, and
@@ -603,7 +603,7 @@ section! {
     /// takes it back when they need it.
     TenantsConfig, "tenants", |config| config.tenants, {
         /// Tenants and the share of each tier (G1 where it is ours, G2, G3) that each of them may
-        /// count on, together at most 1: when a tier is full, blocks of the tenant that is furthest
+        /// count on, together at most 1. When a tier is full, blocks of the tenant that is furthest
         /// over its share are evicted. A tenant over its share never takes from one within it.
         /// Blocks of running requests are never evicted. Blocks without a tenant have what the
         /// shares leave, nothing where the sum of the shares is 1. In a file also as a table:

@@ -44,12 +44,12 @@ impl<G> KvBlockManager<G> {
     /// sure that its process is gone before this is called.
     ///
     /// What was given out before a loss (of a rank that is given up, or whose worker starts anew)
-    /// is refused afterwards, with an error `Lost` that names the tier: blocks that were allocated
-    /// before are not registered or parked, parked ones not resumed, pinned ones not offloaded; of
+    /// is refused afterwards, with an error `Lost` that names the tier. Blocks that were allocated
+    /// before are not registered or parked, parked ones not resumed, pinned ones not offloaded. Of
     /// an engine's own blocks those count as computed before that were not given to something since
     /// (`before_reuse`). Transfers that were under way do not arrive
     /// ([`FailureKind::Lost`](crate::FailureKind::Lost)). Drop such blocks and compute them again,
-    /// together with what was computed from them: a batch that was allocated after the loss, but
+    /// together with what was computed from them. A batch that was allocated after the loss, but
     /// computed with blocks in G1 that were pinned before it (`Pinned::is_lost`), looks like any
     /// other. `kvbm_lost_batch_refusals_total{tier}` counts refusals.
     ///
@@ -106,7 +106,7 @@ impl<G> KvBlockManager<G> {
     /// log says which has not (at most `transfer.deadline` later): then [`flush`](Self::flush) says
     /// why. What was being copied to G3 is removed there when the copy ends; a flush after this
     /// waits for that too. A rank that is away, or whose worker ends before that is durable, is
-    /// told when its worker starts again under this manager; where that is the only rank and the
+    /// told when its worker starts again under this manager. Where that is the only rank and the
     /// manager ends first, repeat this under the next one.
     pub fn forget(&self, namespace: &Namespace) -> u64 {
         let (blocks, _, on_volumes) = self.leader.forget(NamespaceId::from(namespace.tag()), Commit::Await);

@@ -44,8 +44,9 @@ impl KvBlockManager<Owned> {
     }
 
     /// Like [`allocate`](Self::allocate), for blocks of another namespace. They count for its
-    /// tenant from now on: where it is over its share with them it gets what is free and what
-    /// tenants have beyond their shares, itself above all, but nothing of a tenant that is within.
+    /// tenant from now on. A tenant that is over its share with them gets what is free and what
+    /// tenants have beyond their shares, itself above all. It gets nothing of a tenant that is
+    /// within.
     ///
     /// # Errors
     /// [`AllocError`] says what holds the blocks, and whether it is for the share.

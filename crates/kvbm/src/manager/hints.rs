@@ -88,9 +88,9 @@ impl<G> KvBlockManager<G> {
     /// `None` lifts that. A use is a match, the end of a handle, and an arrival on a tier. Blocks
     /// in use, pinned ones and those that another continues stay until they are not.
     /// [`step`](Self::step) removes what is due, within 1,024 iterations where a registry has more
-    /// blocks than that. For what must be gone there is [`forget`](Self::forget): a block that left
-    /// the disk like this may be found there again after a restart, as an evicted one may, until
-    /// its slot is written again or its namespace is forgotten.
+    /// blocks than that. A block that left the disk like this may be found there again after a
+    /// restart, as an evicted one may, until its slot is written again or its namespace is
+    /// forgotten. For what must be gone there is [`forget`](Self::forget).
     ///
     /// # Errors
     /// [`TtlError`]: 0, or more than

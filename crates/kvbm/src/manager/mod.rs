@@ -201,9 +201,9 @@ impl<G> KvBlockManager<G> {
     }
 
     /// Which blocks of a request of `blocks` blocks a group keeps for later requests, as ranges of
-    /// indices: all with full attention; else what a prefix needs that ends where the request does,
-    /// or at a multiple of `policy.checkpoint_every` blocks. The others need not be registered.
-    /// Empty for a group that there is not.
+    /// indices. With full attention it keeps all. Else it keeps what a prefix needs that ends where
+    /// the request does, or at a multiple of `policy.checkpoint_every` blocks. The others need not
+    /// be registered. Empty for a group that there is not.
     pub fn kept_blocks(&self, group: GroupId, blocks: usize) -> Vec<Range<usize>> {
         groups::kept_blocks(&self.config, group, blocks)
     }

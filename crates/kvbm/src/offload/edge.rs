@@ -210,10 +210,10 @@ impl Edge {
         state.deciding_blocks = state.deciding_blocks.saturating_sub(blocks);
     }
 
-    /// Queues `batch`; what no longer fits comes back to be dropped without the lock: what is least
-    /// worth keeping, of equal worth what has waited longest, and of each batch its last blocks,
-    /// for the first are the parents of the others. Of a batch that alone is too large the first
-    /// blocks stay.
+    /// Queues `batch`; what no longer fits comes back to be dropped without the lock. That is what
+    /// is least worth keeping, and of equal worth what has waited longest. Each batch gives its
+    /// last blocks, for the first are the parents of the others. Of a batch that alone is too large
+    /// the first blocks stay.
     pub(crate) fn push(&self, mut batch: Batch) -> Vec<Batch> {
         let worth = worth_of(&batch.blocks);
         let mut state = self.state.lock();

@@ -20,8 +20,8 @@
 //!      └─ the outcome is published to the handles
 //! ```
 //!
-//! A transfer past its deadline is given up (`late`): its waiters get what has arrived from the
-//! front on, plans that have not started are cancelled, and everything it holds stays held until
+//! A transfer past its deadline is given up (`late`). Its waiters get what has arrived from the
+//! front on, and plans that have not started are cancelled. Everything it holds stays held until
 //! the last rank has answered. Nothing here calls back up to whoever started a transfer, except
 //! through `on_arrival`, `check` and [`VolumeEnd`]; none of the three runs under a lock that a
 //! report takes.

@@ -97,7 +97,7 @@ impl Transfers {
     }
 
     /// What was read from, or written to, a tier that was lost since it was known to be there did
-    /// not arrive, whatever the ranks say: a worker that started anew may have copied what it never
+    /// not arrive, whatever the ranks say. A worker that started anew may have copied what it never
     /// had. Its answers come after its start has been handled. What had counted before was there
     /// then.
     fn lose(&self, transfer: &Transfer, losses: Losses, failures: &mut [Option<Failure>], kept: usize) {

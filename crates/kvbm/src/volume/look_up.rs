@@ -97,8 +97,8 @@ impl Volumes {
 }
 
 impl VolumeTier {
-    /// How many of `identities`, from the first on, the volume seems to have: it is asked for a few
-    /// of them, and what is before one that is there counts as there, since chains are written from
+    /// How many of `identities`, from the first on, the volume seems to have. It is asked for a few
+    /// of them. What is before one that is there counts as there, since chains are written from
     /// their beginning.
     pub(super) fn probe_chain(&self, recheck: Duration, identities: &[BlockIdentity]) -> usize {
         let now = kvbm_plan::clock::now();

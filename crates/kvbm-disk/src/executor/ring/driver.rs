@@ -23,9 +23,9 @@ const STRIDE_BYTES: u64 = 1 << 20;
 /// Bytes of operations that end before callers are notified of batches that are over, unless there
 /// is nothing else to do: to wake a caller costs as much as to sum some hundred thousand bytes.
 const BATCH_END_BYTES: u64 = 16 << 20;
-/// Bytes that blocks in one request have together, at most: so many where few are under way, so
-/// that a short queue keeps the device busy and comes back in parts, and more, which costs less
-/// CPU, where there is enough for so many requests.
+/// Bytes that blocks in one request have together, at most, where few are under way. So a short
+/// queue keeps the device busy and comes back in parts. Where there is enough for `GROUPS`
+/// requests, each has more, which costs less CPU.
 const GROUP_BYTES: u64 = 512 << 10;
 const MAX_GROUP_BYTES: u64 = 4 << 20;
 const GROUPS: u64 = 8;

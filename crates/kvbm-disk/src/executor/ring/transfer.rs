@@ -32,10 +32,10 @@ pub(super) struct Transfer {
 }
 
 impl Transfer {
-    /// Prepares to move `blocks`, one after the other in the file from `place` on; through `staged`
-    /// if that is given, which has room for all of them, in units of `alignment`; there each block
-    /// that is to be written is given to `seal` first. Runs of memory that adjoin become one where
-    /// `joins` says so.
+    /// Prepares to move `blocks`, one after the other in the file from `place` on. They go through
+    /// `staged` if that is given, which has room for all of them, in units of `alignment`. There
+    /// each block that is to be written is given to `seal` first. Runs of memory that adjoin become
+    /// one where `joins` says so.
     ///
     /// # Safety
     /// The contract of [`IoFragments::from_raw`] holds for every block, and nobody else uses
@@ -72,9 +72,9 @@ impl Transfer {
         self.progress = Progress::new(bytes, alignment);
     }
 
-    /// Adds a run of memory. One that goes on where the last one ended makes that longer: the
-    /// kernel and the device handle each run on its own, and blocks that lie side by side on the
-    /// disk often do so in memory.
+    /// Adds a run of memory. One that goes on where the last one ended makes that longer. The
+    /// kernel and the device handle each run on its own. Blocks that lie side by side on the disk
+    /// often do so in memory.
     fn push(&mut self, (start, len): (*mut u8, usize), joins: &impl Fn(&iovec, &iovec) -> bool) {
         let next = iovec { iov_base: start.cast(), iov_len: len };
         match self.runs.last_mut() {
