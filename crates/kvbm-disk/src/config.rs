@@ -101,8 +101,8 @@ pub struct DiskConfig {
     /// Group commit.
     pub commit: GroupCommit,
     /// The journal is rewritten as a snapshot when it holds this many records more than there are
-    /// occupied slots, and at least a fifth more: 96 bytes an entry from five times as many slots
-    /// on. While the snapshot is written it takes 80 bytes an entry beside that.
+    /// occupied slots, and at least a fifth more. That makes 96 bytes an entry from five times as
+    /// many slots on. While the snapshot is written it takes 80 bytes an entry beside that.
     pub compact_slack_records: u64,
     /// How long dropping the engine waits for running operations and the last commit. What still
     /// runs then is detached: it keeps its memory until the kernel is done with it.

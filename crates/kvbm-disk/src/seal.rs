@@ -87,7 +87,7 @@ impl Seal {
     }
 
     /// Whether the bytes of a block are summed before it is written whatever its caller knows of
-    /// them: what is signed or encrypted passes by anyway, and must not be so if it is damaged.
+    /// them. What is signed or encrypted passes by anyway, and must not be so if it is damaged.
     pub(crate) fn reads_sources(&self) -> bool {
         self.encrypts || self.keys.is_some()
     }

@@ -6,7 +6,7 @@
 //! named values (`nats::NatsBucket`), in which nodes find each other.
 //!
 //! **Must never know:** the pool (events come as plain data through an [`EventSource`]), where
-//! bytes are in memory, who subscribes, and any network unless a feature adds one: without features
+//! bytes are in memory, who subscribes, and any network unless a feature adds one. Without features
 //! this crate uses no network crate.
 //!
 //! # Order and loss

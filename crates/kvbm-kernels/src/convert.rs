@@ -19,9 +19,9 @@ pub fn convert(
     convert_heads(shape, (from, all), sources, (to, all), destinations)
 }
 
-/// Converts a slice of the heads of blocks that have more of them, on either side: what one rank of
-/// a tensor-parallel group takes from, or adds to, blocks of a group of another size. `shape` is
-/// the slice's. Other heads are not touched.
+/// Converts a slice of the heads of blocks that have more of them, on either side. One rank of a
+/// tensor-parallel group takes it from, or adds it to, blocks of a group of another size. `shape`
+/// is the slice's. Other heads are not touched.
 pub fn convert_heads(
     shape: &BlockShape,
     (from, from_heads): (BlockForm, Heads),

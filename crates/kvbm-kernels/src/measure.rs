@@ -1,5 +1,5 @@
 //! From which size of fragments on the copy engines are faster than a kernel, to host memory and
-//! from there: measured once on a device, in a fraction of a second, and kept with it.
+//! from there. This is measured once on a device, in a fraction of a second, and kept with it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

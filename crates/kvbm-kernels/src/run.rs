@@ -62,9 +62,9 @@ pub trait Driver {
     /// As the driver says.
     ///
     /// # Safety
-    /// The argument is that of the kernel, and whatever addresses it leads to are memory of this
-    /// device that stays allocated, and that nobody else writes (or, where the kernel writes,
-    /// reads), until the launch is complete.
+    /// The argument is that of the kernel. Whatever addresses it leads to are memory of this
+    /// device. Until the launch is complete, it stays allocated, and nobody else writes it (or,
+    /// where the kernel writes, reads it).
     #[allow(unsafe_code)]
     unsafe fn launch(
         &self,

@@ -22,9 +22,9 @@ pub struct Tensor {
 }
 
 impl Operand {
-    /// The chunks of blocks as tensors, block by block: `[nt, nh, hd]` or `[nh, nt, hd]` of a
-    /// stack, `[nl, no, nt * nh * hd]` of an operational block, `[nh, nl, no, nt, hd]` of a
-    /// universal one. All must be contiguous, of one type and on one device.
+    /// The chunks of blocks as tensors, block by block. A stack is `[nt, nh, hd]` or `[nh, nt,
+    /// hd]`. An operational block is `[nl, no, nt * nh * hd]`, a universal one `[nh, nl, no, nt,
+    /// hd]`. All must be contiguous, of one type and on one device.
     ///
     /// # Errors
     /// [`KernelError::Tensor`] names the tensor and what of it is wrong, [`KernelError::Device`]

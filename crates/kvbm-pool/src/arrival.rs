@@ -65,8 +65,8 @@ pub enum ArrivalOutcome {
         /// Slot of the other copy.
         block: BlockId,
     },
-    /// The block was removed (clear, forget, a loss) while it was on its way, or, in a Full group,
-    /// the tier neither has nor awaits its parent any more, or this arrival was over already: not
-    /// visible.
+    /// Not visible. The block was removed (clear, forget, a loss) while it was on its way, or this
+    /// arrival was over already. Or, in a Full group, the tier neither has nor awaits its parent
+    /// any more.
     Removed,
 }

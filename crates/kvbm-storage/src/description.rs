@@ -19,9 +19,9 @@ impl BoundLayout {
         Ok(LayoutDescriptor::new(layout, memory)?)
     }
 
-    /// Binds a described layout to storages of this process: `open` gives, for each region, the
-    /// storage that holds it here (the same file, the same device memory under its address here,
-    /// memory of the same size). Kind and size have to agree with the description; addresses differ
+    /// Binds a described layout to storages of this process. For each region `open` gives the
+    /// storage that holds it here: the same file, the same device memory under its address here, or
+    /// memory of the same size. Kind and size have to agree with the description; addresses differ
     /// between processes.
     ///
     /// # Errors

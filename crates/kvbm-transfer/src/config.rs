@@ -76,7 +76,7 @@ impl PathConfig {
         batch_bytes: 8 << 20,
     };
 
-    /// With the bounds that blocks of `block_bytes` bytes have between memories: large ones go in
+    /// With the bounds that blocks of `block_bytes` bytes have between memories. Large ones go in
     /// small batches, so that what was copied is in the cache when it is looked at, and reports
     /// come early.
     pub(crate) fn for_memory(self, block_bytes: u64) -> Self {
@@ -93,8 +93,9 @@ impl PathConfig {
         Self { depth_blocks, batch_blocks: (4 * self.batch_blocks).min(depth_blocks), ..self }
     }
 
-    /// With the bounds that blocks of `block_bytes` bytes have on their way from or to a disk:
-    /// enough for its queue, and not so much that what comes later, and is more urgent, waits long.
+    /// With the bounds that blocks of `block_bytes` bytes have on their way from or to a disk. They
+    /// are enough for its queue, and not so much that what comes later, and is more urgent, waits
+    /// long.
     pub(crate) fn for_disk(self, block_bytes: u64) -> Self {
         let fit = |bytes: u64| usize::try_from(bytes / block_bytes.max(1)).unwrap_or(usize::MAX);
         let depth_blocks = fit(DISK_BYTES_IN_FLIGHT).max(DISK_BLOCKS_IN_FLIGHT).min(self.depth_blocks);
@@ -278,9 +279,9 @@ pub struct WorkerConfig {
     pub g3: Option<DiskTier>,
     /// G4. Needs `g2`, through which its blocks come and go.
     pub volumes: Option<VolumeTier>,
-    /// Bytes of each of the staging rings between G3 and G1 and between G4 and G1, outside G2; no
-    /// more than the path can have in flight, and at least a block for each of its threads. 0
-    /// leaves these paths out.
+    /// Bytes of each of the staging rings between G3 and G1 and between G4 and G1, outside G2. They
+    /// are no more than the path can have in flight, and at least a block for each of its threads.
+    /// 0 leaves these paths out.
     pub staging_bytes: u64,
     /// Bounds of the paths.
     pub paths: PathConfigs,

@@ -24,10 +24,10 @@ use std::time::{Duration, Instant};
 /// A worker: executes the plans of one leader on one rank.
 ///
 /// Every accepted submission of a plan is answered by exactly one report. A plan id that is already
-/// known is answered with the same report and never executed twice, so a leader may repeat itself
-/// (a plan that was refused with [`QueueFull`](kvbm_plan::FailureKind::QueueFull) is retried under
-/// a new id). Ids need not be dense, but an id far below the 7,000 last ones is refused. Dropping
-/// the manager shuts it down within
+/// known is answered with the same report and never executed twice, so a leader may repeat itself.
+/// A plan that was refused with [`QueueFull`](kvbm_plan::FailureKind::QueueFull) is retried under a
+/// new id. Ids need not be dense, but an id far below the 7,000 last ones is refused. Dropping the
+/// manager shuts it down within
 /// [`WorkerConfig::drop_deadline`](crate::WorkerConfig::drop_deadline).
 ///
 /// ```

@@ -6,9 +6,9 @@ use kvbm_layout::{AxisOrder, BlockLayout, FullyContiguous, LayoutError};
 use kvbm_plan::Tier;
 use std::fmt::Display;
 
-/// The layout of the slots of a disk below host memory of layout `host`: contiguous, with the axis
-/// order of `host` where a contiguous block can have it (then a block is one fragment), else NHD.
-/// The disk engine is opened with its `bytes_per_block` and its description of the geometry.
+/// The layout of the slots of a disk below host memory of layout `host`. It is contiguous, with the
+/// axis order of `host` where a contiguous block can have it (then a block is one fragment), else
+/// NHD. The disk engine is opened with its `bytes_per_block` and its description of the geometry.
 ///
 /// # Errors
 /// A size beyond 2^63 - 1 bytes.

@@ -42,8 +42,8 @@ impl<K: Keyed> Keyed for &mut K {
     }
 }
 
-/// Serves a batch one request after the other, as [`Volume`](crate::Volume) asks for: a result for
-/// each, in order, whatever became of the others; from the deadline on,
+/// Serves a batch one request after the other, as [`Volume`](crate::Volume) asks for. Each has a
+/// result, in order, whatever became of the others. From the deadline on it is
 /// [`DeadlineExceeded`](VolumeError::DeadlineExceeded) for those whose turn has not come.
 pub fn one_by_one<R: Keyed, T>(
     volume: VolumeId,

@@ -9,7 +9,7 @@ const ALGORITHM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
 
 /// How objects are summed. The default is CRC-64/NVME, which finds damage. With a deployment's key,
 /// nobody without it can make an object that is taken for one of the deployment, or pass one off as
-/// another: who may write the store can only delete and damage.
+/// another. Who may write the store can only delete and damage.
 ///
 /// It travels with each request, so that a [`Volume`](crate::Volume) needs to know nothing of keys.
 #[derive(Clone, Debug, Default)]

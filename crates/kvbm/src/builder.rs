@@ -231,7 +231,7 @@ impl Builder<NeedsDevice> {
         self.engine(ranks.into_iter().map(G1Memory::EngineHost).collect())
     }
 
-    /// G1 is the engine's, of a model with several cache groups: for each rank its device (none
+    /// G1 is the engine's, of a model with several cache groups. Each rank has its device (none
     /// where its tensors lie in host memory) and, for each group, the tensors, bound to the layout
     /// that they have. Block ids are those of one pool for all groups: an id means a block of one
     /// group at a time.

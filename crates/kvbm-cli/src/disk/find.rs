@@ -16,8 +16,8 @@ const JOURNAL: &str = "journal.kvbm";
 const SLOTS: &str = "slots.kvbm";
 const STRIPE: &str = "stripe.kvbm";
 const KEYS: [&str; 2] = ["keys.kvbm", "keys.kvbm.tmp"];
-/// In the order in which they go: what says that there are blocks is gone for good before the
-/// blocks, what a later clearing finds the directory by goes after them, and the lock goes last.
+/// In the order in which they go. What says that there are blocks is gone for good before the
+/// blocks. What a later clearing finds the directory by goes after them, and the lock goes last.
 const FILES: [&str; 10] = [
     JOURNAL,
     KEYS[0],

@@ -17,9 +17,9 @@ use crate::trace::Trace;
 /// Everybody else, among the names of tenants.
 const NOBODY: &str = "(none)";
 
-/// The namespaces of a replay, first the manager's, for requests of nobody, then one for each
-/// tenant that the trace names; and what requests of each may hold of G1 together: what is kept for
-/// their tenant.
+/// The namespaces of a replay: first the manager's, for requests of nobody, then one for each
+/// tenant that the trace names. Also what requests of each may hold of G1 together, which is what
+/// is kept for their tenant.
 pub(super) struct Tenants {
     namespaces: Vec<Namespace>,
     /// For each namespace; nothing at all where no tenants have shares. None where nothing is kept.

@@ -2,7 +2,7 @@
 //! a file beside the journal.
 //!
 //! A key is durable before the first block that it encrypts is written. A key that is destroyed is
-//! overwritten where it lies: what it encrypted cannot be read any more, wherever copies of it are,
+//! overwritten where it lies. What it encrypted cannot be read any more, wherever copies of it are,
 //! unless somebody has kept a copy of the file *and* has the operator's key.
 //!
 //! No lock is held during a system call: who changes the file takes it, and others wait for it.

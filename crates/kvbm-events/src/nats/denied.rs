@@ -105,7 +105,7 @@ impl Denied {
     }
 
     /// What `work` gives, which publishes to `subject`, or where that ends with a dot to what
-    /// begins so, and waits for an answer; ends as soon as one of both is known to be denied.
+    /// begins so, and waits for an answer. Ends as soon as one of both is known to be denied.
     pub(super) async fn unless<T>(
         &self,
         name: &'static str,

@@ -136,7 +136,7 @@ fn the_search_ends_with_the_last_block_of_the_tenant_that_is_not_in_use() {
 const MANY: usize = 200;
 
 /// A full tier of two tenants. The first has most of it in use, ten blocks that nobody uses but
-/// that have to stay, and two that could go: one is the oldest of all, between the two are the
+/// that have to stay, and two that could go. One is the oldest of all, between the two are the
 /// second one's. So the order is searched for the first one's.
 struct Searched {
     registry: Registry,

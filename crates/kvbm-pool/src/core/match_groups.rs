@@ -83,7 +83,7 @@ pub(crate) struct GroupPart {
     pub(crate) volume: Option<VolumeId>,
 }
 
-/// The longest prefix that every group can serve from `tiers` and one of `volumes`: pins each block
+/// The longest prefix that every group can serve from `tiers` and one of `volumes`. Pins each block
 /// that a group needs on its nearest tier and passes it to `out` with its group, group by group.
 /// What only a volume has counts as on G4 and is not pinned.
 pub(crate) fn match_groups(

@@ -210,9 +210,9 @@ impl TenantShares {
         claim.is_some_and(|number| self.excess(usize::from(number), tier, usable).saturating_add(n) > 0)
     }
 
-    /// How many blocks the tenants give to the claiming one where each has so many to give: all,
-    /// unless it is over its share and stays so when it has given what it has itself. Then it gets
-    /// what others have beyond their shares.
+    /// How many blocks the tenants give to the claiming one where each has so many to give. That is
+    /// all, unless it is over its share and stays so when it has given what it has itself. Then it
+    /// gets what others have beyond their shares.
     pub(crate) fn given(&self, tier: usize, usable: u32, claim: Claim, has: impl Fn(Number) -> u32) -> usize {
         let excess = |number: Number| self.excess(number, tier, usable);
         let stays_over = claim.map(usize::from).is_some_and(|claim| excess(claim) > i64::from(has(claim)));

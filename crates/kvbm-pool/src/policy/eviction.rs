@@ -98,7 +98,7 @@ pub trait EvictionPolicy: Send {
     }
 
     /// Blocks with these tags are about to be registered or forgotten, each in a call of its own
-    /// later: whatever is remembered of them in far memory is better read now, for all at once.
+    /// later. Whatever is remembered of them in far memory is better read now, for all at once.
     fn expect(&self, tags: &[u64]) {
         let _ = tags;
     }

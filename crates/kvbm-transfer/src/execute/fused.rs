@@ -1,6 +1,5 @@
-//! Blocks between a GPU and host memory through a staging area on the GPU: a kernel gathers,
-//! scatters or converts there, and what crosses the link is whole blocks in the order of host
-//! memory.
+//! Blocks between a GPU and host memory through a staging area on the GPU. A kernel gathers,
+//! scatters or converts there. What crosses the link is whole blocks in the order of host memory.
 
 use super::copy::{Item, Route, push_block, refused};
 use crate::config::bad;

@@ -189,9 +189,9 @@ impl KvBlockManager<Engine> {
         self.offload_with(ids, chain, first, OffloadOptions { group, after, ..OffloadOptions::default() })
     }
 
-    /// Like [`offload`](Self::offload), for blocks that the running iteration computes: each layer
+    /// Like [`offload`](Self::offload), for blocks that the running iteration computes. Each layer
     /// is copied while the next one is computed, as soon as [`layer_done`](Self::layer_done) says
-    /// that it is written, and all are when [`step`](Self::step) ends the iteration. In at most
+    /// that it is written. All are when [`step`](Self::step) ends the iteration. In at most
     /// `transfer.layer_steps` steps; where copying takes less time than the plans for the layers,
     /// in one at the end of the iteration.
     ///

@@ -1,7 +1,7 @@
 //! Whose turn it is on a block of the engine's own memory.
 //!
 //! The engine reuses its block ids as it likes. A copy that was made while the block changed hands
-//! is worthless, so each id carries a generation that goes up whenever its content may change, and
+//! is worthless. So each id carries a generation that goes up whenever its content may change, and
 //! a count of the transfers that touch it right now. When it went up last is kept too: what was put
 //! there before G1 was lost is gone.
 

@@ -262,8 +262,8 @@ impl Tickets<'_> {
 
     /// Like [`commit_with`](Self::commit_with), with an id for each block that
     /// [`promised`](Self::promised) names, group by group. No ids in any group end the ticket. The
-    /// loads of all groups start and end together: where a block of one fails, none of the request
-    /// counts as arrived, and [`finished`](Self::finished) names the load when no copy of any group
+    /// loads of all groups start and end together. Where a block of one fails, none of the request
+    /// counts as arrived. [`finished`](Self::finished) names the load when no copy of any group
     /// writes any more. [`layer_ready`](Self::layer_ready) counts layers within their groups.
     ///
     /// # Errors

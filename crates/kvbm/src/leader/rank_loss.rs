@@ -8,8 +8,8 @@ use kvbm_plan::{Failure, FailureKind, Rank, Tier};
 use std::time::Instant;
 
 impl Leader {
-    /// Gives up on a rank: what it owes fails, nothing is sent to it until its worker says that it
-    /// has started, and what would need its part of a block is not found any more. Plans that it
+    /// Gives up on a rank. What it owes fails, and nothing is sent to it until its worker says that
+    /// it has started. What would need its part of a block is not found any more. Plans that it
     /// owed.
     pub(crate) fn rank_lost(&self, rank: Rank) -> usize {
         self.give_up(rank, |_| true)

@@ -43,7 +43,7 @@ pub struct ShutdownReport {
     /// the flush failed.
     pub durable_blocks: Option<u64>,
     /// Blocks of G1 and G2 that are not on G3 (on a volume, where there is no disk) and are lost
-    /// with the process; 0 where there is neither, for then nothing could be saved.
+    /// with the process. It is 0 where there is neither, for then nothing could be saved.
     pub not_saved: u64,
     /// Whether every offload ended in time.
     pub drained: bool,

@@ -33,7 +33,7 @@ impl<G> KvBlockManager<G> {
 
     /// Gives up on a rank: for a worker whose process is gone, or whose device is, so that it
     /// touches none of the memory any more. Transfers that it has not answered fail, their slots
-    /// come back and nothing of them is registered; nothing is sent to it from now on, so every
+    /// come back and nothing of them is registered. Nothing is sent to it from now on, so every
     /// later transfer fails at once and is computed again. Its part of what is cached is gone with
     /// it, so nothing is found on G1, G2 and G3 any more; what all disks hold is found again by the
     /// next manager. The number of plans that it owed.
@@ -54,7 +54,7 @@ impl<G> KvBlockManager<G> {
     /// other. `kvbm_lost_batch_refusals_total{tier}` counts refusals.
     ///
     /// What was on G3 when a rank was given up stays on the disks, until [`forget`](Self::forget)
-    /// or [`clear`](Self::clear) removes it, also there; a rank that is away is told when its
+    /// or [`clear`](Self::clear) removes it, also there. A rank that is away is told when its
     /// worker starts again under this manager.
     ///
     /// # Errors
@@ -141,8 +141,8 @@ impl<G> KvBlockManager<G> {
         self.leader.flush(deadline_after(kvbm_plan::clock::now(), timeout))
     }
 
-    /// Ends the manager's work: nothing new starts, blocks that are on no lower tier yet are
-    /// written down as far as time allows, G3 is made durable, and what was forgotten is removed
+    /// Ends the manager's work. Nothing new starts, and blocks that are on no lower tier yet are
+    /// written down as far as time allows. G3 is made durable, and what was forgotten is removed
     /// from volumes. What was not saved is in the report, and whether removals were not confirmed
     /// in time.
     pub fn shutdown(&self, timeout: Duration) -> ShutdownReport {
@@ -157,9 +157,9 @@ impl<G> KvBlockManager<G> {
     /// the first of their chain, so several volumes share what is written.
     ///
     /// Every worker has to be there, says so within the descriptor's deadline, opens it, wherever
-    /// it runs, and reaches it within that deadline (twelve times that for opening, where a
-    /// capacity has its objects counted). One that starts later, or starts again, is told of all
-    /// volumes that there are then.
+    /// it runs, and reaches it within that deadline. Opening has twelve times that where a capacity
+    /// has its objects counted. One that starts later, or starts again, is told of all volumes that
+    /// there are then.
     ///
     /// With a capacity, what is used least goes from it when it is full; a block for which that
     /// makes no room is refused and counted.

@@ -278,8 +278,8 @@ impl Edge {
         wear.affordable(wanted.saturating_add(waiting)).saturating_sub(waiting)
     }
 
-    /// How many blocks to offer where `wanted` could go: where the write budget is smaller than
-    /// that, a few times as many as it allows, to choose the best from; none where nothing may be
+    /// How many blocks to offer where `wanted` could go. Where the write budget is smaller than
+    /// that, a few times as many as it allows, to choose the best from. None where nothing may be
     /// written.
     pub(crate) fn choice(&self, wanted: usize) -> usize {
         wanted.min(self.affordable(wanted).saturating_mul(CHOICE))

@@ -59,7 +59,7 @@ impl Transfers {
     }
 
     /// How long these moves may take. A read from a disk or a volume has the deadline of its tier,
-    /// and beside it the time that all the bytes take: a device that works is not given up because
+    /// and beside it the time that all the bytes take. A device that works is not given up because
     /// many blocks are read.
     fn limit_of_paths(&self, moves: &[Move], to: Tier, volume: Option<&dyn VolumeEnd>) -> Duration {
         let most = self.settings.transfer_deadline;

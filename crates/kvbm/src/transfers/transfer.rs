@@ -372,7 +372,7 @@ impl Transfer {
         }
     }
 
-    /// Whether that was so, blocks of G3 are still owed, and it has been late for as long: a rank
+    /// Whether that was so, blocks of G3 are still owed, and it has been late for as long. A rank
     /// that started them in the last moment has waited for its disk all that time.
     pub(crate) fn is_owed_by_quiet_disk(&self, now: Instant) -> bool {
         let late = now.saturating_duration_since(self.deadline);
@@ -381,7 +381,7 @@ impl Transfer {
     }
 
     /// What has arrived from the front on counts from now on, although later blocks are still on
-    /// their way: `keep` makes such blocks visible, and says of how many from the first on that is
+    /// their way. `keep` makes such blocks visible, and says of how many from the first on that is
     /// so. Nothing of a transfer that was given up, or is over.
     pub(crate) fn keep_front(&self, keep: impl FnOnce(&mut Parts, Range<usize>) -> usize) {
         let mut state = self.state.lock();

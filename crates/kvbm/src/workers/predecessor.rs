@@ -1,5 +1,5 @@
-//! A deployment with another number of ranks may have left blocks in our directory: finding it, and
-//! moving its blocks in where all our ranks are new, or a start that did so was cut short.
+//! A deployment with another number of ranks may have left blocks in our directory. This finds it,
+//! and moves its blocks in where all our ranks are new, or a start that did so was cut short.
 
 mod mark;
 
@@ -168,8 +168,8 @@ fn lock(config: &Config, tag: NamespaceTag) -> Option<File> {
     }
 }
 
-/// The deployment whose blocks move in, the one that wrote last and has some, if our ranks are all
-/// new or an earlier start did not come to the end of this; and those that cannot.
+/// The deployment whose blocks move in, and those that cannot. It is the one that wrote last and
+/// has some, if our ranks are all new or an earlier start did not come to the end of this.
 fn find(config: &Config, keys: &DiskKeys, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<TookOver>) {
     let mut refused = Vec::new();
     let Some(first) = rank_dirs(config, tag, 0, config.parallelism.tensor_parallel).into_iter().next() else {

@@ -5,9 +5,9 @@
 //! bytes: what remains is the index. Its limits, in the same directory: appending the same bytes
 //! with a sync as often as the engine committed, and reading the file from front to back. How large
 //! it becomes is told once for blocks that were only added, and once for its largest file while
-//! every one of them was replaced: records that are out of date take room until a snapshot drops
-//! them. While that is written both files exist: `size_peak` is the most that was seen of them
-//! together, by looking after each batch.
+//! every one of them was replaced. Records that are out of date take room until a snapshot drops
+//! them. While a snapshot is written both files exist: `size_peak` is the most that was seen of
+//! them together, by looking after each batch.
 
 mod null_file;
 

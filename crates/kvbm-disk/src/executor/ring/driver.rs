@@ -21,7 +21,7 @@ use std::sync::Arc;
 /// device needs for as many.
 const STRIDE_BYTES: u64 = 1 << 20;
 /// Bytes of operations that end before callers are notified of batches that are over, unless there
-/// is nothing else to do: to wake a caller costs as much as to sum some hundred thousand bytes.
+/// is nothing else to do. To wake a caller costs as much as to sum some hundred thousand bytes.
 const BATCH_END_BYTES: u64 = 16 << 20;
 /// Bytes that blocks in one request have together, at most, where few are under way. So a short
 /// queue keeps the device busy and comes back in parts. Where there is enough for `GROUPS`

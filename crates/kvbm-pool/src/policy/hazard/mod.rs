@@ -1,10 +1,10 @@
 //! The adaptive policy: evicts what its own past says is least likely to be used again soon.
 //!
-//! A block's class is how often it was used, how far it was from the end of its request, how many
-//! turns the request's conversation had, and whether the caller said that its branch ends. For each
-//! class the rate of reuse by time since the last use is learnt ([`model`]) from every block: those
-//! on a tier, and for a while those that are gone ([`history`]). Victims are the least worth of a
-//! sample of the evictable slots ([`leaves`]).
+//! A block's class has four parts. They are how often it was used, how far it was from the end of
+//! its request, how many turns the request's conversation had, and whether the caller said that its
+//! branch ends. For each class the rate of reuse by time since the last use is learnt ([`model`])
+//! from every block: those on a tier, and for a while those that are gone ([`history`]). Victims
+//! are the least worth of a sample of the evictable slots ([`leaves`]).
 //!
 //! All that is followed on a tier only where it was shown to keep more of what is used again than
 //! recency does, and as long as it is ([`trial`]).

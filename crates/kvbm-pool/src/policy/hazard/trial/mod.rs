@@ -1,7 +1,7 @@
-//! Whether the policy does better than recency, found out by playing both in small: two caches for
-//! a sample of all blocks, drawn by tag, as many times smaller than the tier as the sample is. Each
-//! says which of the sampled blocks it would have had, whichever of the two the tier itself
-//! follows.
+//! Whether the policy does better than recency, found out by simulating both in small. There are
+//! two caches for a sample of all blocks, drawn by tag. They are as many times smaller than the
+//! tier as the sample is. Each says which of the sampled blocks it would have had, whichever of the
+//! two the tier itself follows.
 //!
 //! What each use would have been worth is the same for both, so their difference is told apart from
 //! chance sooner than either.
