@@ -23,8 +23,8 @@ const CHUNK: usize = 64 << 10;
 
 /// The lossy frame of a content, its body compressed by `packer` where there is one and it becomes
 /// shorter. `None` means that the content is stored as it is. That is so where it has a number that
-/// is not finite or that no code comes near, where it is not one of whole numbers, and where the
-/// frame would not be shorter.
+/// is not finite or that no code comes near. It is also so where it is not one of whole numbers,
+/// and where the frame would not be shorter.
 ///
 /// The frame of what comes back from a frame has the same codes.
 pub fn lossy_frame(form: LossyForm, content: &[u8], packer: Option<&mut Compressor>) -> Option<Vec<u8>> {

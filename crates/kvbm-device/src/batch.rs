@@ -64,7 +64,7 @@ impl CopyRows {
 /// memory.
 ///
 /// A device whose bytes pass through the processor shows an observer every byte of the source, in
-/// the order of the pushes and in order inside a push; any other device shows it nothing. It never
+/// the order of the pushes and in order inside a push. Any other device shows it nothing. It never
 /// shows a part of a batch that succeeds.
 pub trait CopyObserver: Send + Sync {
     /// Some bytes of push number `push`; the next ones follow with the next call. Called on the

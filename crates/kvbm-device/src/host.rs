@@ -16,7 +16,7 @@ use crate::{DeviceError, Owner, RowAxis, RowGrid};
 /// # Shared bytes
 /// The bytes in it, and those of device memory, are *shared bytes*: a device, a disk ring or
 /// another thread may be working on them. So no safe function of this crate makes a reference to
-/// them or gives them a type other than `u8`; they are copied in and out by address, here and in
+/// them or gives them a type other than `u8`. They are copied in and out by address, here and in
 /// the streams.
 ///
 /// Who may touch which bytes when is a protocol above: a block has one writer, or readers only,

@@ -13,7 +13,7 @@
 //! | "complete up to here" | [`Event`] |
 //!
 //! [`CudaDevice`] is an NVIDIA GPU. [`EmulatedDevice`] needs no hardware. It also keeps its memory
-//! out of the CPU's reach: an access to one of its addresses faults, bytes move only through its
+//! out of the CPU's reach: an access to one of its addresses faults. Bytes move only through its
 //! streams, and each stream runs on a thread of its own. The suite [`conformance`] checks both.
 //!
 //! This crate does not decide who may touch which bytes when: [`HostRegion`] has the contract of

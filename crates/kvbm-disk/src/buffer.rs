@@ -263,8 +263,8 @@ impl Staging<'_> {
 /// From here on memory is asked for in huge pages.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Zeroed, page-aligned memory of its own, in huge pages if it is large and the system has some:
-/// fit for direct I/O without a copy when its length is a multiple of 4096.
+/// Zeroed, page-aligned memory of its own, in huge pages if it is large and the system has some. It
+/// is fit for direct I/O without a copy when its length is a multiple of 4096.
 pub struct OwnedBuffer {
     start: NonNull<u8>,
     len: usize,

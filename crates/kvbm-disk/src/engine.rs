@@ -28,7 +28,7 @@ const RELEASED_AT_ONCE: u32 = 4096;
 
 /// The G3 engine over one directory. All methods may be called from any thread.
 ///
-/// Dropping it is [`DiskEngine::shutdown`] with the configured deadline; then the directory is
+/// Dropping it is [`DiskEngine::shutdown`] with the configured deadline. Then the directory is
 /// free, unless an operation is stuck in the kernel, which keeps its memory and the directory's
 /// lock to its end.
 pub struct DiskEngine {

@@ -56,9 +56,9 @@ pub enum Call {
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskFault {
-    /// The call fails and does nothing. A sync that fails drops what was not synced, as kernels do:
-    /// it can be read as long as the page cache has it, and neither a crash nor another sync finds
-    /// it.
+    /// The call fails and does nothing. A sync that fails drops what was not synced, as kernels do.
+    /// That can be read as long as the page cache has it, and neither a crash nor another sync
+    /// finds it.
     Error(ErrorKind),
     /// The call moves at most this many bytes.
     Short(usize),

@@ -8,7 +8,7 @@
 //! caller's pool does.
 //!
 //! What comes from the disk is untrusted. A read is `Ok` only after the slot's record named the
-//! very block that was asked for and the checksum of the bytes matched; everything else is a miss
+//! very block that was asked for and the checksum of the bytes matched. Everything else is a miss
 //! that says why. A slot whose bytes are damaged is quarantined, and the quarantine survives a
 //! restart.
 //!

@@ -1,6 +1,6 @@
 //! The slots that a journal names, for readers that open no engine.
 //!
-//! Memory grows with the number of records, not with the slot numbers in them: a journal is
+//! Memory grows with the number of records, not with the slot numbers in them. A journal is
 //! untrusted, and a record of 80 bytes may name any of 4 billion slots.
 
 use crate::record::{Record, RecordState};

@@ -6,9 +6,10 @@
 //! with one        record = MAC_identity("kvbm block" || namespace || identity || MAC_content(bytes))
 //! ```
 //! With a key, nobody without it can make bytes, a record or a header that is taken for one of
-//! ours. The chain is: the header is signed and names rank, layout and the journal's random number;
-//! each record is signed together with that number; the record has the signed checksum of the
-//! block's bytes. So bytes, records and headers that are ours do not pass in any other place.
+//! ours. The signatures form a chain. The header is signed and names rank, layout and the journal's
+//! random number. Each record is signed together with that number. The record has the signed
+//! checksum of the block's bytes. So bytes, records and headers that are ours do not pass in any
+//! other place.
 //!
 //! Where blocks are encrypted, a record has the tag of the encryption in the place of a sum: see
 //! [`Recorded`].

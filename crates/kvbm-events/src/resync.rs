@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// The streams of which a follower may know something wrong.
 ///
-/// A snapshot takes its time, and events go on meanwhile: those of a suspect stream are remembered,
+/// A snapshot takes its time, and events go on meanwhile. Those of a suspect stream are remembered,
 /// so that whatever the snapshot does not know yet is applied again on top of it. Once the number
 /// is known that the snapshot under way begins with, only what follows it is kept. Where that is
 /// too much, the oldest go, and the snapshot has to be newer than they were.

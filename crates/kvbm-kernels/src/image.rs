@@ -1,8 +1,8 @@
 //! The prebuilt kernels, and what of them a device would load.
 
-/// The fatbin of all kernels, for `cuModuleLoadData`: the prebuilt one, which `cargo xtask
-/// regen-kernels` makes of `cuda/`, or one built by a local nvcc if the environment variable
-/// `CUDA_ARCHS` named architectures at build time.
+/// The fatbin of all kernels, for `cuModuleLoadData`. It is the prebuilt one, which `cargo xtask
+/// regen-kernels` makes of `cuda/`. But if the environment variable `CUDA_ARCHS` named
+/// architectures at build time, a local nvcc built it.
 pub const FATBIN: &[u8] = include_bytes!(env!("KVBM_KERNELS_FATBIN"));
 
 /// What an image is.

@@ -20,7 +20,7 @@ const SIZES: [u64; 5] = [2 << 10, 8 << 10, 32 << 10, 128 << 10, 512 << 10];
 const BUDGET: Duration = Duration::from_millis(200);
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// What was measured on a device, for each direction: the links to and from a device are not
+/// What was measured on a device, for each direction. The links to and from a device are not
 /// equally fast, and a kernel that scatters is not as fast as one that gathers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostCopies {
@@ -40,10 +40,10 @@ pub struct OneWay {
 }
 
 impl Converter<CudaKernels> {
-    /// How fragments of device memory get to page-locked host memory and from there fastest:
-    /// gathered or scattered by a kernel and copied whole, in a batch of copies, or by single ones.
-    /// The first call on a device measures, which takes less than half a second; later ones have
-    /// its result.
+    /// How fragments of device memory get to page-locked host memory and from there fastest. They
+    /// are gathered or scattered by a kernel and copied whole, or go in a batch of copies, or by
+    /// single ones. The first call on a device measures, which takes less than half a second; later
+    /// ones have its result.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`], [`DeviceError::PinLimit`], [`DeviceError::Driver`], or that

@@ -159,7 +159,7 @@ impl<D: Driver> Converter<D> {
     ///
     /// # Safety
     /// All memory that the conversion names is memory of this device that stays allocated until the
-    /// queued work is complete; until then nobody else writes the sources or touches the
+    /// queued work is complete. Until then nobody else writes the sources or touches the
     /// destinations.
     #[allow(unsafe_code)]
     pub unsafe fn convert(

@@ -2,7 +2,7 @@
 //!
 //! Both use AES-256-GCM-SIV (RFC 8452). Its tag depends on every byte of the content and is what
 //! the content is encrypted with, so no counter and no random number has to be kept. The nonce is
-//! zero always: each data key is wrapped under a key of its own, and each block is encrypted under
+//! zero always. Each data key is wrapped under a key of its own, and each block is encrypted under
 //! one that BLAKE3 makes of the data key and the block's name. Who sees two encryptions of one
 //! block learns whether they have the same content, and nothing else.
 

@@ -8,7 +8,7 @@
 //! match: a CRC is linear, so any content can be given any value by changing eight bytes of it. For
 //! the same reason nothing is gained by a key over a CRC of the content, such as
 //! `keyed(CRC(content))`: other content of the same CRC has the same result. Here the key meets all
-//! of the content. [`MacKey`] is BLAKE3 in its keyed mode, cut to 64 bits: without the key, a guess
+//! of the content. [`MacKey`] is BLAKE3 in its keyed mode, cut to 64 bits. Without the key, a guess
 //! is right once in 2^64, and each guess costs a read by somebody who has it. [`BulkKey`] is for
 //! blocks: dividing by secret polynomials is several times as fast.
 //!

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 /// Element type of the keys and values.
 ///
-/// Formats narrower than a byte have no `DType`: pack them along the head (`U8` with half the
+/// Formats narrower than a byte have no `DType`. Pack them along the head (`U8` with half the
 /// elements) if bytes may be permuted, or declare them as an [`OpaquePlane`](crate::OpaquePlane),
 /// which is copied whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

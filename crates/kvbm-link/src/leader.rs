@@ -78,7 +78,7 @@ pub enum LineStatus {
 /// A line to the worker of one rank, which outlives the worker's process.
 ///
 /// What was sent to one process never reaches the next one. Commands to a worker are refused until
-/// its [`Message::Ready`] is about to be given to the sink: so the leader counts the starts of all
+/// its [`Message::Ready`] is about to be given to the sink. So the leader counts the starts of all
 /// workers that it has sent anything to.
 pub struct LeaderLine {
     shared: Arc<Shared>,

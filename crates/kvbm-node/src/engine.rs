@@ -306,7 +306,7 @@ impl NodeEngine {
         self.shared.send_unanswered(Ask::Prefilled { tokens, micros });
     }
 
-    /// Makes sure that these blocks can be overwritten: copies under way are discarded, and the
+    /// Makes sure that these blocks can be overwritten. Copies under way are discarded, and the
     /// call returns when none touches the blocks, by the daemon's word and by the movers' of this
     /// process.
     ///

@@ -41,8 +41,8 @@ pub enum RegionBytes {
 
 /// A layout with a place for each of its regions. Cheap to clone.
 ///
-/// It addresses bytes; it does not say who may touch them when (that is decided by the states of
-/// blocks), so executors on several threads work on different blocks through one `BoundLayout`.
+/// It addresses bytes. The states of blocks decide who may touch them when, so executors on several
+/// threads work on different blocks through one `BoundLayout`.
 #[derive(Clone)]
 pub struct BoundLayout {
     inner: Arc<Inner>,

@@ -7,7 +7,7 @@ const KEPT_AT_END: libc::c_int = 128 << 10;
 /// Has the allocator return free memory at the end of its heaps at once, but for 128 KiB of each.
 /// A program calls it once, when it starts.
 ///
-/// glibc raises this bound by itself: a process that frees a table of 4 MiB keeps up to 8 MiB at
+/// glibc raises this bound by itself. A process that frees a table of 4 MiB keeps up to 8 MiB at
 /// the end of each of its heaps from then on. It has eight heaps a processor, and
 /// [`release_free_heap`] reaches the end of the first one alone. With the bound fixed, an
 /// allocation of 128 KiB or more is a mapping of its own, for good. Nothing happens with other C
@@ -24,7 +24,7 @@ pub fn limit_free_heap() {
 /// Returns the free pages of the heap to the system; whether there were any.
 ///
 /// glibc keeps what was freed below the end of each of its heaps, and it has eight heaps a
-/// processor: a process that lives for weeks holds many times the memory that it uses. What is free
+/// processor. A process that lives for weeks holds many times the memory that it uses. What is free
 /// at the end of a heap is [`limit_free_heap`]'s. The call locks one heap after the other for as
 /// long as its free lists are walked. `false` with other C libraries: musl returns free memory by
 /// itself.

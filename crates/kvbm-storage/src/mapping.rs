@@ -51,7 +51,7 @@ pub(crate) fn map_huge(len: u64) -> io::Result<HostRegion> {
 }
 
 /// The first `len` bytes of a file whose size is sealed, shared with whoever maps it too, at a
-/// multiple of the huge page: elsewhere the system maps no huge page.
+/// multiple of the huge page. Elsewhere the system maps no huge page.
 pub(crate) fn map_shared(file: impl AsFd, len: u64) -> io::Result<HostRegion> {
     let mapping = reserve(len.checked_add(HUGE_PAGE).ok_or(io::ErrorKind::OutOfMemory)?)?;
     let start = mapping.start.addr().get() as u64;

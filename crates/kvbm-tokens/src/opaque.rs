@@ -107,7 +107,7 @@ opaque_128! {
 ///
 /// Two blocks with the same tokens at different places have the same local hash, so it is a key of
 /// a prefix tree (as in KV-aware routers), never an identity. XXH3-64 with seed 1337 over the token
-/// ids (u32 little-endian), then the block's extra keys as in the sequence hash; without extra keys
+/// ids (u32 little-endian), then the block's extra keys as in the sequence hash. Without extra keys
 /// this is what Dynamo's router calls the local block hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]

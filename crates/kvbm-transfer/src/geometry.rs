@@ -1,5 +1,5 @@
-//! What lies in a slot of a disk, in the words of a journal's header (`docs/formats.md`): how ranks
-//! of another deployment tell which part of the model's blocks they read, and in which order.
+//! What lies in a slot of a disk, in the words of a journal's header (`docs/formats.md`). By it
+//! ranks of another deployment tell which part of the model's blocks they read, and in which order.
 
 use kvbm_layout::{AxisOrder, BlockPart, DType, FullyContiguous, LayoutConfig, LayoutError, OpaqueLayout};
 use std::fmt;

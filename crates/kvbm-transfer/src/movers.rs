@@ -17,7 +17,7 @@ pub trait Movers: Send + Sync {
     /// `done` is called once, from any thread, when nothing can read or write these blocks and
     /// slots for this copy any more. That is not before the process that has the copy has answered,
     /// or has ended. A block that is done has the checksum that the plan asked for, of the bytes in
-    /// host memory that were read or written; the worker compares it with what it knows.
+    /// host memory that were read or written. The worker compares it with what it knows.
     fn copy(&self, plan: TransferPlan, done: MoveDone);
 }
 

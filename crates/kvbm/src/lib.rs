@@ -32,8 +32,8 @@
 //!
 //! # Which call when
 //! The program above lets kvbm own the memory on the accelerator ([`Owned`]). Where an engine has
-//! KV tensors and block ids of its own, as vLLM, SGLang and `TensorRT-LLM` have, it is [`Engine`];
-//! docs/engine.md of the repository has a whole program for that.
+//! KV tensors and block ids of its own, as vLLM, SGLang and `TensorRT-LLM` have, it is [`Engine`].
+//! The page docs/engine.md of the repository has a whole program for that.
 //!
 //! | an engine | with [`Owned`] | with [`Engine`] |
 //! |---|---|---|
@@ -52,19 +52,19 @@
 //! | ends | [`shutdown`](KvBlockManager::shutdown) | the same |
 //!
 //! What did not arrive ([`OnboardError`], [`EngineOnboardError`]) is computed: every failure names
-//! the block, the path, why, and what to do ([`BlockFailure`]). Settings are in [`config`]; which
+//! the block, the path, why, and what to do ([`BlockFailure`]). Settings are in [`config`]. Which
 //! blocks are copied down is up to a policy of [`admission`], which are evicted to a
-//! [`pool::EvictionPolicy`]; workers in other processes listen at sockets
+//! [`pool::EvictionPolicy`]. Workers in other processes listen at sockets
 //! ([`Builder::remote_workers`]), or stand behind any other [`worker::WorkerLink`].
 //!
 //! # Features
 //! `worker` (default): the workers of this process. Without it the crate is the leader alone, for a
-//! scheduler whose workers are elsewhere: no device, no disk, no NIXL in its dependencies, and
-//! managers come from `build_with_workers` and `build_metadata_only`. `nats`: events over NATS,
+//! scheduler whose workers are elsewhere. It has no device, no disk, no NIXL in its dependencies,
+//! and managers come from `build_with_workers` and `build_metadata_only`. `nats`: events over NATS,
 //! core and `JetStream`. `zmq`: events over `ZeroMQ`. `tls`: TLS for metrics, administration and
 //! workers on other machines. `s3`: volumes in S3-compatible stores. `compress`: compressed and
-//! lossy blocks on volumes. `nixl`: memory of other nodes over NIXL.
-//! What is left out and asked for is an error of `build` that names the feature.
+//! lossy blocks on volumes. `nixl`: memory of other nodes over NIXL. What is left out and asked for
+//! is an error of `build` that names the feature.
 //!
 //! # Modules
 //! A module uses only modules in rows below its own, and only those in its third column.

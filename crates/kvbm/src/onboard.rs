@@ -90,7 +90,7 @@ impl PrefixTransfer {
 /// A prefix on its way to G1. Resolves by [`wait`](Self::wait), as a [`Future`], or is looked at
 /// with [`is_done`](Self::is_done); no runtime is needed.
 ///
-/// Dropping it cancels what has not started and detaches what has: blocks that nobody waits for any
+/// Dropping it cancels what has not started and detaches what has. Blocks that nobody waits for any
 /// more are not made visible, and their slots come back when the hardware is done.
 #[must_use = "dropping it cancels the onboard"]
 pub struct Onboarding {

@@ -1,7 +1,7 @@
 //! `kvbm replay`: requests through a real block manager.
 //!
 //! Each request matches its prefix, onboards the hits, computes the misses (a pattern that depends
-//! on hash, rank, layer, outer index and offset) and registers them; every onboarded byte is
+//! on hash, rank, layer, outer index and offset) and registers them. Every onboarded byte is
 //! compared.
 
 mod engine;

@@ -104,7 +104,7 @@ impl CudaDevice {
         &self.context.driver
     }
 
-    /// What is measured once on a device, such as which way of copying is the fastest: the first
+    /// What is measured once on a device, such as which way of copying is the fastest. The first
     /// result of its type stays for as long as the device is open.
     ///
     /// # Errors

@@ -291,8 +291,9 @@ impl StreamState {
         pending.event.record(self.stream)
     }
 
-    /// After a failed call, which may have left copies behind that still run: drops the memory
-    /// of an operation when the device is done with it, or never, if that cannot be found out.
+    /// Called after a failed call, which may have left copies behind that still run. Drops the
+    /// memory of an operation when the device is done with it, or never, if that cannot be found
+    /// out.
     fn release_memory(&self, work: Option<CudaWork>) {
         if !self.is_idle() {
             std::mem::forget(work);

@@ -1,7 +1,7 @@
 //! Copies past the caches. A pool of blocks is larger than any cache, and what is copied is not
 //! read again soon. So stores that do not fetch the line first save a third of the memory traffic.
-//! Fragments lie far from each other, where the processor cannot guess the next one, so what is
-//! copied next is fetched meanwhile: of 4 KiB fragments that copies half as much again.
+//! Fragments lie far from each other, where the processor cannot guess the next one. So what is
+//! copied next is fetched meanwhile. Of 4 KiB fragments that copies half as much again.
 
 #[cfg(target_arch = "x86_64")]
 /// Pieces below this go through the caches: their ends cost more than is saved.

@@ -136,7 +136,7 @@ impl DirMedium {
     }
 
     /// Takes the lock; `None` where the file is not that of the directory any more, because its
-    /// last owner removed it: another process may have the one that took its place.
+    /// last owner removed it. Another process may have the one that took its place.
     fn take(dir: &Path, purpose: Purpose, mut lock: File) -> Result<Option<File>, OpenError> {
         // SAFETY: a system call on a descriptor that is open; no memory involved.
         let taken = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;

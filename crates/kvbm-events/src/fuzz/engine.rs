@@ -8,7 +8,7 @@ use kvbm_plan::{GroupId, Location, NodeId};
 const WORKER: EngineSource = EngineSource { source: SourceId(1), node: NodeId(2) };
 
 /// A payload that is read is written in a form that is read as the same, and shown in a bounded
-/// number of characters; an index that follows it holds what its events say.
+/// number of characters. An index that follows it holds what its events say.
 pub fn engine(input: &[u8]) {
     match decode(input) {
         Ok(batch) => {

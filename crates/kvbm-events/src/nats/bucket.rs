@@ -117,7 +117,7 @@ impl NatsBucket {
     }
 
     /// Puts a value, in place of the one before, and renews it until it is removed or this is
-    /// dropped, or another process puts one: the last writer keeps the key. While the server is
+    /// dropped, or another process puts one. The last writer keeps the key. While the server is
     /// away it is an error, and the value is put when it is back.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 //! A transport has one connection and one thread, on which its runtime lives; callers never meet
 //! it. The connection comes back by itself after a loss. While it is away nothing is buffered for
 //! the server: events wait with their source. With core, what was under way at that moment is lost
-//! and shows up as a gap; with `JetStream` every payload is acknowledged by the server, and a
+//! and shows up as a gap. With `JetStream` every payload is acknowledged by the server, and a
 //! subscriber goes on where it was.
 
 mod bucket;

@@ -284,7 +284,7 @@ impl Follower {
     }
 
     /// Whether a message was on its way when what is there was asked for. One that steps back is
-    /// none of those, nor is another one under the same number: an engine behind something that
+    /// none of those, nor is another one under the same number. An engine behind something that
     /// forwards its messages may start anew while this connection stays.
     fn is_repeated(&mut self, number: u64, payload: &[u8]) -> bool {
         let steps_back = self.live.replace(number).is_some_and(|last| number <= last);

@@ -2,10 +2,10 @@
 //! the policy may choose. The counts of children and copies and the event ring change with it, so
 //! no event is missing and none is false.
 //!
-//! A slot is evictable when its block is registered in it without users, and no block on the tier
-//! continues it, or its group does not care, or another copy takes over. [`Core::update_evictable`]
-//! follows every change of that. The slot itself stores whether the policy lists it, so an update
-//! costs little where nothing changed.
+//! A slot is evictable when its block is registered in it without users. Nor may a block on the
+//! tier continue it, unless its group does not care or another copy takes over.
+//! [`Core::update_evictable`] follows every change of that. The slot itself stores whether the
+//! policy lists it, so an update costs little where nothing changed.
 
 use super::state::Core;
 use crate::entry::{NONE, Presence};

@@ -10,8 +10,8 @@ use kvbm_plan::{GroupId, NamespaceId};
 use kvbm_tokens::{BlockChain, ChainOrigin};
 
 impl Registry {
-    /// The longest prefix that every cache group can serve from `tiers` and `volumes`, in one look:
-    /// for each group its part, all of one length, with the blocks that the group needs pinned. A
+    /// The longest prefix that every cache group can serve from `tiers` and `volumes`, in one look.
+    /// Each group has its part, all of one length, with the blocks that the group needs pinned. A
     /// part has blocks of one volume at most; they are listed as on
     /// [`Tier::G4`](kvbm_plan::Tier::G4) and not pinned. A chain that need not begin with the first
     /// block of a sequence, as with [`match_chain`](Self::match_chain): where a group disagrees

@@ -228,9 +228,9 @@ impl Registry {
     /// Blocks of `namespace` leave every tier after `iterations` without use (`None`: they stay
     /// until their slots are needed). A use is what makes a block young: a touch, the end of a
     /// handle, and its arrival on a tier. Blocks that are in use, pinned or continued on the tier
-    /// stay until they are not. [`step`](Self::step) removes them, from the ends of chains on: in a
-    /// registry of up to 1,024 blocks in the iteration in which they are due, in larger ones within
-    /// 1,024 further iterations.
+    /// stay until they are not. [`step`](Self::step) removes them, from the ends of chains on. In a
+    /// registry of up to 1,024 blocks that is in the iteration in which they are due, in larger
+    /// ones within 1,024 further iterations.
     ///
     /// # Errors
     /// [`TtlError`]: 0, or more than [`RegistryConfig::MAX_TTL`]. Nothing changed.
@@ -318,7 +318,7 @@ impl Registry {
 
     /// Up to `n` blocks of `tier` that may be evicted soon and are neither on `not_on` nor on their
     /// way there, pinned for a transfer, parents before children. Under `lru-leaf` these are the
-    /// oldest `share` (0 to 1) of its eviction order; other policies may take any block next, so
+    /// oldest `share` (0 to 1) of its eviction order. Other policies may take any block next, so
     /// with one they all are, unless `share` is 0. Each use of a block puts it before this once:
     /// call it after every registration or arrival on the tier.
     pub fn uncopied_victims(&self, tier: Tier, share: f64, n: usize, not_on: Tier) -> Pinned {

@@ -108,7 +108,7 @@ pub(crate) struct Executor {
 
 impl Executor {
     /// Runs until the worker closes. A panic, which only a defect can cause, retires the path
-    /// instead of leaving it silent; what the carrier had in flight stays claimed for good, because
+    /// instead of leaving it silent. What the carrier had in flight stays claimed for good, because
     /// the hardware may still be at it.
     pub(crate) fn run(mut self, _alive: &Producer) {
         if catch_unwind(AssertUnwindSafe(|| self.work())).is_err() {

@@ -17,7 +17,7 @@
 //! ([`LoadOffer`]), and what is computed because that is sooner.
 //!
 //! There is no filter by frequency here, and none is missing. On the public traces a disk that
-//! takes only blocks seen twice loses more than half of its hits: the first copy of a
+//! takes only blocks seen twice loses more than half of its hits. The first copy of a
 //! conversation's turn is the one that its next turn reads.
 
 mod cost;

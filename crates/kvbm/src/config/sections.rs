@@ -73,10 +73,10 @@ section! {
         dtype: DType = DType::BF16, [""];
         /// Tensors of a layer: 2 for keys and values, 1 for MLA.
         outer_dim: u32 = 2, [""], 1 to 2;
-        /// Bytes that a block has in each tensor of a rank, in their order: for an engine whose
-        /// tensors have no axes that kvbm could know (blocks of several kernel blocks, scales,
-        /// recurrent state). It stands in place of `num_layers`, `num_kv_heads`, `head_dim` (not
-        /// required then), `dtype` and `outer_dim`. Such blocks are copied whole, and no other
+        /// Bytes that a block has in each tensor of a rank, in their order. It is for an engine
+        /// whose tensors have no axes that kvbm could know (blocks of several kernel blocks,
+        /// scales, recurrent state). It stands in place of `num_layers`, `num_kv_heads`, `head_dim`
+        /// (not required then), `dtype` and `outer_dim`. Such blocks are copied whole, and no other
         /// number of ranks can read them.
         opaque_tensors: TensorBytes = TensorBytes::default(), ["bytes per rank"];
         /// Ranks, one after another, that hold the same bytes, where tensors have no axes: all of
@@ -227,7 +227,7 @@ section! {
     /// section.
     DeviceConfig, "device", |config| config.device, {
         /// The device: `cuda` is an NVIDIA GPU, through the driver's library or the one that the
-        /// variable `KVBM_CUDA_DRIVER` names; `emulated` keeps its memory in the host's, out of the
+        /// variable `KVBM_CUDA_DRIVER` names. `emulated` keeps its memory in the host's, out of the
         /// program's reach.
         kind: DeviceKind = DeviceKind::Emulated, [""];
         /// Number of the GPU of rank 0, as CUDA counts; the other ranks of this process have the
@@ -509,7 +509,7 @@ section! {
         /// After this time a transfer that has not started fails, and a wait for one that has gives
         /// up.
         deadline: Duration = Duration::from_secs(30), [""];
-        /// A rank is given up when its line stays closed for this time: its transfers fail, its
+        /// A rank is given up when its line stays closed for this time. Its transfers fail, its
         /// slots become free, and all cached blocks are dropped, since each has a part there. The
         /// rank comes back when its worker starts again. A worker that is silent on an open line
         /// may still write; only `rank_lost` gives it up. For workers in other processes, whose
@@ -575,7 +575,7 @@ section! {
         eviction: EvictionPolicy = EvictionPolicy::Hazard, [""];
         /// Seed of the samples that `hazard` draws.
         seed: u64 = 0, [""];
-        /// Which of the blocks that the triggers offer get a copy on a lower tier: `cost` weighs
+        /// Which of the blocks that the triggers offer get a copy on a lower tier. `cost` weighs
         /// what a copy saves against what it costs, `all` takes them as they come.
         admission: Admission = Admission::Cost, [""];
         /// How fast the engine computes prompts, on all ranks together. With it, no copies are made

@@ -118,7 +118,7 @@ impl KvBlockManager<Engine> {
         self.g1.start_onboard(&self.leader, prefix, ids, options, None)
     }
 
-    /// Copies engine blocks to G2 in the background: `ids[i]` holds block `first + i` of `chain`,
+    /// Copies engine blocks to G2 in the background. `ids[i]` holds block `first + i` of `chain`,
     /// where `chain` begins at the sequence's first block and `first` is the position of the first
     /// id.
     ///
@@ -131,7 +131,7 @@ impl KvBlockManager<Engine> {
     /// because the one before it is missing, offer the sequence again from its first block.
     ///
     /// Where a worker starts anew, or a rank is given up, what G1 held is gone
-    /// ([`rank_lost`](Self::rank_lost)): blocks are taken again that were given to something since
+    /// ([`rank_lost`](Self::rank_lost)). Blocks are taken again that were given to something since
     /// ([`before_reuse`](Self::before_reuse), [`released`](Self::released), an onboard).
     ///
     /// # Errors

@@ -138,8 +138,8 @@ impl Tickets<'_> {
         Ok(self.table().promise(leader, request, key, promise, now))
     }
 
-    /// Like [`look_up`](Self::look_up), for engines that have no way to learn of a failed load:
-    /// only blocks whose verified bytes are in host memory (G2) are promised, and they are pinned
+    /// Like [`look_up`](Self::look_up), for engines that have no way to learn of a failed load.
+    /// Only blocks whose verified bytes are in host memory (G2) are promised, and they are pinned
     /// there. What G3 has is copied to G2 first; what has not arrived at `deadline` is not
     /// promised, and is found by a later call. One call brings at most a quarter of G2, with the
     /// blocks before `first`, since a tier holds no block without its parent. Volumes are not

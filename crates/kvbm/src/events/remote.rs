@@ -18,8 +18,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// Longest wait for an address that is in use: the engine that was here before may still be ending.
 const BIND: Duration = Duration::from_secs(5);
 
-/// A transport by its URL. It is opened by the first publish and, where that fails, by a later one:
-/// a server that is down when the manager starts costs nothing but the events that the ring cannot
+/// A transport by its URL. It is opened by the first publish and, where that fails, by a later one.
+/// A server that is down when the manager starts costs nothing but the events that the ring cannot
 /// hold.
 pub(super) struct Remote {
     url: EventUrl,

@@ -33,7 +33,7 @@ impl Leader {
     }
 
     /// A worker of the rank says that it has started. Where another one served the rank before, the
-    /// memory of that one is gone, and what lay there is not found any more; what lies on its disk
+    /// memory of that one is gone, and what lay there is not found any more. What lies on its disk
     /// is compared when it is read.
     pub(super) fn rank_started(&self, rank: Rank) {
         // The rank is not given up meanwhile.

@@ -35,7 +35,7 @@ impl<G> KvBlockManager<G> {
     /// touches none of the memory any more. Transfers that it has not answered fail, their slots
     /// come back and nothing of them is registered. Nothing is sent to it from now on, so every
     /// later transfer fails at once and is computed again. Its part of what is cached is gone with
-    /// it, so nothing is found on G1, G2 and G3 any more; what all disks hold is found again by the
+    /// it, so nothing is found on G1, G2 and G3 any more. What all disks hold is found again by the
     /// next manager. The number of plans that it owed.
     ///
     /// The rank is taken in again when its worker, started anew, says so
@@ -76,7 +76,7 @@ impl<G> KvBlockManager<G> {
     }
 
     /// Removes every block that nobody uses from `tier`. How many went. From G3 also what had left
-    /// it and was not overwritten yet; the disks have made it durable when this returns, or the log
+    /// it and was not overwritten yet. The disks have made it durable when this returns, or the log
     /// says which has not (at most `transfer.deadline` later).
     ///
     /// # Errors

@@ -154,7 +154,7 @@ impl<G> KvBlockManager<G> {
     /// ([`prefilled`](Self::prefilled)); `kvbm_load_decisions_total{tier,reason}` counts both.
     ///
     /// With volumes, the prefix goes on with blocks that are thought to be on the one that has most
-    /// of them ([`Tier::G4`], not pinned): what an onboard does not find it leaves out. For a chain
+    /// of them ([`Tier::G4`], not pinned). What an onboard does not find it leaves out. For a chain
     /// that is not known yet volumes are asked, in a few round trips within their deadlines;
     /// `volume.lookup = "known"` never asks.
     ///

@@ -73,7 +73,7 @@ pub(crate) fn given_up(rank: Rank) -> Failure {
 }
 
 /// Which commands a command may overtake. Releases, flushes and what is said about volumes keep
-/// their order among plans: a plan writes to a slot that was released before it, and a flush counts
+/// their order among plans. A plan writes to a slot that was released before it, and a flush counts
 /// what came before it.
 fn lane(command: &Command) -> Lane {
     match command {

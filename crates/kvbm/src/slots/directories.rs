@@ -3,7 +3,7 @@
 //!
 //! - While the breaker of the reads is open, blocks in the directory count as missing.
 //! - While the breaker of the writes is open, copies go to slots of other directories. The slots
-//!   that a reservation gets in the directory are *withheld*: otherwise the next reservation would
+//!   that a reservation gets in the directory are *withheld*. Otherwise the next reservation would
 //!   get the same ones, because a free slot is taken before any block is evicted.
 //! - While the writes of no directory are allowed, no slot is reserved, and no block is evicted: a
 //!   disk that can only be read keeps its blocks.

@@ -61,14 +61,14 @@ impl Transfers {
     }
 
     /// A transfer is late. A disk that served nothing of it for half of the time that a read may
-    /// take does not answer, if it was asked for so long: ranks report what they have not started.
+    /// take does not answer, if it was asked for so long. Ranks report what they have not started.
     /// A disk that goes on serving is only slow.
     pub(super) fn note_late_disk_reads(&self, transfer: &Transfer, now: Instant) {
         transfer.watch_quiet_disk(now, quiet_limit(self.settings.read_deadline.min(transfer.limit)));
     }
 
     /// What ranks still owe of a late transfer after its plans were taken back was started, if only
-    /// in the last moment: a disk that served nothing for as long since does not answer.
+    /// in the last moment. A disk that served nothing for as long since does not answer.
     pub(super) fn note_hung_disk_reads(&self, transfer: &Transfer, late: &Failure, now: Instant) {
         let since = now.saturating_duration_since(transfer.deadline);
         if since < TAKEN_BACK || !transfer.is_owed_by_quiet_disk(now) {

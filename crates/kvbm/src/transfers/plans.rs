@@ -18,7 +18,7 @@ pub(crate) fn max_read_blocks(rank_block_bytes: u64) -> usize {
     usize::try_from(blocks).unwrap_or(usize::MAX).clamp(1, MAX_PLAN_BLOCKS)
 }
 
-/// Runs of moves from one tier, at most `max_blocks` of that each: a plan has one source tier and
+/// Runs of moves from one tier, at most `max_blocks` of that each. A plan has one source tier and
 /// group, and several plans in flight keep a path busy from end to end.
 pub(super) fn ranges(moves: &[Move], max_blocks: impl Fn(Tier) -> usize) -> Vec<Range<usize>> {
     let max_blocks = |tier| max_blocks(tier).clamp(1, TransferPlan::MAX_BLOCKS);

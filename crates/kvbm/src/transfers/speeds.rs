@@ -10,7 +10,7 @@ const EVIDENCE: f64 = 64.0;
 /// Or the time of a path after which it does: few blocks that took so long are slow.
 const EVIDENCE_S: f64 = 0.1;
 /// A path that is slower than computing is tried again once it has rested for so many times what
-/// the try may cost: such tries take half a percent of the time.
+/// the try may cost. Such tries take half a percent of the time.
 const REST: u32 = 200;
 /// What one plan more leaves of what the earlier ones count for.
 const DECAY: f64 = 0.95;

@@ -91,7 +91,7 @@ pub struct KeptHost {
 
 impl SharedHost {
     /// How blocks of each cache group lie in the memory of a rank that a worker of this
-    /// configuration would share: bytes of it are kept by a worker whose memory lies alike.
+    /// configuration would share. Bytes of it are kept by a worker whose memory lies alike.
     ///
     /// # Errors
     /// [`WorkerError`] names the setting.

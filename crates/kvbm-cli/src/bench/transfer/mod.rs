@@ -4,12 +4,13 @@
 //! - Between G1 and G2 the limit is a copy of the same fragments from and to ordinary memory. It
 //!   goes by memcpy or by streaming stores, on one thread or several. The limit is the fastest of
 //!   all in that round.
-//! - Between G2 and G3 it is a bare io_uring loop on the same file: registered memory, direct I/O,
-//!   queue depth 32, and a sync as often as the engine commits, block by block. A path from G3 to
-//!   G1 has the same limit, since it reads the disk. Blocks that go together lie side by side in
-//!   the file, in the loop too; in the rows `_scattered` they do not. The engine sends neighbours
-//!   in requests of up to 4 MiB and has more blocks under way than the loop. So for blocks that are
-//!   small beside that the loop is a comparison, not a limit: the engine may be faster.
+//! - Between G2 and G3 it is a bare io_uring loop on the same file, block by block. It has
+//!   registered memory, direct I/O, queue depth 32, and a sync as often as the engine commits. A
+//!   path from G3 to G1 has the same limit, since it reads the disk. Blocks that go together lie
+//!   side by side in the file, in the loop too; in the rows `_scattered` they do not. The engine
+//!   sends neighbours in requests of up to 4 MiB and has more blocks under way than the loop. So
+//!   for blocks that are small beside that the loop is a comparison, not a limit: the engine may be
+//!   faster.
 //!
 //! - In the rows `_keyed` blocks are signed (`namespace.deployment_secret`), in the rows
 //!   `_encrypted` they are encrypted (`disk.encrypt`). Their limit is the same path without a key,

@@ -128,7 +128,7 @@ impl KernelPort {
     /// How many of `runs` one request takes, of how many bytes, and the registered buffer that they
     /// all lie in.
     ///
-    /// Runs of several buffers, such as a region per layer, go in one request without any: to lock
+    /// Runs of several buffers, such as a region per layer, go in one request without any. To lock
     /// their pages costs less than a request for each buffer, one after the other.
     fn portion(&self, runs: &[iovec]) -> (usize, usize, Option<u16>) {
         let Some((first, others)) = runs.split_first() else { return (0, 0, None) };

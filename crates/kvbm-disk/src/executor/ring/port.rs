@@ -24,7 +24,7 @@ pub(super) trait Port {
     ///
     /// # Safety
     /// Until the completion of `ticket` is returned, `runs` stays where it is, and its memory is
-    /// valid: to be read for a write, to be written by nobody else for a read.
+    /// valid. For a write it can be read. For a read it can be written, and nobody else writes it.
     unsafe fn start(&mut self, ticket: Ticket, write: bool, at: FileOffset, runs: &[iovec]) -> u64;
 
     /// Whether two runs of memory, the second of which starts where the first ends, may be named as

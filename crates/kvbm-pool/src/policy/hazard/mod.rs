@@ -1,16 +1,16 @@
 //! The adaptive policy: evicts what its own past says is least likely to be used again soon.
 //!
-//! A block's class has four parts. They are how often it was used, how far it was from the end of
-//! its request, how many turns the request's conversation had, and whether the caller said that its
+//! A block's class says how often it was used and how far it was from the end of its request. It
+//! also says how many turns the request's conversation had, and whether the caller said that its
 //! branch ends. For each class the rate of reuse by time since the last use is learnt ([`model`])
-//! from every block: those on a tier, and for a while those that are gone ([`history`]). Victims
-//! are the least worth of a sample of the evictable slots ([`leaves`]).
+//! from every block on a tier, and for a while from those that are gone ([`history`]). Victims are
+//! the least worth of a sample of the evictable slots ([`leaves`]).
 //!
 //! All that is followed on a tier only where it was shown to keep more of what is used again than
 //! recency does, and as long as it is ([`trial`]).
 //!
-//! Nothing is fitted to a workload: time is counted in block uses and measured against the
-//! capacity, and what a class or a hint is worth is what was seen of it. A hint that is often wrong
+//! Nothing is fitted to a workload. Time is counted in block uses and measured against the
+//! capacity. What a class or a hint is worth is what was seen of it. A hint that is often wrong
 //! costs nothing for long.
 //!
 //! # Modules

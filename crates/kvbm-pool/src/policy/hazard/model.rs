@@ -1,14 +1,14 @@
 //! How likely blocks are used again: rates by class and by time since the last use, learnt while
 //! running.
 //!
-//! For each class and each range of ages two numbers are kept: how many uses came at that age, and
-//! for how long blocks of the class were of that age without being used. Their quotient is the rate
-//! of reuse (the hazard). What a block is worth keeping for is the best ratio of expected reuse to
-//! expected time that holding it from now on can give. This is the largest, over all times to give
-//! up, of P(used before) / E(time until used or given up).
+//! For each class and each range of ages two numbers are kept. They are how many uses came at that
+//! age, and for how long blocks of the class were of that age without being used. Their quotient is
+//! the rate of reuse (the hazard). What a block is worth keeping for is the best ratio of expected
+//! reuse to expected time that holding it from now on can give. This is the largest, over all times
+//! to give up, of P(used before) / E(time until used or given up).
 //!
 //! Rates of which little is known lean on the rate of all classes at that age, and those on 1 /
-//! age, which makes an untaught model evict in order of recency.
+//! age. That makes an untaught model evict in order of recency.
 
 /// Ranges of age: 0, 1, 2, 3, then two for each power of two.
 pub(crate) const AGES: usize = 32;
