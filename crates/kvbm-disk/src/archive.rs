@@ -43,8 +43,8 @@ impl Archive {
     /// the directory was written with.
     ///
     /// # Errors
-    /// There is no journal, or one that this build does not read, or of another key;
-    /// [`OpenError::Busy`] while an engine has the directories; [`OpenError::Io`] where `access`
+    /// There is no journal, or one that this build does not read, or of another key.
+    /// [`OpenError::Busy`] while an engine has the directories. [`OpenError::Io`] where `access`
     /// refuses files of another user.
     pub fn open(dirs: &[PathBuf], access: FileAccess, keys: Option<&DiskKeys>) -> Result<Self, OpenError> {
         Self::open_for(dirs, Some(access), keys)

@@ -143,9 +143,9 @@ fn given(ours: KeyId, previous: Option<KeyId>) -> String {
     }
 }
 
-/// An engine could not be opened. What the directory held is still there, except, after an error
-/// that comes later than the checks of the journal, blocks in slots beyond a number of slots that
-/// was lowered.
+/// An engine could not be opened. What the directory held is still there, with one exception. Where
+/// the number of slots was lowered, an error that comes later than the checks of the journal leaves
+/// no blocks in slots beyond it.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The configuration is wrong.

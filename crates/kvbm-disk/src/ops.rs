@@ -217,7 +217,7 @@ fn end_read(
     }
 }
 
-/// A read met the end of a slot file: blocks whose bytes no slot file has are forgotten, and their
+/// A read met the end of a slot file. Blocks whose bytes no slot file has are forgotten, and their
 /// slots are free, as they would be after the next opening. The next write behind the end brings
 /// the length back; what was lost would look damaged then, and its slots be out of use.
 pub(crate) fn forget_what_was_cut(shared: &EngineState) {

@@ -49,10 +49,10 @@ pub struct SliceError {
 
 /// The heads of `rank` when `num_heads` KV heads are spread over `tp_size` ranks.
 ///
-/// With at least as many heads as ranks, rank `r` holds heads `r * H / T .. (r + 1) * H / T` (so
-/// counts differ by at most one when `T` does not divide `H`). With fewer heads than ranks, rank
-/// `r` holds head `r * H / T`, as engines do, and the lowest rank of those that hold a head writes
-/// it. MLA has one head, which all ranks hold.
+/// With at least as many heads as ranks, rank `r` holds heads `r * H / T .. (r + 1) * H / T`. So
+/// counts differ by at most one when `T` does not divide `H`. With fewer heads than ranks, rank `r`
+/// holds head `r * H / T`, as engines do, and the lowest rank of those that hold a head writes it.
+/// MLA has one head, which all ranks hold.
 ///
 /// # Errors
 /// `num_heads` or `tp_size` 0, or `rank` not below `tp_size`.

@@ -74,7 +74,7 @@ fn shake_hands(mut connection: Connection, socket: TcpStream, until: Instant) ->
     Ok(TlsStream { socket, state })
 }
 
-/// Reads what the other end still sends, within bounds: the system resets a connection that is
+/// Reads what the other end still sends, within bounds. The system resets a connection that is
 /// closed with bytes unread, and the other end would not read why it was refused.
 fn discard(socket: &TcpStream, line: &mut Timed<'_, TcpStream>) {
     if socket.shutdown(Shutdown::Write).is_ok() {

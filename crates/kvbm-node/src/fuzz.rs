@@ -1,6 +1,6 @@
 //! What must hold of any bytes that come over the daemon's socket, or from a daemon that hands its
-//! memory over: the body of the fuzz target `node` (`cargo xtask fuzz`). It panics where it does
-//! not hold.
+//! memory over. This is the body of the fuzz target `node` (`cargo xtask fuzz`). It panics where it
+//! does not hold.
 
 use crate::handover::RankIndex;
 use crate::protocol::{Ask, Call, DaemonNotice, Moved, Terms, Welcome, decode, encode};

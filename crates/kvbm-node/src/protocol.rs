@@ -42,8 +42,8 @@ pub(crate) struct Terms {
     pub(crate) ranks: u16,
     /// Tag of the namespace, where the process knows it.
     pub(crate) namespace: Option<[u8; HASH]>,
-    /// What both sides must agree on of the model: of the scheduler the kinds of its cache groups,
-    /// of a mover and of a successor also the shapes of their blocks.
+    /// What both sides must agree on of the model. Of the scheduler that is the kinds of its cache
+    /// groups, of a mover and of a successor also the shapes of their blocks.
     pub(crate) model: ModelShape,
     /// Of a successor: its host memory.
     pub(crate) host: Option<HostTerms>,

@@ -65,8 +65,8 @@ impl NodeServer {
     /// model, namespace, ranks, `host.capacity` and `transfer.staging`; all else may differ.
     ///
     /// # Errors
-    /// [`DaemonError::TakeOver`]: nobody listens there, or the daemon refuses and serves on; or it
-    /// has handed over what this one cannot read, or did not end in time: the reason says so. A
+    /// [`DaemonError::TakeOver`]: nobody listens there, or the daemon refuses and serves on. Or it
+    /// has handed over what this one cannot read, or did not end in time; the reason says so. A
     /// configuration, token, certificate or key that is wrong is found before the other one ends.
     /// Others: it has ended, and what was in its host memory alone is lost.
     pub fn take_over(

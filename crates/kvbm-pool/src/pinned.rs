@@ -137,7 +137,7 @@ impl Pinned {
         self.ids.iter().take_while(is_there).count()
     }
 
-    /// For each block whether its slot still is one of the block's: false once the block was
+    /// For each block whether its slot still is one of the block's. False once the block was
     /// removed while it was pinned, also where it has come back since, in another slot.
     pub fn registered(&self) -> Vec<bool> {
         let tier = self.tier.index();

@@ -40,7 +40,7 @@ impl<T: TierTag> BlockPool<T> {
 
     /// The same, for blocks of `namespace`: they count for its tenant from now on. A tenant that is
     /// over its share with them gets what is free, and blocks of tenants that are over theirs,
-    /// itself above all; never those of one that is not.
+    /// itself above all. It never gets those of one that is not.
     ///
     /// # Errors
     /// As [`get_mutable_blocks`](Self::get_mutable_blocks), also where there would be room but for

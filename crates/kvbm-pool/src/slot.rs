@@ -45,8 +45,9 @@ const LISTED: u32 = 1 << 31;
 pub(crate) struct Slot {
     /// Entry of the block in it, or `NONE`.
     pub entry: Cell<u32>,
-    /// Listed (1 bit), usage (3 bits) and 28 bits: references; of a listed slot, which has none,
-    /// its number in the policy's list; of an Arriving slot the rest of the ticket.
+    /// Listed (1 bit), usage (3 bits) and 28 bits of references. A listed slot has no references:
+    /// the bits are its number in the policy's list. Those of an Arriving slot are the rest of the
+    /// ticket.
     word: Cell<u32>,
     /// The only valid position of the slot in the eviction order, or `NONE`.
     pub order_position: Cell<u32>,

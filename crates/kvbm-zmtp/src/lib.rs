@@ -5,7 +5,7 @@
 //! DEALER.
 //!
 //! **Must never know:** what a message means, any crate of this project, queues of outgoing
-//! messages, reconnection, authentication, and which runtime or thread its futures run on. tokio's
+//! messages, reconnection, authentication, and which runtime or thread its futures run on. Tokio's
 //! I/O and timers must be enabled there.
 //!
 //! # Bounds

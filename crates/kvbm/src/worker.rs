@@ -18,10 +18,10 @@ pub type MessageSink = Arc<dyn Fn(Vec<u8>) + Send + Sync>;
 /// A worker that ends and starts again serves the same line when it has been connected again. It
 /// says [`Message::Ready`] then: the leader drops what the one before it had in memory, and takes a
 /// rank that was given up in again. What was sent to the one before must not reach it, nor may what
-/// is sent before its `Ready`: [`send`](Self::send) is [`LinkError::Closed`] until the line is
+/// is sent before its `Ready`. [`send`](Self::send) is [`LinkError::Closed`] until the line is
 /// about to call the sink with it. The first worker may be sent to before, unless another one may
-/// take its place then. So the leader knows which of the two has a plan, and gives the
-/// slots of a plan whose worker is gone to others.
+/// take its place then. So the leader knows which of the two has a plan, and gives the slots of a
+/// plan whose worker is gone to others.
 pub trait WorkerLink: Send + Sync {
     /// Hands over a command in wire form ([`kvbm_plan::wire::encode_command`]). Must not block: a
     /// worker that is overloaded answers with a report, or refuses here.

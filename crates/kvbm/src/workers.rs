@@ -186,7 +186,7 @@ impl Workers {
     }
 
     /// What became, at the start, of blocks that deployments with another number of ranks had left
-    /// on disk; empty where there were none, or where our own folders were not new.
+    /// on disk. Empty where there were none, or where our own folders were not new.
     pub fn took_over(&self) -> &[TookOver] {
         &self.took_over
     }

@@ -178,9 +178,9 @@ impl CudaDevice {
     ///
     /// # Errors
     /// [`DeviceError::Unsupported`] for an event of something else than a CUDA stream,
-    /// [`DeviceError::Abandoned`] if its stream has failed before, [`DeviceError::Deadline`] if it
-    /// still waits for something else (the engine's stream then waits for nothing),
-    /// [`DeviceError::Driver`].
+    /// [`DeviceError::Abandoned`] if its stream has failed before, or [`DeviceError::Driver`].
+    /// [`DeviceError::Deadline`] if it still waits for something else; the engine's stream then
+    /// waits for nothing.
     ///
     /// # Safety
     /// `stream` is a `CUstream` of this device's primary context, and stays alive during the call.

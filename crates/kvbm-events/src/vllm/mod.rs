@@ -10,7 +10,7 @@
 //! Fields stand in the order of [`BlockStored`] and [`BlockRemoved`]; those that may be left out
 //! are left out when they are nil (vLLM 0.32). Read as well: payloads that are maps, events that
 //! are arrays (`["BlockRemoved", [hash], medium]`; SGLang and older vLLM) with trailing fields left
-//! out, and fields that are not known here, which are kept.
+//! out. Fields that are not known here are read and kept.
 //!
 //! Around a payload are two frames, a topic and a sequence number of eight bytes, big-endian, from
 //! 0. There is no epoch: a number that steps back means that the publisher has started anew.

@@ -135,9 +135,9 @@ impl ZmqTransport {
         self.fan_out.as_ref().map_or(0, |fan_out| fan_out.subscribers())
     }
 
-    /// Bytes that a publisher keeps: payloads, at most the larger of `history` and `queue` plus one
-    /// that is being written to each subscriber, and the subscriptions of all subscribers, at most
-    /// 64 KiB each.
+    /// Bytes that a publisher keeps. Payloads are at most the larger of `history` and `queue` plus
+    /// one that is being written to each subscriber. Subscriptions are at most 64 KiB for each
+    /// subscriber.
     pub fn kept_bytes(&self) -> usize {
         self.fan_out.as_ref().map_or(0, |fan_out| fan_out.kept_bytes())
     }

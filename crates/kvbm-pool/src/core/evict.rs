@@ -111,7 +111,7 @@ impl Core {
 
     /// The oldest inactive block that no block on the tier continues. The order drops blocks that
     /// it passes over. A pinned block returns to it when its last user lets go, a block with
-    /// children when its last child leaves, and a block with a timed pin when that ends.
+    /// children when its last child leaves. A block with a timed pin returns when that ends.
     fn oldest_leaf(&mut self, tier: usize, budget: &mut usize) -> Option<u32> {
         loop {
             let on = &mut self.tiers[tier];

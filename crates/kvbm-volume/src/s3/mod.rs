@@ -95,9 +95,9 @@ impl S3Volume {
     /// does not answer may come later, unless they are to be counted.
     ///
     /// # Errors
-    /// [`RegistryError::Open`]: a URI or options that make no sense; a bucket that is not there;
-    /// with a capacity, a store whose objects cannot be counted within twelve of the descriptor's
-    /// deadlines. [`RegistryError::Descriptor`]: a field with a value that cannot be.
+    /// [`RegistryError::Open`]: a URI or options that make no sense, or a bucket that is not there.
+    /// With a capacity also a store whose objects cannot be counted within twelve of the
+    /// descriptor's deadlines. [`RegistryError::Descriptor`]: a field with a value that cannot be.
     pub fn open(descriptor: VolumeDescriptor) -> Result<Self, RegistryError> {
         check(&descriptor)?;
         let (id, uri) = (descriptor.id, shown_uri(&descriptor.uri));

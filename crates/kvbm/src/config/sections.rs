@@ -250,9 +250,9 @@ section! {
     HostConfig, "host", |config| config.host, {
         /// What G2 holds; 0 for no such tier. In bytes, blocks count with their padding to 4 KiB.
         capacity: Capacity = Capacity::NONE, ["per rank"];
-        /// Order within a block, in host memory and on disk: `nhd` layer by layer, tokens before
-        /// heads; `universal` heads outermost, so that a rank's part of a block is one piece. From
-        /// another order on a GPU, a kernel converts.
+        /// Order within a block, in host memory and on disk: `nhd` is layer by layer, tokens before
+        /// heads. `universal` has heads outermost, so that a rank's part of a block is one piece.
+        /// From another order on a GPU, a kernel converts.
         order: HostOrder = HostOrder::Nhd, [""];
         /// Ask for huge pages: reserved ones, else transparent ones, else the memory has ordinary
         /// pages. Disks move blocks up to twice as fast from memory that lies in few large pieces.
@@ -315,7 +315,7 @@ section! {
         /// below the limit again.
         write_budget: Bytes = Bytes(0), ["per second and rank"];
         /// Bytes a second of what lies there that are read and verified while nobody else uses the
-        /// disk, so that damage is found before it is asked for; 0 for none. Every read is verified
+        /// disk, so that damage is found before it is asked for. 0 for none. Every read is verified
         /// in any case.
         scrub: Bytes = Bytes(0), ["per second and rank"];
         /// How long all ranks together may take, at their first start, to take over what a

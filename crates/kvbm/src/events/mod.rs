@@ -382,8 +382,8 @@ impl EventPump {
         self.notes.describe(hash, known, hasher);
     }
 
-    /// Before blocks are registered: where the configuration says so, waits until the ring is half
-    /// empty, so that there is room for what follows on all tiers, or its patience ends. A
+    /// Called before blocks are registered. Where the configuration says so, waits until the ring
+    /// is half empty, so that there is room for what follows on all tiers, or its patience ends. A
     /// transport that takes nothing during a whole wait costs that one: the next calls do not wait
     /// before it takes events again.
     pub(crate) fn make_room(&self) {

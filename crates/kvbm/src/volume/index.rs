@@ -330,7 +330,7 @@ impl Index {
         self.let_go(wanted)
     }
 
-    /// The store is full although this one is not: lets go of as many as it refused, and of a part
+    /// The store is full although this one is not. Lets go of as many as it refused, and of a part
     /// of all so that this is not so at once again.
     pub(crate) fn yield_room(&mut self, refused: usize) -> Vec<BlockIdentity> {
         if refused == 0 { Vec::new() } else { self.let_go(refused + self.present / 16) }

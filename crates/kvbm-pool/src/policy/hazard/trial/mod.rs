@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     /// In a cache of two, a policy that keeps block 1 is right while three blocks come in turn,
-    /// which recency finds never, and wrong when two others do, which recency finds always.
+    /// which recency finds never. It is wrong when two others do, which recency finds always.
     #[test]
     fn the_policy_is_followed_while_it_is_ahead() {
         let mut trial = Trial::new(2, 0);
