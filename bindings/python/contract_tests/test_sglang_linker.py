@@ -123,7 +123,7 @@ def test_the_installed_sglang_has_what_is_used() -> None:
     assert missing(compat.LINKER) == []
 
 
-def test_pages_come_back_layer_by_layer() -> None:
+def test_pages_come_back_and_each_layer_is_told_in_its_turn() -> None:
     pool = device_pool()
     store, names = linker(pool), keys(6)
     stored(store, pool, names[:4], [3, 1, 7, 2])

@@ -206,8 +206,9 @@ impl KvBlockManager {
 
     /// Starts the load of the first `len(ids)` promised blocks into the engine's blocks `ids`, when
     /// the engine has passed `after`. With `timeout` the load is over after so many seconds, with
-    /// what has arrived. `by_layer`: what is in host memory is copied layer by layer, the first
-    /// tensors of the layout first, and `layer_ready` says what is in place.
+    /// what has arrived. `by_layer`: the load goes layer by layer, and `layer_ready` says what is
+    /// in place. A block of a `Layout` counts as one layer: it is copied whole, and all its tensors
+    /// are ready at once.
     #[pyo3(signature = (request, ids, after = None, *, timeout = None, by_layer = false))]
     fn commit(
         &self,
@@ -244,8 +245,9 @@ impl KvBlockManager {
     }
 
     /// Whether the bytes of all blocks of the request's load that lie in tensor `layer` of the
-    /// layout are in place, verified as whole blocks are: the engine may compute with them. `False`
-    /// where a block failed, and where the request has no load or `finished` has told its end.
+    /// layout are in place, verified: the engine may compute with them. The tensors of a block are
+    /// ready together, see `commit`. `False` where a block failed, and where the request has no
+    /// load or `finished` has told its end.
     fn layer_ready(&self, py: Python<'_>, request: &str, layer: u32) -> PyResult<bool> {
         self.call(py, |open| Ok(open.manager.tickets().layer_ready(request, layer)))
     }

@@ -189,7 +189,9 @@ def test_who_awaits_a_load_learns_that_it_will_not_end(engine: FakeEngine) -> No
         asyncio.run(ended_by(manager.close))
 
 
-def test_layers_of_a_load_are_asked_for(engine: FakeEngine, manager: KvBlockManager) -> None:
+def test_a_layer_of_a_load_is_ready_when_its_bytes_are_in_place(
+    engine: FakeEngine, manager: KvBlockManager
+) -> None:
     tokens = computed(engine, manager, [0, 1, 2, 3])
     assert not manager.layer_ready("a", 0), "there is no such load"
     for by_layer in (True, False):

@@ -277,7 +277,8 @@ def test_an_exception_never_leaves_a_callback(
     assert engine.scheduler.reset_cache() is False
     assert engine.scheduler.request_finished_all_groups(request, ([],)) == (False, None)
     assert engine.totals["errors"] > 3
-    assert bad >= set() and received <= {"a"}
+    assert (received, bad) == ({"a"}, {1, 2, 3, 4}), "a load that did not begin has failed"
+    assert engine.totals["failed_blocks"] == 4
 
 
 def test_reset_removes_everything(engine: Engine) -> None:

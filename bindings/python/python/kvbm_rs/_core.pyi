@@ -482,8 +482,9 @@ class KvBlockManager:
     ) -> None:
         """Starts the load of the first `len(ids)` promised blocks into the engine's blocks `ids`, when
         the engine has passed `after`. With `timeout` the load is over after so many seconds, with
-        what has arrived. `by_layer`: what is in host memory is copied layer by layer, the first
-        tensors of the layout first, and `layer_ready` says what is in place.
+        what has arrived. `by_layer`: the load goes layer by layer, and `layer_ready` says what is
+        in place. A block of a `Layout` counts as one layer: it is copied whole, and all its tensors
+        are ready at once.
         """
     def commit_groups(
         self,
@@ -500,8 +501,9 @@ class KvBlockManager:
         """
     def layer_ready(self, request: str, layer: int) -> bool:
         """Whether the bytes of all blocks of the request's load that lie in tensor `layer` of the
-        layout are in place, verified as whole blocks are: the engine may compute with them. `False`
-        where a block failed, and where the request has no load or `finished` has told its end.
+        layout are in place, verified: the engine may compute with them. The tensors of a block are
+        ready together, see `commit`. `False` where a block failed, and where the request has no
+        load or `finished` has told its end.
         """
     def load_tags(self, request: str) -> list[int]:
         """By which workers in other processes name the plans of the request's load

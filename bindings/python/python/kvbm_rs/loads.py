@@ -42,7 +42,7 @@ class Onboarding:
 
     def layer_ready(self, layer: int) -> bool:
         """Whether the bytes of all its blocks in tensor `layer` of the layout are in place,
-        verified. A load that was not begun `by_layer` has all of its layers at once.
+        verified. All tensors of a block are ready at once.
         """
         if self._manager._has_layer(self._request, layer):
             return True

@@ -1,6 +1,10 @@
-"""Every contact with vLLM: what an upgrade can break, in one place.
+"""The contact with vLLM: what an upgrade can break.
 
-`missing` names what the installed vLLM lacks. The connector asks at its start, and a test does.
+`_vllm_used` and `_vllm_groups` list every name of vLLM's that kvbm uses. The modules `_vllm_*` read
+vLLM's objects. Only modules that derive classes from vLLM's, or return its enums, import it too:
+`connector`, `scheduler`, `stats`, `step_plan` and `tier`.
+
+`missing` names what the installed vLLM lacks. The connector asks at its start, and tests do.
 """
 
 from __future__ import annotations
