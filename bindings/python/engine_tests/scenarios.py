@@ -108,9 +108,11 @@ def record(
 
 @scenario
 def attributes() -> dict[str, Any]:
-    """What the installed vLLM lacks of what the connector uses; and that a lack has a name."""
+    """What the installed vLLM lacks of what connector and tier use; and that a lack has a name."""
     from kvbm_rs.vllm import _vllm_compat as compat
+    from kvbm_rs.vllm._vllm_groups import GROUPS
 
+    compat.USED += (*GROUPS, *compat.TIER)
     lacks = compat.missing()
     compat.USED += (
         ("vllm.v1.request", "Request", ("a_dropped_attribute",)),

@@ -90,13 +90,16 @@ class Engine:
                 kv_load_failure_policy="recompute",
             ),
             kv_events_config=None,
-            compilation_config=SimpleNamespace(),
+            compilation_config=SimpleNamespace(static_forward_context={}),
+            scheduler_config=SimpleNamespace(async_scheduling=False),
+            speculative_config=None,
             cache_config=SimpleNamespace(
                 # vLLM's workers may still have what it was before.
                 block_size=1,
                 cache_dtype="auto",
                 enable_prefix_caching=True,
                 prefix_caching_hash_algo="sha256",
+                hash_block_size=None,
             ),
             parallel_config=SimpleNamespace(
                 world_size=ranks,
@@ -111,6 +114,7 @@ class Engine:
                 model="m",
                 revision="r",
                 dtype="float32",
+                quantization=None,
                 hf_config=SimpleNamespace(to_json_string=lambda use_diff: "{}"),
             ),
         )

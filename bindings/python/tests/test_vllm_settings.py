@@ -167,6 +167,7 @@ def view(**changes: Any) -> compat.ConfigView:
                 block_size=values["block_size"],
                 cache_dtype=values["cache_dtype"],
                 prefix_caching_hash_algo=values["algorithm"],
+                hash_block_size=None,
             ),
             model_config=SimpleNamespace(
                 model=values["model"],

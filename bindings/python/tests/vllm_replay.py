@@ -51,7 +51,7 @@ class Recorded:
 class Request:
     """What the connector reads of vLLM's request."""
 
-    lora_request = cache_salt = mm_features = None
+    lora_request = cache_salt = mm_features = prompt_embeds = None
     skip_reading_prefix_cache = False
 
     def __init__(self, number: int) -> None:

@@ -115,6 +115,7 @@ class Request:
         self.request_id, self.all_token_ids = name, tokens
         self.num_computed_tokens, self.num_prompt_tokens = 0, len(tokens)
         self.lora_request: Any = None
+        self.prompt_embeds: Any = None
         self.cache_salt = self.mm_features = None
         self.skip_reading_prefix_cache = False
 
@@ -163,18 +164,22 @@ class Engine:
         self.config = SimpleNamespace(
             kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra, **transfer),
             kv_events_config=None,
-            compilation_config=SimpleNamespace(),
+            compilation_config=SimpleNamespace(static_forward_context={}),
+            scheduler_config=SimpleNamespace(async_scheduling=False),
+            speculative_config=None,
             cache_config=SimpleNamespace(
                 block_size=size,
                 cache_dtype="auto",
                 enable_prefix_caching=True,
                 prefix_caching_hash_algo="sha256",
+                hash_block_size=None,
             ),
             parallel_config=SimpleNamespace(**parallel),
             model_config=SimpleNamespace(
                 model="m",
                 revision="r",
                 dtype="float32",
+                quantization=None,
                 hf_config=SimpleNamespace(to_json_string=lambda use_diff: "{}"),
                 use_mla=False,
                 get_total_num_kv_heads=functools.partial(int, changes.pop("heads", 8)),

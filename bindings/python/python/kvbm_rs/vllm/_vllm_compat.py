@@ -179,7 +179,7 @@ def attention_backends(vllm_config: Any) -> list[str]:
     """Names of the attention backends, which decide what the bytes of a block mean; empty where
     vLLM does not say.
     """
-    context = getattr(vllm_config.compilation_config, "static_forward_context", {})
+    context = vllm_config.compilation_config.static_forward_context
     names = set()
     for layer in context.values():
         backend = getattr(layer, "attn_backend", None)

@@ -26,13 +26,12 @@ GROUPS: tuple[Used, ...] = (
     (
         _SPECS,
         "KVCacheGroupSpec",
-        ("layer_names", "kv_cache_spec", "is_eagle_group", "host_resident", "enable_kv_transfer"),
+        ("layer_names", "is_eagle_group", "host_resident", "enable_kv_transfer"),
     ),
     (_SPECS, "KVCacheConfig", ("hash_block_size", "prefix_cache_retention_interval")),
     (_SPECS, "SlidingWindowSpec", ("sliding_window", "extra_retained_tokens")),
     (_SPECS, "MambaSpec", ("mamba_cache_mode", "num_speculative_blocks")),
     ("vllm.v1.core.sched.output", "KVConnectorBlockState", ("boundary_state_offloads",)),
-    ("vllm.v1.request", "Request", ("num_prompt_tokens",)),
 )
 
 

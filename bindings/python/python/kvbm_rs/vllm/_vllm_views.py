@@ -64,7 +64,7 @@ class ConfigView:
 
     @property
     def hash_block_size(self) -> int:
-        size = self._hash_size or getattr(self._config.cache_config, "hash_block_size", None)
+        size = self._hash_size or self._config.cache_config.hash_block_size
         return int(size) if size else self.block_size
 
     @property
@@ -85,7 +85,7 @@ class ConfigView:
 
     @property
     def quantization(self) -> str:
-        return str(getattr(self._config.model_config, "quantization", None))
+        return str(self._config.model_config.quantization)
 
     @property
     def world_size(self) -> int:
@@ -103,7 +103,7 @@ class ConfigView:
         numbers of heads, so only MLA and a single head count.
         """
         ranks = self.tensor_parallel
-        if ranks == 1 or getattr(self._config, "speculative_config", None) is not None:
+        if ranks == 1 or self._config.speculative_config is not None:
             return 1
         model = self._config.model_config
         is_same = model.use_mla or int(model.get_total_num_kv_heads()) == 1
@@ -125,8 +125,7 @@ class ConfigView:
     @property
     def schedules_ahead(self) -> bool:
         """Whether a step is planned before the results of the one before are known."""
-        scheduler = getattr(self._config, "scheduler_config", None)
-        return bool(getattr(scheduler, "async_scheduling", False))
+        return bool(self._config.scheduler_config.async_scheduling)
 
     @property
     def nodes(self) -> int:
@@ -136,9 +135,7 @@ class ConfigView:
     def data_parallel(self) -> tuple[int, int]:
         """Rank and size."""
         parallel = self._config.parallel_config
-        return int(parallel.data_parallel_index or 0), int(
-            getattr(parallel, "data_parallel_size", 1)
-        )
+        return int(parallel.data_parallel_index or 0), int(parallel.data_parallel_size)
 
     @property
     def publishes_events(self) -> bool:
@@ -205,7 +202,7 @@ class RequestView:
             request.mm_features
             or request.cache_salt
             or request.lora_request is not None
-            or getattr(request, "prompt_embeds", None) is not None
+            or request.prompt_embeds is not None
         )
 
 
