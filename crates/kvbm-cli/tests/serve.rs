@@ -191,7 +191,8 @@ fn a_daemon_that_ends_saves_what_only_host_memory_has() {
         let folder = tempfile::tempdir().unwrap();
         let file = configuration_of(model, folder.path());
         let text = std::fs::read_to_string(&file).unwrap();
-        let text = text.replace("write_through = true", "write_through = false");
+        let never = "write_through = false\nahead_share = 0\nwatermark = 1";
+        let text = text.replace("write_through = true", never);
         std::fs::write(&file, &text).unwrap();
         let (socket, notify) = (folder.path().join("run/node.sock"), folder.path().join("notify"));
         let mut daemon = DaemonProcess::start(&file, &notify);
@@ -203,12 +204,12 @@ fn a_daemon_that_ends_saves_what_only_host_memory_has() {
         let mut status = Command::new(env!("CARGO_BIN_EXE_kvbm"));
         status.args(["ctl", "status", "--json", "--socket"]).arg(folder.path().join("run/admin.sock"));
         let status: serde_json::Value = serde_json::from_slice(&status.output().unwrap().stdout).unwrap();
-        let cached = |tier: &str| {
+        let used = |tier: &str| {
             let mut tiers = status["tiers"].as_array().unwrap().iter();
-            tiers.find(|status| status["tier"] == tier).unwrap()["cached"].as_u64().unwrap()
+            tiers.find(|status| status["tier"] == tier).unwrap()["used"].as_u64().unwrap()
         };
-        assert!(cached("g2") >= 6, "{status:#}");
-        assert_eq!(cached("g3"), 0, "nothing is on disk: {status:#}");
+        assert!(used("g2") > 0, "{status:#}");
+        assert_eq!(used("g3"), 0, "nothing is on disk: {status:#}");
         assert_eq!(daemon.terminate(), Some(0));
         let _next = DaemonProcess::start(&file, &notify);
         wait_for_all(&engine, &tokens, || {});

@@ -1,7 +1,7 @@
 //! An engine: it loads what is there, verifies every byte, computes the rest and saves it.
 
-use crate::support::{OTHERS, blocks, sequence};
-use crate::{BLOCKS, Options, RANKS, Random, SEQUENCES, support};
+use crate::support::{EngineMemory, OTHERS, blocks, sequence};
+use crate::{BLOCKS, ON_DEVICES, Options, RANKS, Random, SEQUENCES, support};
 use kvbm::device::Event;
 use kvbm::storage::{limit_free_heap, release_free_heap};
 use kvbm::{BlockId, TokenSequence};
@@ -113,7 +113,11 @@ fn load(
 
 fn attach(options: &Options) -> support::TestEngine {
     let terms = EngineTerms { ranks: RANKS, ..EngineTerms::new(options.socket(), &options.name, G1_BLOCKS) };
-    support::TestEngine::with(terms, options.model)
+    let memory = match options.name.as_str() {
+        ON_DEVICES => EngineMemory::EmulatedDevice,
+        _ => EngineMemory::Host,
+    };
+    support::TestEngine::with_memory(terms, options.model, memory)
 }
 
 fn say(line: &str) {

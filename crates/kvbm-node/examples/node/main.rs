@@ -44,6 +44,8 @@ const TAKE_OVER: &str = "take-over";
 /// Models by number.
 const MODELS: [support::Model; 3] =
     [support::Model::OneGroup, support::Model::Latent, support::Model::ThreeGroups];
+/// Name of an engine whose blocks lie on emulated devices; those of others are in host memory.
+const ON_DEVICES: &str = "on-devices";
 /// Ranks of each engine.
 const RANKS: u16 = 2;
 

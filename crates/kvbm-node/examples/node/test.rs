@@ -1,7 +1,7 @@
 //! The test: rounds of accidents, and what must hold after each.
 
 use crate::process::TestProcess;
-use crate::{BLOCKS, Options, Random, TAKE_OVER};
+use crate::{BLOCKS, ON_DEVICES, Options, Random, TAKE_OVER};
 use rustix::process::Signal;
 use std::ops::Range;
 use std::process::ExitCode;
@@ -40,7 +40,8 @@ struct Sums {
     hangs: Vec<String>,
 }
 
-const NAMES: [&str; 2] = ["first", "second"];
+/// The engines: one on devices, one in host memory.
+const NAMES: [&str; 2] = [ON_DEVICES, "in-host-memory"];
 
 pub(crate) fn run(options: &Options) -> ExitCode {
     std::fs::create_dir_all(&options.dir).unwrap();

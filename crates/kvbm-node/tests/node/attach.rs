@@ -84,28 +84,29 @@ fn an_engine_whose_ranks_share_fewer_bytes_is_refused() {
 fn an_engine_of_other_cache_groups_is_refused_with_both_values() {
     let (one, three) = (Model::OneGroup, Model::ThreeGroups);
     let kinds = |of: &[usize]| of.iter().map(|at| three.kinds()[*at]).collect::<Vec<_>>();
-    let memory =
-        |of: &[usize], ranks| of.iter().map(|at| three.memory(16, ranks)[*at].clone()).collect::<Vec<_>>();
+    let memory = |of: &[usize], ranks| {
+        of.iter().map(|at| three.memory(16, ranks, None)[*at].clone()).collect::<Vec<_>>()
+    };
     let window = |tokens| vec![GroupKind::SlidingWindow(tokens), GroupKind::Full, GroupKind::State];
     let told = "cache groups (model.groups): the engine has";
     for (daemon, groups, g1, expected) in [
         (
             one,
             three.kinds(),
-            three.memory(16, 1),
+            three.memory(16, 1, None),
             format!("{told} 3 (window=7, full, state), the daemon has 1 (full)"),
         ),
         (
             three,
             one.kinds(),
-            one.memory(16, 1),
+            one.memory(16, 1, None),
             format!("{told} 1 (full), the daemon has 3 (window=7, full, state)"),
         ),
         (three, kinds(&[0, 1]), memory(&[0, 1], 1), format!("{told} 2 (window=7, full), the daemon has 3")),
         (
             three,
             window(8),
-            three.memory(16, 1),
+            three.memory(16, 1, None),
             "cache group 0, what its layers keep: the engine has window=8, the daemon has window=7".into(),
         ),
         (
@@ -123,7 +124,7 @@ fn an_engine_of_other_cache_groups_is_refused_with_both_values() {
         (
             three,
             three.kinds(),
-            three.memory(16, 2),
+            three.memory(16, 2, None),
             "cache group 0, elements of a token: the engine has 8, the daemon has 16".into(),
         ),
     ] {
@@ -141,7 +142,7 @@ fn an_engine_of_other_cache_groups_is_refused_with_both_values() {
     }
     let terms =
         EngineTerms { groups: three.kinds(), ..terms(std::path::Path::new("/none"), "engine", 16, 1) };
-    let mover = MoverMemory { rank: Rank(0), device: None, g1: one.memory(16, 1) };
+    let mover = MoverMemory { rank: Rank(0), device: None, g1: one.memory(16, 1, None) };
     let error = NodeEngine::attach(terms, true, vec![mover]).err().unwrap();
     assert_eq!(error, NodeError::Groups { rank: Rank(0), found: 1, needed: 3 });
 }

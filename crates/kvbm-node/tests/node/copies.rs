@@ -1,6 +1,6 @@
 //! What is copied, and that every byte of it is right.
 
-use crate::support::{Daemon, Model, PATIENCE, TestEngine, config, sequence, socket};
+use crate::support::{Daemon, EngineMemory, Model, PATIENCE, TestEngine, config, sequence, socket};
 use kvbm::storage::StorageExt;
 use kvbm::{Tier, TokenSequence};
 use std::time::{Duration, Instant};
@@ -33,6 +33,38 @@ fn what_one_engine_saves_its_next_life_and_another_engine_load() {
         assert_eq!(again.load("r", &tokens, &ids).arrived, 9);
         assert!(again.holds_all(&tokens, &ids), "{model:?}");
         assert_eq!(again.found("s", &sequence(&config, 2, 9)), 0, "nobody has saved that");
+    }
+}
+
+/// The daemon never opens a device: the engine's process page-locks the daemon's memory and copies.
+#[test]
+fn blocks_on_devices_come_back_to_them() {
+    for model in Model::ALL {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = folder.path().join("disk");
+        let more = format!(
+            "[host]\ncapacity = \"64 blocks\"\n[disk]\ndir = {disk:?}\ncapacity = \"64 blocks\"\n\
+             [policy]\nadmission = \"all\"\n",
+        );
+        let (socket, config) = (socket(&folder), model.config(2, &more));
+        let daemon = Daemon::start(&socket, &config);
+        let tokens = sequence(&config, 1, 7);
+        let attach = |name| TestEngine::attach_in(EngineMemory::EmulatedDevice, model, &socket, name, 64, 2);
+        let first = attach("first");
+        saved(&first, &tokens);
+        let other = attach("other");
+        let ids: Vec<u32> = (20..27).collect();
+        assert_eq!(other.load("r", &tokens, &ids).arrived, 7, "{model:?}");
+        assert!(other.holds_all(&tokens, &ids), "{model:?}");
+        // From disk, through the staging ring, to a device again.
+        daemon.server.manager().wait_offloads(Instant::now() + PATIENCE);
+        drop((first, other));
+        daemon.stop();
+        let _daemon = Daemon::start(&socket, &config);
+        let again = attach("again");
+        let ids: Vec<u32> = (8..15).collect();
+        assert_eq!(again.load("r", &tokens, &ids).arrived, 7, "{model:?}");
+        assert!(again.holds_all(&tokens, &ids), "{model:?}");
     }
 }
 

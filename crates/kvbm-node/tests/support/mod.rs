@@ -1,10 +1,11 @@
 //! A daemon, engines over host memory, and bytes that name their block.
 
 use kvbm::config::Config;
+use kvbm::device::{CopyBatch, Device, Direction, EmulatedConfig, EmulatedDevice, HostBuffer, Stream};
 use kvbm::layout::{
     AxisOrder, BlockLayout, DType, FullyContiguous, LayerSeparate, LayoutConfig, OpaquePlane, OuterPlacement,
 };
-use kvbm::storage::{BoundLayout, SystemAllocator};
+use kvbm::storage::{Backing, BoundLayout, DeviceAllocator, SystemAllocator};
 use kvbm::{BlockId, GroupId, GroupKind, LookUp, Namespace, Rank, TokenSequence};
 use kvbm_node::{
     EngineTerms, LineTimes, MoverMemory, NodeEngine, NodeError, NodeLoad, NodeOffload, NodeServer,
@@ -108,8 +109,13 @@ impl Model {
         if self == Self::Latent { 0 } else { rank }
     }
 
-    /// The engine's memory on a rank of so many.
-    pub(crate) fn memory(self, blocks: u32, ranks: u16) -> Vec<BoundLayout> {
+    /// The engine's memory on a rank of so many, in host memory or on a device.
+    pub(crate) fn memory(
+        self,
+        blocks: u32,
+        ranks: u16,
+        device: Option<&Arc<dyn Device>>,
+    ) -> Vec<BoundLayout> {
         let heads = 2 / u32::from(ranks);
         let layouts = match self {
             Self::OneGroup => vec![layout(blocks, heads)],
@@ -126,7 +132,12 @@ impl Model {
                 ]
             }
         };
-        let bound = |layout| BoundLayout::allocate(layout, &SystemAllocator::default()).expect("memory");
+        let bound = |layout| match device {
+            None => BoundLayout::allocate(layout, &SystemAllocator::default()).expect("memory"),
+            Some(device) => {
+                BoundLayout::allocate(layout, &DeviceAllocator::new(Arc::clone(device))).expect("memory")
+            }
+        };
         layouts.into_iter().map(bound).collect()
     }
 }
@@ -178,12 +189,70 @@ impl Drop for Daemon {
     }
 }
 
-/// An engine that computes in host memory.
+/// Where an engine's blocks lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EngineMemory {
+    Host,
+    /// A device of its own for each rank, with streams, page-locked memory and times of copies.
+    EmulatedDevice,
+}
+
+/// An engine that computes in host memory or on emulated devices.
 pub(crate) struct TestEngine {
     pub(crate) node: NodeEngine,
     model: Model,
-    /// By rank and group.
-    ranks: Vec<Vec<BoundLayout>>,
+    ranks: Vec<EngineRank>,
+}
+
+/// The memory of a rank, and the stream that moves bytes to and from its device.
+struct EngineRank {
+    groups: Vec<BoundLayout>,
+    stream: Option<Arc<dyn Stream>>,
+}
+
+impl EngineRank {
+    fn write(&self, group: usize, block: u32, bytes: &[u8]) {
+        let g1 = &self.groups[group];
+        if self.stream.is_none() {
+            // SAFETY: no copy touches the block: the caller names free ones.
+            return unsafe { g1.write_block(block, bytes) }.expect("in range");
+        }
+        let host = HostBuffer::from_bytes(bytes);
+        self.copy(group, block, Direction::HostToDevice, &host);
+    }
+
+    fn read(&self, group: usize, block: u32) -> Vec<u8> {
+        let g1 = &self.groups[group];
+        let mut bytes = vec![0; g1.bytes_per_block() as usize];
+        if self.stream.is_none() {
+            // SAFETY: no copy writes the block: its load is over.
+            unsafe { g1.read_block(block, &mut bytes) }.expect("in range");
+            return bytes;
+        }
+        let host = HostBuffer::zeroed(bytes.len());
+        self.copy(group, block, Direction::DeviceToHost, &host);
+        // SAFETY: the copy is over, and nobody else has the buffer.
+        unsafe { host.read_at(0, &mut bytes) }.expect("in range");
+        bytes
+    }
+
+    fn copy(&self, group: usize, block: u32, direction: Direction, host: &HostBuffer) {
+        let (g1, mut batch, mut at) = (&self.groups[group], CopyBatch::new(direction), 0);
+        for fragment in g1.block_fragments(block).expect("in range") {
+            let binding = &g1.bindings()[fragment.region as usize];
+            let Backing::Device(memory) = binding.storage.backing() else { panic!("not on a device") };
+            let (from, len) = (binding.offset + fragment.offset, fragment.len);
+            let pushed = match direction {
+                Direction::HostToDevice => batch.push_host_to_device(host, at, memory, from, len),
+                _ => batch.push_device_to_host(memory, from, host, at, len),
+            };
+            pushed.expect("in range");
+            at += len;
+        }
+        let stream = self.stream.as_ref().expect("a device");
+        let copied = stream.copy(batch).expect("a copy");
+        copied.wait(Instant::now() + PATIENCE).expect("a copy");
+    }
 }
 
 /// Blocks of the model with one group.
@@ -213,14 +282,27 @@ pub(crate) fn terms(socket: &Path, name: &str, blocks: u32, ranks: u16) -> Engin
 impl TestEngine {
     /// Begins to attach with these terms.
     pub(crate) fn with(terms: EngineTerms, model: Model) -> Self {
+        Self::with_memory(terms, model, EngineMemory::Host)
+    }
+
+    pub(crate) fn with_memory(terms: EngineTerms, model: Model, memory: EngineMemory) -> Self {
         let terms = EngineTerms { groups: model.kinds(), ..terms };
-        let ranks: Vec<_> = (0..terms.ranks).map(|_| model.memory(terms.blocks, terms.ranks)).collect();
-        let mover = |(rank, g1): (u16, &Vec<BoundLayout>)| MoverMemory {
-            rank: Rank(rank),
-            device: None,
-            g1: g1.clone(),
+        let device = || -> Option<Arc<dyn Device>> {
+            let config = EmulatedConfig::default();
+            let is_device = memory == EngineMemory::EmulatedDevice;
+            is_device.then(|| Arc::new(EmulatedDevice::new(config).expect("a device")) as Arc<dyn Device>)
         };
-        let movers = (0..terms.ranks).zip(&ranks).map(mover).collect();
+        let mover = |rank| {
+            let device = device();
+            let g1 = model.memory(terms.blocks, terms.ranks, device.as_ref());
+            MoverMemory { rank: Rank(rank), device, g1 }
+        };
+        let movers: Vec<_> = (0..terms.ranks).map(mover).collect();
+        let rank = |mover: &MoverMemory| EngineRank {
+            groups: mover.g1.clone(),
+            stream: mover.device.as_ref().map(|device| device.create_stream("engine").expect("a stream")),
+        };
+        let ranks = movers.iter().map(rank).collect();
         Self { node: NodeEngine::attach(terms, true, movers).expect("threads"), model, ranks }
     }
 
@@ -233,7 +315,18 @@ impl TestEngine {
     }
 
     pub(crate) fn attach_of(model: Model, socket: &Path, name: &str, blocks: u32, ranks: u16) -> Self {
-        let engine = Self::with(terms(socket, name, blocks, ranks), model);
+        Self::attach_in(EngineMemory::Host, model, socket, name, blocks, ranks)
+    }
+
+    pub(crate) fn attach_in(
+        memory: EngineMemory,
+        model: Model,
+        socket: &Path,
+        name: &str,
+        blocks: u32,
+        ranks: u16,
+    ) -> Self {
+        let engine = Self::with_memory(terms(socket, name, blocks, ranks), model, memory);
         assert!(engine.node.wait_ready(PATIENCE), "{:?}", engine.node.status());
         engine
     }
@@ -245,13 +338,11 @@ impl TestEngine {
 
     /// The same of a cache group.
     pub(crate) fn compute_in(&self, group: usize, tokens: &TokenSequence, first: usize, ids: &[u32]) {
-        for (rank, groups) in self.ranks.iter().enumerate() {
-            let g1 = &groups[group];
+        for (rank, memory) in self.ranks.iter().enumerate() {
+            let bytes = memory.groups[group].bytes_per_block();
             for (at, id) in ids.iter().enumerate() {
                 let rank = self.model.bytes_of_rank(rank);
-                let bytes = bytes_of(tokens, first + at, (rank, group), g1.bytes_per_block());
-                // SAFETY: no copy touches the block: the caller names free ones.
-                unsafe { g1.write_block(*id, &bytes) }.expect("in range");
+                memory.write(group, *id, &bytes_of(tokens, first + at, (rank, group), bytes));
             }
         }
     }
@@ -263,15 +354,13 @@ impl TestEngine {
 
     /// The same of a cache group.
     pub(crate) fn holds_in(&self, group: usize, tokens: &TokenSequence, first: usize, ids: &[u32]) -> bool {
-        self.ranks.iter().enumerate().all(|(rank, groups)| {
-            let g1 = &groups[group];
-            ids.iter().enumerate().all(|(at, id)| {
-                let mut found = vec![0; g1.bytes_per_block() as usize];
-                // SAFETY: no copy writes the block: its load is over.
-                unsafe { g1.read_block(*id, &mut found) }.expect("in range");
-                let rank = self.model.bytes_of_rank(rank);
-                found == bytes_of(tokens, first + at, (rank, group), g1.bytes_per_block())
-            })
+        self.ranks.iter().enumerate().all(|(rank, memory)| {
+            let rank = self.model.bytes_of_rank(rank);
+            let bytes = memory.groups[group].bytes_per_block();
+            let is_right = |(at, id): (usize, &u32)| {
+                memory.read(group, *id) == bytes_of(tokens, first + at, (rank, group), bytes)
+            };
+            ids.iter().enumerate().all(is_right)
         })
     }
 
