@@ -1,7 +1,7 @@
 """The connector for TensorRT-LLM, called in the engine's order over classes of the published shape.
 
 The engine itself was never run. Classes below have the names, fields and abstract methods that
-version 1.2 publishes.
+version 1.2 publishes; `test_trtllm_interface` compares them with what is published.
 """
 
 from __future__ import annotations
@@ -56,6 +56,9 @@ class KvCacheConnectorWorker(abc.ABC):
     def get_connector_meta(self) -> Any:
         return self._metadata
 
+    def register_forward_pass_callable(self) -> Any:
+        return None
+
     @abc.abstractmethod
     def register_kv_caches(self, kv_cache_tensor: Any) -> None: ...
 
@@ -72,7 +75,9 @@ class KvCacheConnectorWorker(abc.ABC):
     def wait_for_save(self, stream: Any) -> None: ...
 
     @abc.abstractmethod
-    def get_finished(self, finished: list[int], started: list[int]) -> Any: ...
+    def get_finished(
+        self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
+    ) -> Any: ...
 
 
 class KvCacheConnectorScheduler(abc.ABC):
@@ -360,6 +365,7 @@ def test_a_recording_without_a_place_or_a_limit_is_refused(
     [
         {"lora_task_id": 3},
         {"multimodal_hashes": [[1]]},
+        {"cache_salt": "a tenant"},
         {"cache_salt_id": 1},
         {"sampling_config": SimpleNamespace(beam_width=2)},
     ],

@@ -41,6 +41,7 @@ _MODULES = (
 
 #: What makes the bytes of a block depend on more than its tokens.
 _BEYOND_TOKENS = (
+    "cache_salt",
     "cache_salt_id",
     "lora_task_id",
     "multimodal_embedding",
