@@ -28,6 +28,8 @@ def judge(suite: Any) -> None:
         longest = size["longest"]
         if "disk_capacity" in options:
             options["disk"] = suite.fresh("disk-equality")
+        if "volume" in options:
+            options["volume"] += suite.fresh("volume-equality")
         found = suite.run(
             label,
             "equality",
@@ -52,6 +54,9 @@ def judge(suite: Any) -> None:
             "Prometheus has kvbm's counters": found["prometheus_loaded_blocks"]
             == found["loaded_blocks"],
             "requests were preempted 20 times": prompts == "twice" or found["preemptions"] >= 20,
+            "volumes had hits": "volume" not in options or found["hit_tokens_g4"] > 0,
+            "vLLM was asked to wait for a volume's answer": "volume" not in options
+            or found["pending_look_ups"] > 0,
         }.items():
             suite.check(f"{label}: {what}", holds, found)
         if prompts == "preempted":
@@ -80,12 +85,15 @@ def _kinds(quick: bool, length: int) -> dict[str, tuple[dict[str, Any], dict[str
     sync = {"async_scheduling": False}
     # What the default admission takes to a disk, under a G2 that is too small.
     default = {"policy.admission": "cost", "host": "24MiB", "disk_capacity": "2GiB"}
+    # A look-up asks the volume, and vLLM is told to ask again. No disk is between.
+    volume = {"host": "8MiB" if quick else "24MiB", "volume": "dir://"}
     if quick:
         # Each choice once.
         return {
             "equal async": ({}, small_g1 | whole),
             "equal sync": ({"load": "sync", "hashes": "own"}, small_g1 | chunked | sync),
             "equal preempted": (default, tight),
+            "equal on a volume": (volume, small_g1),
         }
     return {
         "equal async": ({}, small_g1),
@@ -100,6 +108,7 @@ def _kinds(quick: bool, length: int) -> dict[str, tuple[dict[str, Any], dict[str
             small_g1,
         ),
         "equal default admission": (default, small_g1),
+        "equal on a volume": (volume, small_g1),
     }
 
 
@@ -194,6 +203,8 @@ def equality(
         "preemptions": engine.count("vllm:num_preemptions"),
         "vllm_hits": engine.count("vllm:external_prefix_cache_hits") + sum(again),
         "hits_of_preempted": sum(again),
+        "pending_look_ups": totals["pending_look_ups"],
+        "hit_tokens_g4": totals["hit_tokens_g4"],
         "kvbm_hits": totals["hit_tokens_g2"] + totals["hit_tokens_g3"] + totals["hit_tokens_g4"],
         "left": left_over(engine, free),
     }

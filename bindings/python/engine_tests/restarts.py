@@ -12,7 +12,7 @@ from typing import Any
 
 import model as models
 from engine import Engine
-from scenarios import main, scenario, settle
+from scenarios import is_clean, left_over, main, scenario, settle
 from workload import conversations, unrelated
 
 __all__ = ["judge"]
@@ -52,6 +52,7 @@ def judge(suite: Any) -> None:
             "95 % of what was flushed is found": share >= 0.95,
             "tokens are right": found.get("unequal") == 0,
             "no hit with another salt": found.get("found_with_salt") == 0,
+            "nothing is left behind": is_clean(found),
         }.items():
             suite.check(f"restart, {label}: {what}", holds, found)
     others: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -65,6 +66,7 @@ def judge(suite: Any) -> None:
         mine = where | {"options": _OPTIONS | more} | settings
         found = suite.run(f"restart {label}", "after_restart", **how, **mine)
         suite.check(f"{label}: no hit", found.get("found") == 0, found)
+        suite.check(f"{label}: nothing is left behind", is_clean(found), found)
     if not suite.quick:
         _judge_adapter(suite, how | where)
 
@@ -79,6 +81,7 @@ def _judge_adapter(suite: Any, arguments: dict[str, Any]) -> None:
         "the model's own blocks are found": share >= 0.95,
         "its tokens are others": found.get("adapter_differs", False),
         "no hit": found.get("found_with_adapter") == 0,
+        "nothing is left behind": is_clean(found),
     }.items():
         suite.check(f"adapter: {what}", holds, found)
 
@@ -153,6 +156,7 @@ def after_restart(
     if adapter is not None:
         settings |= {"enable_lora": True, "max_lora_rank": 8}
     engine = Engine(model, Engine.kvbm(disk=disk, **options), **settings)
+    free = engine.free_blocks()
     get_kv_transfer_group()._save = lambda save, after=None: None
     prompts = conversations(count, longest, 5)
     wanted = sum((len(prompt) - 1) // 32 * 32 for prompt in prompts)
@@ -177,6 +181,7 @@ def after_restart(
     if adapter is not None:
         result["found_with_adapter"], other = find(adapter=adapter)
         result["adapter_differs"] = other != got
+    result["left"] = left_over(engine, free)
     return result
 
 

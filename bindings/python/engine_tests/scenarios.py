@@ -48,19 +48,23 @@ def left_over(engine: Engine, free: int) -> dict[str, int]:
     """What a run must not leave behind; all 0."""
     manager = engine.connector._process.manager
     settle(engine)
+    missing = free - engine.free_blocks()
+    busy = len(manager.busy(list(range(engine.connector._num_blocks))))
+    return left_in(manager) | {"busy_blocks": busy, "missing_blocks": missing}
+
+
+def left_in(manager: Any) -> dict[str, int]:
+    """What a manager must not have when nothing runs; all 0."""
     tickets, loads = manager.open_tickets
     pins = sum(
         tier["transfer_pins"] + tier["active"] for tier in manager.status()["tiers"].values()
     )
-    missing = free - engine.free_blocks()
-    busy = len(manager.busy(list(range(engine.connector._num_blocks))))
-    return {
-        "tickets": tickets,
-        "loads": loads,
-        "pins": pins,
-        "busy_blocks": busy,
-        "missing_blocks": missing,
-    }
+    return {"tickets": tickets, "loads": loads, "pins": pins}
+
+
+def is_clean(found: dict[str, Any]) -> bool:
+    """Whether a scenario said that it left nothing behind."""
+    return "left" in found and not any(found["left"].values())
 
 
 def prompts_of(count: int, longest: int, seed: int) -> list[list[int]]:

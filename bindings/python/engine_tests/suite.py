@@ -23,6 +23,7 @@ from typing import Any
 import audits
 import daemon
 import equality
+import events
 import failures
 import groups
 import model
@@ -224,6 +225,7 @@ def main() -> int:
         "serve": (lambda: serving.judge(suite), set()),
         "restart": (lambda: restarts.judge(suite), {"restart"}),
         "failures": (lambda: failures.judge(suite), set()),
+        "events": (lambda: events.judge(suite), set()),
         "audit": (lambda: audits.judge(suite), set()),
         "groups": (lambda: groups.judge(suite), set()),
         "daemon": (lambda: daemon.judge(suite), {"daemon", "restart"}),

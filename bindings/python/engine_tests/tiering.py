@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import Engine
-from scenarios import main, scenario
+from scenarios import is_clean, left_in, main, scenario
 from workload import conversations
 
 __all__ = ["files_tier", "judge", "native"]
@@ -49,6 +49,10 @@ def judge(suite: Any) -> None:
             suite.check("tier kvbm: 95 % is found after a restart", share >= 0.95, again)
             failures = first.get("failures"), again.get("failures")
             suite.check("tier kvbm: nothing failed", failures == ({}, {}), failures)
+            left = first.get("left"), again.get("left")
+            suite.check(
+                "tier kvbm: nothing is left behind", is_clean(first) and is_clean(again), left
+            )
     if len(seconds) == 2 and all(seconds.values()):
         suite.row("tier_ttft_over_files", seconds["kvbm"] / seconds["files"])
 
@@ -106,6 +110,7 @@ def tiering(
     """
     tier = {"files": files_tier, "kvbm": kvbm_tier}[kind](folder)
     engine = Engine(model, native(_CPU_BYTES, tier), **settings)
+    free = engine.free_blocks()
     prompts = conversations(count, longest, 5)
     right = json.loads(Path(reference).read_text())
     unequal, found, times = 0, 0, []
@@ -119,13 +124,19 @@ def tiering(
         found += min(output.num_cached_tokens, (len(prompt) - 1) // 32 * 32)
     settle(engine)
     below = engine.connector.connector_scheduler.manager.secondary_tiers[0]
-    result = {
+    result: dict[str, Any] = {
         "wanted": sum((len(prompt) - 1) // 32 * 32 for prompt in prompts),
         "found": found,
         "unequal": unequal,
         "median_s": statistics.median(times),
         "failures": dict(below.failures.counts) if kind == "kvbm" else {},
     }
+    if kind == "kvbm":
+        jobs = below._opened
+        result["left"] = left_in(jobs._store.manager) | {
+            "jobs": jobs.pending,
+            "missing_blocks": free - engine.free_blocks(),
+        }
     engine.close()
     return result
 

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from engine import Engine
-from scenarios import first_token, main, scenario, settle
+from scenarios import first_token, is_clean, left_over, main, scenario, settle
 from tiering import files_tier, native
 from workload import unrelated
 
@@ -75,6 +75,8 @@ def judge_latency(suite: Any) -> None:
         files=files,
         **cold,
     )
+    for label, found in (("G2", kvbm), ("G3", from_disk)):
+        suite.check(f"ttft kvbm {label}: nothing is left behind", is_clean(found), found)
     if kvbm and native:
         floor = kvbm["own_hit_s"] + kvbm["copy_s"] + 2 * kvbm["empty_step_s"]
         suite.row("ttft_computed_s", kvbm["computed_s"])
@@ -125,6 +127,8 @@ def judge_throughput(suite: Any) -> None:
                 **base,
             )
             rates[with_kvbm].append(found.get("tokens_per_s", 0.0))
+            if with_kvbm:
+                suite.check(f"{label}: nothing is left behind", is_clean(found), found)
             steps = max(steps, found.get("step_p50_us", 0.0))
     ratio = max(rates[True]) / max(max(rates[False]), 1e-9)
     suite.row("no_reuse_throughput", ratio)
@@ -156,6 +160,7 @@ def latency(
         "native_file": lambda: native(160 << 20, files_tier(str(files))),
     }[kind]()
     engine = Engine(model, transfer, **settings)
+    free = engine.free_blocks()
     texts = unrelated(prompts, length, 77)
     engine.tokens(unrelated(1, length, 5), 2)
     computed, own, loaded, empty = [], [], [], []
@@ -192,6 +197,7 @@ def latency(
         result["step_p50_us"] = statistics.median(
             [sample / 1e3 for sample in engine.connector._process.step_ns]
         )
+        result["left"] = left_over(engine, free)
     return result
 
 
@@ -252,6 +258,7 @@ def throughput(
 ) -> dict[str, Any]:
     """Tokens a second of prompts that share nothing."""
     engine = Engine(model, Engine.kvbm(**options) if use_kvbm else None, **settings)
+    free = engine.free_blocks()
     engine.tokens(unrelated(4, length, 1), 8)
     rates, steps = [], []
     for turn in range(rounds):
@@ -264,6 +271,7 @@ def throughput(
         steps = sorted(engine.connector._process.step_ns)
         result["step_p50_us"] = steps[len(steps) // 2] / 1e3
         result["step_p99_us"] = steps[len(steps) * 99 // 100] / 1e3
+        result["left"] = left_over(engine, free)
     return result
 
 
