@@ -4,7 +4,7 @@ use crate::support::{EngineMemory, OTHERS, blocks, sequence};
 use crate::{BLOCKS, ON_DEVICES, Options, RANKS, Random, SEQUENCES, support};
 use kvbm::device::Event;
 use kvbm::storage::{limit_free_heap, release_free_heap};
-use kvbm::{BlockId, TokenSequence};
+use kvbm::{BlockId, LookUp, TokenSequence};
 use kvbm_node::EngineTerms;
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -83,9 +83,10 @@ fn load(
     ids: &[u32],
 ) -> Result<Loaded, String> {
     let (name, nothing) = (format!("r{request}"), Loaded { is_right: true, ..Loaded::default() });
-    let Ok(promised @ 1..) = engine.look_up(&name, tokens) else { return Ok(nothing) };
-    // The ticket is there: this says which blocks of each group it has.
+    let Ok(1..) = engine.look_up(&name, tokens) else { return Ok(nothing) };
+    // Volumes have answered. Where another daemon came meanwhile, this is its promise.
     let Ok(promise) = engine.node.look_up_groups(&name, tokens, 0) else { return Ok(nothing) };
+    let LookUp::Ready { blocks: promised @ 1.., .. } = promise.found else { return Ok(nothing) };
     let places = options.model.places(ids, &promise.groups);
     let lists: Vec<_> = places.iter().map(|ids| blocks(ids)).collect();
     let lists: Vec<&[BlockId]> = lists.iter().map(Vec::as_slice).collect();
@@ -98,7 +99,8 @@ fn load(
             break load.arrived;
         }
         if Instant::now() > until {
-            return Err("hang load".into());
+            let (status, counts) = (engine.node.status(), engine.node.counts());
+            return Err(format!("hang load of {}, {promised} blocks: {status:?}, {counts:?}", options.name));
         }
         std::thread::sleep(Duration::from_micros(200));
     };
