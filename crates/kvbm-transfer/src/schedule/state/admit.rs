@@ -86,7 +86,8 @@ impl State {
                 Endpoint::Local(_) | Endpoint::Volume(_) => {}
                 Endpoint::Remote { .. } => {
                     return Err(unsupported(
-                        "a peer's memory needs kvbm-nixl, which this worker runs without".into(),
+                        "plans move nothing between nodes: RemoteHost reads from peers, and writes to them"
+                            .into(),
                     ));
                 }
             }

@@ -1,6 +1,7 @@
 //! What is not executed, or not again.
 
 use super::*;
+use kvbm_plan::{BlockSetId, LeaseId};
 
 /// Mutation that makes it fail: `PathQueue::check_room` always finds room.
 #[test]
@@ -52,9 +53,10 @@ type Break = fn(&mut TransferPlan);
 #[test]
 fn invariant_7_what_a_worker_cannot_do_is_reported_at_once() {
     let mut bench = Bench::new();
-    let broken: [(&str, Break); 8] = [
+    let broken: [(&str, Break); 9] = [
         ("g1_g4", |plan| plan.dst = Endpoint::Volume(VolumeId(4))),
         ("name a volume", |plan| plan.dst = Endpoint::Local(Tier::G4)),
+        ("RemoteHost", |plan| plan.src = Endpoint::Remote { block_set: BlockSetId(1), lease: LeaseId(1) }),
         ("kvbm-volume", |plan| {
             (plan.src, plan.dst) = (Endpoint::Volume(VolumeId(4)), Endpoint::Local(Tier::G1));
             plan.layers = Some(LayerRange { first: 0, count: 1 });
