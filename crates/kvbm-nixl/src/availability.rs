@@ -140,8 +140,8 @@ fn allows_tcp(transports: &str) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Availability {
-    /// This build of kvbm has no NIXL in it. Peers, GDS and NIXL's object stores cannot be used;
-    /// everything else can.
+    /// This build of kvbm has no NIXL in it. Blocks can be exchanged within this process alone;
+    /// everything else works.
     NotCompiledIn {
         /// Whether NIXL's library is installed all the same.
         library: LibrarySearch,

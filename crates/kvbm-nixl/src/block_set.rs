@@ -3,9 +3,8 @@
 use kvbm_layout::LayoutDescriptor;
 use kvbm_plan::{BlockSetId, GroupId, NamespaceTag, NodeId, RankSlice};
 
-use crate::Lease;
-
-/// Everything a peer needs to read a worker's blocks.
+/// Everything a peer needs to address a worker's blocks. It may read them under a lease, for which
+/// it asks the owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockSet {
     /// The set's id, chosen by the exporter.
@@ -25,6 +24,4 @@ pub struct BlockSet {
     pub agent: String,
     /// What the agent gives to connect to it; empty while there is no NIXL. Up to 1 MiB.
     pub agent_metadata: Vec<u8>,
-    /// The promise under which the blocks may be read.
-    pub lease: Lease,
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! offset size
 //!      0    8  magic "kvbmbset"
-//!      8    2  format version: 1
+//!      8    2  format version: 2
 //!     10    2  group
 //!     12    2  rank
 //!     14    2  writer (0 unless replicated)
@@ -16,33 +16,30 @@
 //!     52    4  number of layers
 //!     56    4  first head
 //!     60    4  number of heads
-//!     64    8  lease id
-//!     72    8  lease expiry (Unix time, ms)
-//!     80  2+n  agent name: length, UTF-8
+//!     64  2+n  agent name: length, UTF-8
 //!         4+n  agent metadata: length, bytes
 //!         4+n  layout: length, the serialized form of `kvbm-layout`
 //!           8  CRC-64/NVME of all bytes before
 //! ```
-//! Integers are little-endian, nothing is padded.
+//! Integers are little-endian, nothing is padded. Version 1 had 16 bytes more before the agent's
+//! name, for a lease that nobody used.
 
 use crc_fast::{CrcAlgorithm, checksum};
 use kvbm_layout::{BlockLayout, LayoutDescriptor, MAX_MESSAGE_BYTES};
-use kvbm_plan::{
-    BlockSetId, GroupId, HeadRange, LeaseId, NamespaceTag, NodeId, Rank, RankSlice, Replication,
-};
+use kvbm_plan::{BlockSetId, GroupId, HeadRange, NamespaceTag, NodeId, Rank, RankSlice, Replication};
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::{BlockSet, ExportError, ImportError, Lease, UnixMillis};
+use crate::{BlockSet, ExportError, ImportError};
 
 pub(crate) const MAGIC: [u8; 8] = *b"kvbmbset";
-const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 2;
 pub(crate) const MAX_AGENT_BYTES: usize = 255;
 pub(crate) const MAX_METADATA_BYTES: usize = 1 << 20;
 /// The largest set: its fixed part, three lengths, the longest agent name, metadata and layout, and
 /// the checksum.
-const MAX_BYTES: usize = 100 + MAX_AGENT_BYTES + MAX_METADATA_BYTES + MAX_MESSAGE_BYTES;
+const MAX_BYTES: usize = 84 + MAX_AGENT_BYTES + MAX_METADATA_BYTES + MAX_MESSAGE_BYTES;
 const CHECKSUM_BYTES: usize = 8;
 
 /// The part of fixed length, as it is sent.
@@ -62,11 +59,9 @@ struct FixedLayout {
     num_layers: U32,
     first_head: U32,
     num_heads: U32,
-    lease: U64,
-    lease_expires: U64,
 }
 
-const _: () = assert!(size_of::<FixedLayout>() == 80);
+const _: () = assert!(size_of::<FixedLayout>() == 64);
 
 /// The rules that both sides keep.
 fn validate(set: &BlockSet) -> Result<(), ExportError> {
@@ -113,8 +108,6 @@ pub(crate) fn encode(set: &BlockSet) -> Result<Vec<u8>, ExportError> {
     fixed.num_layers.set(set.slice.num_layers);
     fixed.first_head.set(set.slice.heads.start);
     fixed.num_heads.set(set.slice.heads.count);
-    fixed.lease.set(set.lease.id.0);
-    fixed.lease_expires.set(set.lease.expires.0);
     let mut bytes = fixed.as_bytes().to_vec();
     // `validate` has bounded the first two lengths, `LayoutDescriptor::encode` the third.
     bytes.extend((set.agent.len() as u16).to_le_bytes());
@@ -145,7 +138,6 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<BlockSet, ImportError> {
         heads: HeadRange { start: fixed.first_head.get(), count: fixed.num_heads.get() },
         replication,
     };
-    let lease = Lease { id: LeaseId(fixed.lease.get()), expires: UnixMillis(fixed.lease_expires.get()) };
     let agent = reader.name()?;
     let agent_metadata = reader.prefixed("agent metadata")?.to_vec();
     let layout = reader.prefixed("layout")?;
@@ -160,7 +152,6 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<BlockSet, ImportError> {
         layout,
         agent,
         agent_metadata,
-        lease,
     };
     validate(&set)?;
     Ok(set)

@@ -1,10 +1,16 @@
 //! A folder in which nodes publish their announcements: discovery for a few nodes that share a
 //! file system, without a server.
+//!
+//! A file is an announcement. Where its owner renews it, 20 bytes stand behind that: `kvbmlife`,
+//! how often it was renewed (64 bits), and how many milliseconds it holds without a renewal (32
+//! bits), little-endian.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use kvbm_keys::DeploymentKey;
 use kvbm_plan::NodeId;
@@ -13,6 +19,10 @@ use crate::{ExportError, MAX_ANNOUNCEMENT_BYTES, NodeAnnouncement};
 
 /// Most files of a folder that are read.
 const MAX_FILES: usize = 4096;
+
+/// What a renewal begins with.
+const RENEWAL: [u8; 8] = *b"kvbmlife";
+const RENEWAL_BYTES: usize = RENEWAL.len() + 8 + 4;
 
 /// A folder of announcements: one file a node, `node-ID.kvbm`, written in place at once.
 ///
@@ -97,13 +107,33 @@ impl FileDirectory {
         announcement: &NodeAnnouncement,
         key: Option<&DeploymentKey>,
     ) -> Result<(), DirectoryError> {
-        let bytes = announcement.encode(key)?;
-        let path = self.file(announcement.node);
+        self.write(announcement.node, &announcement.encode(key)?)
+    }
+
+    /// Publishes the bytes of an announcement that holds for `lease` without a renewal: until then
+    /// its owner has to call this again, with the next larger `renewal`.
+    ///
+    /// # Errors
+    /// [`DirectoryError::Io`].
+    pub fn publish_for(
+        &self,
+        node: NodeId,
+        announcement: &[u8],
+        renewal: u64,
+        lease: Duration,
+    ) -> Result<(), DirectoryError> {
+        let lease = u32::try_from(lease.as_millis()).unwrap_or(u32::MAX);
+        let bytes = [announcement, &RENEWAL, &renewal.to_le_bytes(), &lease.to_le_bytes()].concat();
+        self.write(node, &bytes)
+    }
+
+    fn write(&self, node: NodeId, bytes: &[u8]) -> Result<(), DirectoryError> {
+        let path = self.file(node);
         let part = path.with_extension(format!("part-{}", std::process::id()));
         let io = |operation, error| DirectoryError::Io { operation, path: path.clone(), error };
         let mut options = fs::OpenOptions::new();
         let file = options.write(true).create(true).truncate(true).mode(0o600).open(&part);
-        let written = file.and_then(|mut file| file.write_all(&bytes));
+        let written = file.and_then(|mut file| file.write_all(bytes));
         written.map_err(|error| io("cannot write beside", error))?;
         fs::rename(&part, &path).map_err(|error| io("cannot replace", error))
     }
@@ -123,11 +153,17 @@ impl FileDirectory {
     }
 
     /// The announcements as they lie there, unchecked: file name and bytes. A file that goes
-    /// meanwhile is left out.
+    /// meanwhile is left out. Their owners may be gone: see [`LiveFiles`].
     ///
     /// # Errors
     /// [`DirectoryError::Io`] for the folder, [`DirectoryError::TooMany`].
     pub fn announcements(&self) -> Result<Vec<(String, Vec<u8>)>, DirectoryError> {
+        let files = self.files()?.into_iter();
+        Ok(files.map(|file| (file.name, file.bytes)).collect())
+    }
+
+    /// The files of announcements, by name.
+    fn files(&self) -> Result<Vec<AnnouncementFile>, DirectoryError> {
         let path = self.folder.clone();
         let io = |error| DirectoryError::Io { operation: "cannot list", path: path.clone(), error };
         let mut found = Vec::new();
@@ -143,13 +179,75 @@ impl FileDirectory {
             if let Ok(file) = fs::File::open(entry.path()) {
                 let mut bytes = Vec::new();
                 // One byte more than is allowed, so that what is too long is seen to be.
-                let limit = MAX_ANNOUNCEMENT_BYTES as u64 + 1;
+                let limit = (MAX_ANNOUNCEMENT_BYTES + RENEWAL_BYTES) as u64 + 1;
                 if file.take(limit).read_to_end(&mut bytes).is_ok() {
-                    found.push((name, bytes));
+                    found.push(AnnouncementFile::read(name, bytes));
                 }
             }
         }
-        found.sort();
+        found.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(found)
+    }
+}
+
+/// A file of the folder.
+struct AnnouncementFile {
+    name: String,
+    /// The announcement.
+    bytes: Vec<u8>,
+    /// How often it was renewed, and how long it holds without a renewal.
+    renewal: Option<(u64, Duration)>,
+}
+
+impl AnnouncementFile {
+    fn read(name: String, mut bytes: Vec<u8>) -> Self {
+        let renewal = renewal(&bytes);
+        if renewal.is_some() {
+            bytes.truncate(bytes.len() - RENEWAL_BYTES);
+        }
+        Self { name, bytes, renewal }
+    }
+}
+
+fn renewal(bytes: &[u8]) -> Option<(u64, Duration)> {
+    let (_, renewal) = bytes.split_last_chunk::<RENEWAL_BYTES>()?;
+    let (count, lease) = renewal.strip_prefix(&RENEWAL)?.split_first_chunk::<8>()?;
+    let lease = u32::from_le_bytes(lease.try_into().ok()?);
+    Some((u64::from_le_bytes(*count), Duration::from_millis(lease.into())))
+}
+
+/// Tells the announcements of nodes that live from those that dead nodes have left: a file that is
+/// not renewed in its time, by the clock of the reader, is left out.
+///
+/// No time of a file system is used, and no clock of another machine. A file whose owner promises
+/// no renewal holds as long as it is there.
+#[derive(Debug, Default)]
+pub struct LiveFiles {
+    /// By name: the renewal that was seen last, and since when.
+    seen: HashMap<String, (u64, Instant)>,
+}
+
+impl LiveFiles {
+    /// The announcements in `directory` whose owners live, as
+    /// [`FileDirectory::announcements`] gives them.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn announcements(
+        &mut self,
+        directory: &FileDirectory,
+        now: Instant,
+    ) -> Result<Vec<(String, Vec<u8>)>, DirectoryError> {
+        let mut files = directory.files()?;
+        let mut seen = HashMap::with_capacity(files.len());
+        files.retain(|file| {
+            let Some((renewal, lease)) = file.renewal else { return true };
+            let known = self.seen.get(&file.name).filter(|(known, _)| *known == renewal);
+            let since = known.map_or(now, |(_, since)| *since);
+            seen.insert(file.name.clone(), (renewal, since));
+            now.saturating_duration_since(since) < lease
+        });
+        self.seen = seen;
+        Ok(files.into_iter().map(|file| (file.name, file.bytes)).collect())
     }
 }

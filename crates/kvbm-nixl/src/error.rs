@@ -2,9 +2,7 @@
 
 use kvbm_keys::KeyId;
 use kvbm_layout::WireError;
-use kvbm_plan::{LeaseId, NamespaceTag};
-
-use crate::UnixMillis;
+use kvbm_plan::NamespaceTag;
 
 /// Why a block set cannot be exported: a peer would refuse it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -104,18 +102,6 @@ pub enum ImportError {
         expected: NamespaceTag,
         /// The peer's.
         found: NamespaceTag,
-    },
-    /// The lease is over, so the peer may be writing to that memory.
-    #[error(
-        "lease {lease} of the block set expired at {expired} ms, now is {now} ms (Unix time); ask for a new one, and check both clocks"
-    )]
-    Expired {
-        /// The lease.
-        lease: LeaseId,
-        /// When it ended.
-        expired: UnixMillis,
-        /// The importer's clock.
-        now: UnixMillis,
     },
 }
 

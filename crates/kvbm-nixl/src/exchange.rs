@@ -4,7 +4,7 @@ use std::fmt;
 
 use kvbm_plan::NamespaceTag;
 
-use crate::{BlockSet, ExportError, ImportError, Lease, UnixMillis, codec};
+use crate::{BlockSet, ExportError, ImportError, codec};
 
 impl BlockSet {
     /// The form to send to peers.
@@ -37,20 +37,15 @@ impl SerializedBlockSet {
         &self.bytes
     }
 
-    /// Checks and decodes the set: it must be sound, of our namespace, and its lease must not be
-    /// over.
+    /// Checks and decodes the set: it must be sound, and of our namespace.
     ///
     /// # Errors
-    /// [`ImportError`]: damaged, cut, of another version or namespace, contradictory, or with a
-    /// lease that is over. Nothing was kept of it.
-    pub fn import(&self, namespace: &NamespaceTag, now: UnixMillis) -> Result<BlockSet, ImportError> {
+    /// [`ImportError`]: damaged, cut, of another version or namespace, or contradictory. Nothing
+    /// was kept of it.
+    pub fn import(&self, namespace: &NamespaceTag) -> Result<BlockSet, ImportError> {
         let set = codec::decode(&self.bytes)?;
         if set.namespace != *namespace {
             return Err(ImportError::Namespace { expected: *namespace, found: set.namespace });
-        }
-        if set.lease.is_expired(now) {
-            let Lease { id: lease, expires: expired } = set.lease;
-            return Err(ImportError::Expired { lease, expired, now });
         }
         Ok(set)
     }

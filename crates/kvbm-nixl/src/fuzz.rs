@@ -3,24 +3,24 @@
 //! does not hold.
 
 use crate::announcement::{self, MAX_BLOCK_SETS};
-use crate::codec::{MAGIC, decode, encode};
+use crate::codec::{MAGIC, VERSION, decode, encode};
 use crate::in_process::wire as in_process;
 use crate::node::messages;
-use crate::{BlockSet, ImportError, NodeAnnouncement, SerializedBlockSet, UnixMillis};
+use crate::{BlockSet, ImportError, NodeAnnouncement, SerializedBlockSet};
 use crc_fast::{CrcAlgorithm, checksum};
 use kvbm_keys::DeploymentKey;
 use kvbm_layout::BlockLayout;
+use kvbm_plan::NamespaceTag;
 
 /// What stands behind the format version and before the agent's name.
-const HEAD: usize = 70;
+const HEAD: usize = 54;
 /// Magic, version and a reserved field of a serialized layout, which its length follows.
 const LAYOUT: &[u8] = b"KVBMLAYT\x01\0\0\0";
 /// Cells of a layer that are looked at: a message says in few bytes that there are many.
 const CELLS: usize = 64;
 
-/// A set that is accepted has this one form, is imported for its own namespace while its lease
-/// lasts and at no other time, and its blocks lie in the memory that it names. For what the input
-/// says see [`message`].
+/// A set that is accepted has this one form, is imported for its own namespace and for no other,
+/// and its blocks lie in the memory that it names. For what the input says see [`message`].
 pub fn block_set(input: &[u8]) {
     let bytes = message(input);
     let set = match decode(&bytes) {
@@ -28,20 +28,15 @@ pub fn block_set(input: &[u8]) {
         Err(error) => return assert!(!error.to_string().is_empty()),
     };
     assert!(matches!(encode(&set), Ok(again) if again == bytes), "what is accepted has one form: {set:?}");
-    is_imported_in_time(&set, bytes);
+    is_imported_for_its_namespace(&set, bytes);
     lies_in_its_memory(&set);
 }
 
-fn is_imported_in_time(set: &BlockSet, bytes: Vec<u8>) {
+fn is_imported_for_its_namespace(set: &BlockSet, bytes: Vec<u8>) {
     let sent = SerializedBlockSet::from_bytes(bytes);
-    let import = |now| sent.import(&set.namespace, UnixMillis(now));
-    let end = set.lease.expires.0;
-    if let Some(before) = end.checked_sub(1) {
-        assert_eq!(import(before).as_ref(), Ok(set));
-    }
-    for late in [end, u64::MAX] {
-        assert!(matches!(import(late), Err(ImportError::Expired { .. })));
-    }
+    assert_eq!(sent.import(&set.namespace).as_ref(), Ok(set));
+    let other = NamespaceTag::from_bytes(set.namespace.as_bytes().map(|byte| !byte));
+    assert!(matches!(sent.import(&other), Err(ImportError::Namespace { .. })));
 }
 
 fn lies_in_its_memory(set: &BlockSet) {
@@ -66,7 +61,7 @@ fn lies_in_its_memory(set: &BlockSet) {
 ///
 /// | bytes | what |
 /// |---|---|
-/// | 70 | from the group to the end of the lease |
+/// | 54 | from the group to the number of heads |
 /// | 1, n | the agent's name |
 /// | 1, n | its metadata |
 /// | rest | the layout, from its type on |
@@ -75,7 +70,7 @@ fn message(input: &[u8]) -> Vec<u8> {
         return input.to_vec();
     }
     let (head, rest) = input.split_at(HEAD.min(input.len()));
-    let mut bytes = [&MAGIC[..], &[1, 0], head].concat();
+    let mut bytes = [&MAGIC[..], &VERSION.to_le_bytes(), head].concat();
     bytes.resize(MAGIC.len() + 2 + HEAD, 0);
     let (agent, rest) = short(rest);
     let (metadata, rest) = short(rest);

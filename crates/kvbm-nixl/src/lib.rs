@@ -1,9 +1,9 @@
 //! Remote memory: descriptions of the blocks that workers offer to peers, and agents that move
 //! them.
 //!
-//! A worker *exports* a [`BlockSet`]: where its memory is, how blocks lie in it, which slice of
-//! which namespace it holds, and under which lease it may be read. A peer *imports* it from a
-//! [`SerializedBlockSet`], which is untrusted until then.
+//! A worker *exports* a [`BlockSet`]: where its memory is, how blocks lie in it, and which slice of
+//! which namespace it holds. A peer *imports* it from a [`SerializedBlockSet`], which is untrusted
+//! until then.
 //!
 //! **Knows:** the description of remote memory, and NIXL.
 //! **Must never know:** which blocks exist or are worth reading; it decides nothing.
@@ -13,41 +13,49 @@
 //! sides into lists of ranges. A [`BlockSetRegistry`] keeps what peers announce.
 //!
 //! ```
-//! use kvbm_layout::{AnyLayout, AxisOrder, DType, FullyContiguous, LayoutConfig, LayoutDescriptor,
-//! MemoryKind, RegionMemory}; use kvbm_nixl::{BlockSet, Lease, SerializedBlockSet, UnixMillis}; use
-//! kvbm_plan::{BlockSetId, GroupId, HeadRange, LeaseId, NamespaceTag, NodeId, Rank, RankSlice,
-//! Replication};
+//! use kvbm_layout::{AnyLayout, AxisOrder, DType, FullyContiguous, LayoutConfig, LayoutDescriptor};
+//! use kvbm_layout::{MemoryKind, RegionMemory};
+//! use kvbm_nixl::{BlockSet, SerializedBlockSet};
+//! use kvbm_plan::{BlockSetId, GroupId, HeadRange, NamespaceTag, NodeId, Rank, RankSlice, Replication};
 //!
-//! let config =
-//! LayoutConfig::builder().num_blocks(1024).num_layers(32).outer_dim(2).page_size(16).inner_dim(8 *
-//! 128); let config = config.num_heads(8).dtype(DType::BF16).alignment(4096).build()?; let bytes =
-//! config.num_blocks as u64 * config.bytes_per_block(); let layout =
-//! AnyLayout::FullyContiguous(FullyContiguous::new(config, AxisOrder::Nhd)?); let memory =
-//! RegionMemory { kind: MemoryKind::Pinned, device_id: 0, address: 0x7f00_0000_0000, bytes,
-//! base_offset: 0 };
+//! let config = LayoutConfig::builder().num_blocks(1024).num_layers(32).outer_dim(2).page_size(16);
+//! let config = config.inner_dim(8 * 128).num_heads(8).dtype(DType::BF16).alignment(4096).build()?;
+//! let bytes = config.num_blocks as u64 * config.bytes_per_block();
+//! let layout = AnyLayout::FullyContiguous(FullyContiguous::new(config, AxisOrder::Nhd)?);
+//! let address = 0x7f00_0000_0000;
+//! let memory =
+//!     RegionMemory { kind: MemoryKind::Pinned, device_id: 0, address, bytes, base_offset: 0 };
+//! let slice = RankSlice {
+//!     rank: Rank(0),
+//!     first_layer: 0,
+//!     num_layers: 32,
+//!     heads: HeadRange { start: 0, count: 8 },
+//!     replication: Replication::None,
+//! };
 //!
 //! let namespace = NamespaceTag::from_bytes([1; 16]);
-//! let heads = HeadRange { start: 0, count: 8 };
 //! let set = BlockSet {
 //!     id: BlockSetId(1),
 //!     namespace,
 //!     group: GroupId(0),
 //!     node: NodeId(1),
-//!     slice: RankSlice { rank: Rank(0), first_layer: 0, num_layers: 32, heads, replication:
-//! Replication::None },     layout: LayoutDescriptor::new(layout, vec![memory])?,     agent:
-//! "worker-0".into(),     agent_metadata: Vec::new(),     lease: Lease { id: LeaseId(9), expires:
-//! UnixMillis(2_000) }, }; let sent = set.export()?; let received =
-//! SerializedBlockSet::from_bytes(sent.as_bytes().to_vec()); assert_eq!(received.import(&namespace,
-//! UnixMillis(1_000))?, set);
+//!     slice,
+//!     layout: LayoutDescriptor::new(layout, vec![memory])?,
+//!     agent: "worker-0".into(),
+//!     agent_metadata: Vec::new(),
+//! };
+//! let sent = set.export()?;
+//! let received = SerializedBlockSet::from_bytes(sent.as_bytes().to_vec());
+//! assert_eq!(received.import(&namespace)?, set);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # Modules
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `fuzz` | bodies of the fuzz targets | `node`, `in_process`, `announcement`, `exchange`, `codec`, `error`, `block_set`, `lease` |
+//! | `fuzz` | bodies of the fuzz targets | `node`, `in_process`, `announcement`, `exchange`, `codec`, `error`, `block_set` |
 //! | `watch` | what a node makes of the announcements that it finds | `node`, `registry`, `announcement` |
-//! | `node` | a node among peers: leases, verified reads | `registry`, `announcement`, `shapes`, `digest`, `agent`, `error`, `block_set`, `lease` |
+//! | `node` | a node among peers: leases, verified reads | `registry`, `announcement`, `shapes`, `digest`, `agent`, `error`, `block_set` |
 //! | `digest` | digests of parts of blocks | `shapes` |
 //! | `conformance` | what every agent must do | `agent` |
 //! | `in_process` | agents that reach each other in one process | `agent`, `availability` |
@@ -58,11 +66,10 @@
 //! | `shapes` | lists of ranges between ranks of different shapes | `agent`, `storage`, `block_set` |
 //! | `storage` | a peer's memory | `agent` |
 //! | `agent` | the seam to what moves bytes between nodes | `availability` |
-//! | `exchange` | export and import of a block set | `codec`, `error`, `block_set`, `lease` |
-//! | `codec` | bytes of a block set | `error`, `block_set`, `lease` |
-//! | `error` | errors | `lease` |
-//! | `block_set` | description of the blocks that a node offers to peers | `lease` |
-//! | `lease` | time limit of a remote read | - |
+//! | `exchange` | export and import of a block set | `codec`, `error`, `block_set` |
+//! | `codec` | bytes of a block set | `error`, `block_set` |
+//! | `error` | errors | - |
+//! | `block_set` | description of the blocks that a node offers to peers | - |
 //! | `availability` | whether NIXL is installed | - |
 
 mod agent;
@@ -79,7 +86,6 @@ mod exchange;
 #[doc(hidden)]
 pub mod fuzz;
 mod in_process;
-mod lease;
 #[cfg(feature = "nixl")]
 mod nixl;
 mod node;
@@ -96,11 +102,10 @@ pub use agent::{
 pub use announcement::{MAX_ANNOUNCEMENT_BYTES, MAX_BLOCK_SETS, NodeAnnouncement};
 pub use availability::{Availability, BackendOptions, LIBRARY, LibrarySearch, NixlOptions, OptionsError};
 pub use block_set::BlockSet;
-pub use directory::{DirectoryError, FileDirectory};
+pub use directory::{DirectoryError, FileDirectory, LiveFiles};
 pub use error::{ExportError, ImportError};
 pub use exchange::SerializedBlockSet;
 pub use in_process::{AgentFault, InProcessAgent, InProcessNetwork};
-pub use lease::{Lease, UnixMillis};
 #[cfg(feature = "nixl")]
 pub use nixl::NixlAgent;
 pub use node::{

@@ -1,6 +1,6 @@
 //! What peers have announced: the newest announcement of each node, whole.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use kvbm_keys::DeploymentKey;
@@ -17,7 +17,14 @@ pub const MAX_PEERS: usize = 4096;
 /// version that it has found, however long.
 #[derive(Debug, Default)]
 pub struct BlockSetRegistry {
-    nodes: RwLock<BTreeMap<NodeId, Arc<NodeAnnouncement>>>,
+    known: RwLock<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    nodes: BTreeMap<NodeId, Arc<NodeAnnouncement>>,
+    /// Whose an agent is.
+    agents: HashMap<String, NodeId>,
 }
 
 /// What an import changed.
@@ -57,6 +64,18 @@ pub enum RegistryError {
         /// The number that is known.
         known_sequence: u64,
     },
+    /// Another node has the agent that is announced.
+    #[error(
+        "node {node} announces agent {agent}, which is the agent of node {of}; give each agent a name of its own"
+    )]
+    AgentTaken {
+        /// The announced node.
+        node: NodeId,
+        /// The agent.
+        agent: String,
+        /// Whose it is.
+        of: NodeId,
+    },
     /// There are too many peers.
     #[error("{MAX_PEERS} peers are known, and node {node} would be one more; partition the deployment")]
     Full {
@@ -79,12 +98,65 @@ impl BlockSetRegistry {
     ) -> Result<(NodeId, Imported), RegistryError> {
         let new = NodeAnnouncement::decode(bytes, key)?;
         let node = new.node;
-        let mut nodes = self.nodes.write();
-        let count = nodes.len();
-        let change = match nodes.get(&node).map(|known| (known.epoch, known.sequence)) {
-            None if count >= MAX_PEERS => return Err(RegistryError::Full { node }),
+        let mut known = self.known.write();
+        let change = known.change(&new)?;
+        let old = if change == Imported::Known { None } else { known.put(new) };
+        drop(known);
+        drop(old);
+        Ok((node, change))
+    }
+
+    /// What an announcement would change, or why it would not be taken.
+    pub(crate) fn change(&self, new: &NodeAnnouncement) -> Result<Imported, RegistryError> {
+        self.known.read().change(new)
+    }
+
+    /// Takes an announcement for which [`change`](Self::change) has found a place.
+    pub(crate) fn put(&self, new: NodeAnnouncement) {
+        let old = self.known.write().put(new);
+        // Outside the lock.
+        drop(old);
+    }
+
+    /// Forgets a node, if this epoch of it or an older one is known. Whether it was.
+    pub fn remove(&self, node: NodeId, epoch: Epoch) -> bool {
+        let mut known = self.known.write();
+        if known.nodes.get(&node).is_some_and(|known| known.epoch <= epoch) {
+            return known.take(node).is_some();
+        }
+        false
+    }
+
+    /// A node's announcement.
+    pub fn get(&self, node: NodeId) -> Option<Arc<NodeAnnouncement>> {
+        self.known.read().nodes.get(&node).cloned()
+    }
+
+    /// The node whose messages come from this agent.
+    pub fn node_of(&self, agent: &str) -> Option<Arc<NodeAnnouncement>> {
+        let known = self.known.read();
+        known.nodes.get(known.agents.get(agent)?).cloned()
+    }
+
+    /// Whether no node is known.
+    pub fn is_empty(&self) -> bool {
+        self.known.read().nodes.is_empty()
+    }
+
+    /// All nodes, by id.
+    pub fn all(&self) -> Vec<Arc<NodeAnnouncement>> {
+        self.known.read().nodes.values().cloned().collect()
+    }
+}
+
+impl Known {
+    /// What an announcement would change, or why it would not be taken.
+    fn change(&self, new: &NodeAnnouncement) -> Result<Imported, RegistryError> {
+        let node = new.node;
+        let change = match self.nodes.get(&node).map(|known| (known.epoch, known.sequence)) {
+            None if self.nodes.len() >= MAX_PEERS => return Err(RegistryError::Full { node }),
             None => Imported::New,
-            Some(known) if known == (new.epoch, new.sequence) => return Ok((node, Imported::Known)),
+            Some(known) if known == (new.epoch, new.sequence) => return Ok(Imported::Known),
             Some((epoch, sequence))
                 if (new.epoch, new.sequence) < (epoch, sequence) && !planted(Planted::ImportStale) =>
             {
@@ -99,39 +171,25 @@ impl BlockSetRegistry {
             Some((epoch, _)) if new.epoch > epoch => Imported::Restarted,
             Some(_) => Imported::Newer,
         };
-        let old = nodes.insert(node, Arc::new(new));
-        drop(nodes);
-        drop(old);
-        Ok((node, change))
-    }
-
-    /// Forgets a node, if this epoch of it or an older one is known. Whether it was.
-    pub fn remove(&self, node: NodeId, epoch: Epoch) -> bool {
-        let mut nodes = self.nodes.write();
-        if nodes.get(&node).is_some_and(|known| known.epoch <= epoch) {
-            return nodes.remove(&node).is_some();
+        // Messages would be taken for the other node's, and one could replace the other's memory.
+        match self.agents.get(&new.agent).filter(|of| **of != node) {
+            Some(of) => Err(RegistryError::AgentTaken { node, agent: new.agent.clone(), of: *of }),
+            None => Ok(change),
         }
-        false
     }
 
-    /// A node's announcement.
-    pub fn get(&self, node: NodeId) -> Option<Arc<NodeAnnouncement>> {
-        self.nodes.read().get(&node).cloned()
+    /// What the announcement replaces.
+    fn put(&mut self, new: NodeAnnouncement) -> Option<Arc<NodeAnnouncement>> {
+        let old = self.take(new.node);
+        self.agents.insert(new.agent.clone(), new.node);
+        self.nodes.insert(new.node, Arc::new(new));
+        old
     }
 
-    /// The node whose messages come from this agent.
-    pub fn node_of(&self, agent: &str) -> Option<Arc<NodeAnnouncement>> {
-        self.nodes.read().values().find(|node| node.agent == agent).cloned()
-    }
-
-    /// Whether no node is known.
-    pub fn is_empty(&self) -> bool {
-        self.nodes.read().is_empty()
-    }
-
-    /// All nodes, by id.
-    pub fn all(&self) -> Vec<Arc<NodeAnnouncement>> {
-        self.nodes.read().values().cloned().collect()
+    fn take(&mut self, node: NodeId) -> Option<Arc<NodeAnnouncement>> {
+        let old = self.nodes.remove(&node)?;
+        self.agents.remove(&old.agent);
+        Some(old)
     }
 }
 

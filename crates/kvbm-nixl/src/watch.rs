@@ -97,7 +97,7 @@ impl PeerWatch {
         for (name, bytes) in found.iter().filter(|(name, _)| *name != ours) {
             let before = self.seen.remove(name).filter(|seen| seen.bytes == *bytes).map(|seen| seen.of);
             let of = match before {
-                Some(Ok(peer)) => Ok(peer),
+                Some(Ok(peer)) if node.knows(peer) => Ok(peer),
                 // An agent may fail for a moment.
                 before => {
                     let logged = before.and_then(Result::err);

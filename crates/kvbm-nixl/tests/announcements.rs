@@ -1,11 +1,13 @@
 //! Announcements survive the journey; anything else is refused. A folder of them is its owner's.
 
 use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
 
 use crc_fast::{CrcAlgorithm, checksum};
 use kvbm_keys::DeploymentKey;
 use kvbm_nixl::{
-    BlockSetRegistry, DirectoryError, FileDirectory, ImportError, Imported, NodeAnnouncement, RegistryError,
+    BlockSetRegistry, DirectoryError, FileDirectory, ImportError, Imported, LiveFiles, NodeAnnouncement,
+    RegistryError,
 };
 use kvbm_plan::{Epoch, NodeId};
 use proptest::prelude::*;
@@ -127,6 +129,55 @@ fn a_folder_is_private_and_holds_the_last_announcement_of_each_node() {
     std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o770)).expect("a mode");
     let error = FileDirectory::open(&folder).expect_err("others may write there");
     assert!(matches!(error, DirectoryError::Open { mode: 0o770, .. }), "{error}");
+}
+
+/// Mutation that makes it fail: `LiveFiles` keeps every file.
+#[test]
+fn a_file_that_is_not_renewed_in_its_time_is_left_out_by_the_readers_clock() {
+    let parent = tempfile::tempdir().expect("a folder");
+    let directory = FileDirectory::open(&parent.path().join("nodes")).expect("a new folder");
+    let bytes = encoded(&announcement(1, 1));
+    let lease = Duration::from_secs(15);
+    let renew = |count| directory.publish_for(NodeId(7), &bytes, count, lease).expect("published");
+    let fixed = NodeAnnouncement { node: NodeId(8), ..announcement(1, 1) };
+    directory.publish(&fixed, None).expect("published");
+    let (mut live, start) = (LiveFiles::default(), Instant::now());
+    let mut found = |seconds| {
+        let found = live.announcements(&directory, start + Duration::from_secs(seconds)).expect("a list");
+        assert!(found.contains(&("node-8.kvbm".to_owned(), encoded(&fixed))), "it promises no renewal");
+        found.contains(&("node-7.kvbm".to_owned(), bytes.clone()))
+    };
+    renew(1);
+    assert!(found(0) && found(14));
+    renew(2);
+    assert!(found(16) && found(30), "it counts from when the renewal was seen");
+    // The same content again is no renewal, however young the file is.
+    renew(2);
+    assert!(!found(31) && !found(1000), "its owner is gone");
+    renew(3);
+    assert!(found(1001), "it was stopped, and goes on");
+    // What is read without a clock is all that lies there, without the renewals.
+    let all = directory.announcements().expect("a list");
+    assert_eq!(all, [("node-7.kvbm".to_owned(), bytes.clone()), ("node-8.kvbm".to_owned(), encoded(&fixed))]);
+    // A reader that starts now cannot know that a file is old: it waits as long as any.
+    let mut new = LiveFiles::default();
+    assert_eq!(new.announcements(&directory, start).expect("a list").len(), 2);
+    assert_eq!(new.announcements(&directory, start + lease).expect("a list").len(), 1);
+}
+
+#[test]
+fn what_is_no_renewal_stays_a_part_of_the_file() {
+    let parent = tempfile::tempdir().expect("a folder");
+    let folder = parent.path().join("nodes");
+    let directory = FileDirectory::open(&folder).expect("a new folder");
+    for content in [&b""[..], b"kvbmlife", b"kvbmlife\x01\0\0\0\0\0\0\0\x01\0\0", &[0; 20]] {
+        std::fs::write(folder.join("node-1.kvbm"), content).expect("a file");
+        let found = LiveFiles::default().announcements(&directory, Instant::now()).expect("a list");
+        assert_eq!(found, [("node-1.kvbm".to_owned(), content.to_vec())]);
+    }
+    directory.publish_for(NodeId(1), b"any", 0x0201, Duration::from_millis(0x0605)).expect("published");
+    let golden = b"anykvbmlife\x01\x02\0\0\0\0\0\0\x05\x06\0\0";
+    assert_eq!(std::fs::read(folder.join("node-1.kvbm")).expect("a file"), golden);
 }
 
 proptest! {

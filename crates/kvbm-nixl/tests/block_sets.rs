@@ -5,13 +5,10 @@ use kvbm_layout::{
     AnyLayout, AxisOrder, DType, FullyContiguous, LayerSeparate, LayoutConfig, LayoutDescriptor, MemoryKind,
     OuterPlacement, RegionMemory, WireError,
 };
-use kvbm_nixl::{BlockSet, ExportError, ImportError, Lease, SerializedBlockSet, UnixMillis};
-use kvbm_plan::{
-    BlockSetId, GroupId, HeadRange, LeaseId, NamespaceTag, NodeId, Rank, RankSlice, Replication,
-};
+use kvbm_nixl::{BlockSet, ExportError, ImportError, SerializedBlockSet};
+use kvbm_plan::{BlockSetId, GroupId, HeadRange, NamespaceTag, NodeId, Rank, RankSlice, Replication};
 use proptest::prelude::*;
 
-const NOW: UnixMillis = UnixMillis(1_000);
 const NAMESPACE: NamespaceTag = NamespaceTag::from_bytes([0x11; 16]);
 
 fn config(num_layers: u32, num_heads: u32) -> LayoutConfig {
@@ -59,12 +56,11 @@ fn set() -> BlockSet {
         layout: layout(8, 2),
         agent: "worker-3".into(),
         agent_metadata: b"\x00\xff".to_vec(),
-        lease: Lease { id: LeaseId(9), expires: UnixMillis(2_000) },
     }
 }
 
 fn import(bytes: Vec<u8>) -> Result<BlockSet, ImportError> {
-    SerializedBlockSet::from_bytes(bytes).import(&NAMESPACE, NOW)
+    SerializedBlockSet::from_bytes(bytes).import(&NAMESPACE)
 }
 
 fn exported(set: &BlockSet) -> Vec<u8> {
@@ -88,11 +84,10 @@ fn field_of(error: &ImportError) -> &'static str {
 
 #[test]
 fn golden_bytes() {
-    let mut expected = b"kvbmbset\x01\x00\x0b\x0a\x03\0\x02\0\x01\0\0\0\x21\0\0\0".to_vec();
+    let mut expected = b"kvbmbset\x02\x00\x0b\x0a\x03\0\x02\0\x01\0\0\0\x21\0\0\0".to_vec();
     expected.extend(b"\x01\x02\x03\x04\x05\x06\x07\x08");
     expected.extend([0x11; 16]);
     expected.extend(b"\x10\0\0\0\x08\0\0\0\x04\0\0\0\x02\0\0\0");
-    expected.extend(b"\x09\0\0\0\0\0\0\0\xd0\x07\0\0\0\0\0\0");
     expected.extend(b"\x08\0worker-3\x02\0\0\0\x00\xff");
     let layout = layout(8, 2).encode().unwrap();
     expected.extend((layout.len() as u32).to_le_bytes());
@@ -132,7 +127,10 @@ fn a_hostile_peer_with_right_checksums_is_refused() {
         import(sealed(bytes)).unwrap_err()
     };
     assert!(matches!(with(0, b"K"), ImportError::Magic { .. }));
-    assert_eq!(with(8, &[2]), ImportError::Version { found: 2, known: 1 });
+    for other in [1, 3] {
+        let found = u16::from(other);
+        assert_eq!(with(8, &[other]), ImportError::Version { found, known: 2 });
+    }
     let cases: [(usize, &[u8], &str); 12] = [
         (16, &[2], "replication"),
         (16, &[0], "replication"),
@@ -142,18 +140,18 @@ fn a_hostile_peer_with_right_checksums_is_refused() {
         (52, &[7], "layers"),
         (56, &[0xff; 4], "heads"),
         (60, &[0; 4], "heads"),
-        (80, &[0xff, 0xff], "agent name"),
-        (82, &[0xff], "agent name"),
-        (90, &[0xff; 4], "agent metadata"),
-        (96, &[0xff; 4], "layout"),
+        (64, &[0xff, 0xff], "agent name"),
+        (66, &[0xff], "agent name"),
+        (74, &[0xff; 4], "agent metadata"),
+        (80, &[0xff; 4], "layout"),
     ];
     for (at, new, field) in cases {
         let error = with(at, new);
         assert_eq!(field_of(&error), field, "{error}");
     }
-    let error = with(100, b"X");
+    let error = with(84, b"X");
     assert_eq!(error, ImportError::Layout(WireError::Magic));
-    let error = with(120, &[0xff]);
+    let error = with(104, &[0xff]);
     assert!(matches!(error, ImportError::Layout(WireError::Checksum { .. })), "{error}");
 
     let error = import(vec![0; 6 << 20]).unwrap_err();
@@ -161,19 +159,12 @@ fn a_hostile_peer_with_right_checksums_is_refused() {
 }
 
 #[test]
-fn other_namespaces_and_old_leases_are_refused() {
+fn other_namespaces_are_refused() {
     let serialized = set().export().unwrap();
     let other = NamespaceTag::from_bytes([0x12; 16]);
-    let error = serialized.import(&other, NOW).unwrap_err();
+    let error = serialized.import(&other).unwrap_err();
     assert_eq!(error, ImportError::Namespace { expected: other, found: NAMESPACE });
     assert!(error.to_string().contains("compare model, weights"), "{error}");
-
-    assert!(serialized.import(&NAMESPACE, UnixMillis(1_999)).is_ok());
-    for now in [2_000, u64::MAX] {
-        let error = serialized.import(&NAMESPACE, UnixMillis(now)).unwrap_err();
-        assert!(matches!(error, ImportError::Expired { lease: LeaseId(9), .. }), "{error}");
-        assert!(error.to_string().contains("ask for a new one"), "{error}");
-    }
 }
 
 #[test]
@@ -226,29 +217,26 @@ fn any_set() -> impl Strategy<Value = BlockSet> {
     let shape = (1..6_u32, 1..5_u32);
     shape.prop_flat_map(move |(num_layers, count)| {
         (
-            (any::<u64>(), any::<u32>(), any::<u16>(), any::<u64>(), 1_001..=u64::MAX),
+            (any::<u64>(), any::<u32>(), any::<u16>()),
             (any::<u16>(), 0..1000_u32, 0..1000_u32, replication.clone()),
             any_layout(num_layers, count),
             prop::collection::vec(any::<u8>(), 0..50),
             "[a-zé-]{1,40}",
         )
-            .prop_map(
-                move |((id, node, group, lease, expires), slice, layout, agent_metadata, agent)| {
-                    let (rank, first_layer, start, replication) = slice;
-                    let heads = HeadRange { start, count };
-                    BlockSet {
-                        id: BlockSetId(id),
-                        namespace: NAMESPACE,
-                        group: GroupId(group),
-                        node: NodeId(node),
-                        slice: RankSlice { rank: Rank(rank), first_layer, num_layers, heads, replication },
-                        layout,
-                        agent,
-                        agent_metadata,
-                        lease: Lease { id: LeaseId(lease), expires: UnixMillis(expires) },
-                    }
-                },
-            )
+            .prop_map(move |((id, node, group), slice, layout, agent_metadata, agent)| {
+                let (rank, first_layer, start, replication) = slice;
+                let heads = HeadRange { start, count };
+                BlockSet {
+                    id: BlockSetId(id),
+                    namespace: NAMESPACE,
+                    group: GroupId(group),
+                    node: NodeId(node),
+                    slice: RankSlice { rank: Rank(rank), first_layer, num_layers, heads, replication },
+                    layout,
+                    agent,
+                    agent_metadata,
+                }
+            })
     })
 }
 

@@ -304,7 +304,15 @@ fn leases_and_options_are_bounded() {
     meet(&[&owner, &reader]);
     let _held = [held(&reader, &owner, 1).expect("one"), held(&reader, &owner, 1).expect("two")];
     let error = held(&reader, &owner, 1).expect_err("three");
-    assert!(error.to_string().starts_with("node 1 refuses: too many leases"), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.starts_with("node 1 refuses: this reader holds as many of its leases as one peer"),
+        "{text}"
+    );
+    // What others hold does not count.
+    let other = node(&network, 3, |_| {}, ranks(1, false));
+    meet(&[&owner, &other]);
+    held(&other, &owner, 1).expect("its first");
     let agent = || Arc::new(network.agent("options").expect("a name")) as Arc<dyn RemoteAgent>;
     let good = NodeOptions::new(NodeId(3), Epoch(1));
     for bad in [

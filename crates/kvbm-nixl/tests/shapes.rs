@@ -1,227 +1,99 @@
 //! Every pair of shapes moves every byte to its place.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+#[path = "support/shapes.rs"]
+mod support;
 
-use kvbm_layout::{
-    AxisOrder, BlockLayout, Cell, DType, FullyContiguous, LayerSeparate, LayoutConfig, OuterPlacement,
-    slice_for_rank,
-};
-use kvbm_nixl::{
-    BlockSet, InProcessAgent, InProcessNetwork, Lease, NixlEnabledStorage, ReadPlan, Registration,
-    RemoteAgent, RemoteRequest, ShapeError, TransferDirection, UnixMillis,
-};
-use kvbm_plan::{
-    BlockSetId, GroupId, HeadRange, LeaseId, NamespaceTag, NodeId, Rank, RankSlice, Replication,
-};
-use kvbm_storage::{BoundLayout, StorageExt, SystemAllocator};
+use kvbm_layout::{AxisOrder, DType, LayerSeparate, LayoutConfig, OuterPlacement};
+use kvbm_nixl::{BlockSet, InProcessNetwork, ReadPlan, ShapeError};
+use kvbm_plan::{GroupId, HeadRange, Rank, Replication};
+use kvbm_storage::{BoundLayout, SystemAllocator};
 use proptest::prelude::*;
 
-const LAYERS: u32 = 4;
-const HEADS: u32 = 8;
-const TOKENS: u32 = 4;
-const HEAD_DIM: u32 = 8;
-const BLOCKS: u32 = 6;
+use support::{
+    BLOCKS, EIGHT_HEADS, FOUR_HEADS, MLA, Model, Shape, TOKENS, config, layout, moves_exactly, ranks, sets,
+    slice,
+};
 
-/// How one side is laid out.
-#[derive(Clone, Copy, Debug)]
-struct Shape {
-    tp: u32,
-    pp: u32,
-    order: AxisOrder,
-    is_separate: bool,
-}
-
-fn slice(shape: Shape, rank: u32) -> RankSlice {
-    let (stage, tp_rank) = (rank / shape.tp, rank % shape.tp);
-    let heads = slice_for_rank(HEADS, shape.tp, tp_rank).expect("as set up").heads;
-    RankSlice {
-        rank: Rank(rank as u16),
-        first_layer: stage * (LAYERS / shape.pp),
-        num_layers: LAYERS / shape.pp,
-        heads: HeadRange { start: heads.start, count: heads.len() as u32 },
-        replication: Replication::None,
-    }
-}
-
-fn config(slice: &RankSlice, dtype: DType, tokens: u32) -> LayoutConfig {
-    LayoutConfig::builder()
-        .num_blocks(BLOCKS)
-        .num_layers(slice.num_layers)
-        .outer_dim(2)
-        .page_size(tokens)
-        .inner_dim(slice.heads.count * HEAD_DIM)
-        .num_heads(slice.heads.count)
-        .dtype(dtype)
-        .alignment(64)
-        .build()
-        .expect("as set up")
-}
-
-fn layout(shape: Shape, config: LayoutConfig) -> Arc<dyn BlockLayout> {
-    // A layer-separate layout has no universal order: the nearest is HND.
-    if shape.is_separate {
-        let order = if shape.order == AxisOrder::Universal { AxisOrder::Hnd } else { shape.order };
-        return Arc::new(LayerSeparate::new(config, order, OuterPlacement::KvOuter).expect("as set up"));
-    }
-    Arc::new(FullyContiguous::new(config, shape.order).expect("as set up"))
-}
-
-struct Ranks {
-    slices: Vec<RankSlice>,
-    bound: Vec<BoundLayout>,
-    _registrations: Vec<Registration>,
-}
-
-fn ranks(agent: &dyn RemoteAgent, shape: Shape) -> Ranks {
-    let slices: Vec<_> = (0..shape.tp * shape.pp).map(|rank| slice(shape, rank)).collect();
-    let bound: Vec<_> = slices
-        .iter()
-        .map(|slice| {
-            let layout = layout(shape, config(slice, DType::BF16, TOKENS));
-            BoundLayout::allocate(layout, &SystemAllocator::default()).expect("as set up")
-        })
-        .collect();
-    let registrations = bound.iter().map(|bound| bound.nixl_register(agent).expect("as set up")).collect();
-    Ranks { slices, bound, _registrations: registrations }
-}
-
-fn sets(agent: &dyn RemoteAgent, ranks: &Ranks) -> Vec<BlockSet> {
-    let sets = ranks.slices.iter().zip(&ranks.bound).map(|(slice, bound)| BlockSet {
-        id: BlockSetId(u64::from(slice.rank.0)),
-        namespace: NamespaceTag::from_bytes([1; 16]),
-        group: GroupId(0),
-        node: NodeId(1),
-        slice: *slice,
-        layout: bound.describe().expect("as set up"),
-        agent: agent.name().into(),
-        agent_metadata: agent.metadata().expect("as set up"),
-        lease: Lease { id: LeaseId(0), expires: UnixMillis(u64::MAX) },
-    });
-    sets.collect()
-}
-
-/// Visits every element of a block: (storage, offset in it, what it must hold).
-fn each_element(ranks: &Ranks, block: u32, content: u32, mut visit: impl FnMut(&BoundLayout, u32, u64, u16)) {
-    for (slice, bound) in ranks.slices.iter().zip(&ranks.bound) {
-        for layer in 0..slice.num_layers {
-            for outer in 0..2 {
-                let view = bound.layout().block_view(block, layer, Cell::Kv(outer)).expect("as set up");
-                for token in 0..TOKENS {
-                    for head in 0..slice.heads.count {
-                        for element in 0..HEAD_DIM {
-                            let at = view.offset
-                                + u64::from(token) * view.cell.token_stride
-                                + u64::from(head) * view.cell.head_stride
-                                + u64::from(element) * view.cell.elem_stride;
-                            let layer = slice.first_layer + layer;
-                            let head = slice.heads.start + head;
-                            let place = ((((content * LAYERS + layer) * 2 + outer) * TOKENS + token) * HEADS
-                                + head)
-                                * HEAD_DIM
-                                + element;
-                            visit(bound, view.region, at, place as u16);
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-fn fill(ranks: &Ranks, block: u32, content: u32) {
-    each_element(ranks, block, content, |bound, region, at, value| {
-        let binding = &bound.bindings()[region as usize];
-        // SAFETY: nobody else touches the storages of this test.
-        unsafe { binding.storage.write_at(binding.offset + at, &value.to_le_bytes()) }.expect("as set up");
-    });
-}
-
-fn wrong_elements(ranks: &Ranks, block: u32, content: u32) -> usize {
-    let mut wrong = 0;
-    each_element(ranks, block, content, |bound, region, at, value| {
-        let binding = &bound.bindings()[region as usize];
-        let mut bytes = [0; 2];
-        // SAFETY: nobody else touches the storages of this test.
-        unsafe { binding.storage.read_at(binding.offset + at, &mut bytes) }.expect("as set up");
-        wrong += usize::from(u16::from_le_bytes(bytes) != value);
-    });
-    wrong
-}
-
-/// Moves blocks and checks each element. `push`: the source writes, else the destination reads.
-fn moves_exactly(from: Shape, to: Shape, blocks: &[(u32, u32)], push: bool) {
+/// Between agents of one process.
+fn moves(shapes: [Shape; 2], blocks: &[(u32, u32)], push: bool) {
     let network = InProcessNetwork::new();
-    let (source, target) =
-        (network.agent("source").expect("as set up"), network.agent("target").expect("as set up"));
-    let (holders, takers) = (ranks(&source, from), ranks(&target, to));
-    for (index, (theirs, _)) in (0..).zip(blocks) {
-        fill(&holders, *theirs, index);
-    }
-    let run = |agent: &InProcessAgent,
-               other: &InProcessAgent,
-               ours: &Ranks,
-               theirs: &Ranks,
-               blocks: &[(u32, u32)]| {
-        agent.add_peer(&other.metadata().expect("as set up")).expect("as set up");
-        let sets = sets(other, theirs);
-        for (slice, bound) in ours.slices.iter().zip(&ours.bound) {
-            let plan = ReadPlan::new(slice, bound, GroupId(0), &sets).expect("as set up");
-            assert_eq!(plan.bytes_per_block(), bound.bytes_per_block());
-            for lists in plan.lists(blocks).expect("as set up") {
-                let direction = if push { TransferDirection::Write } else { TransferDirection::Read };
-                let request = RemoteRequest {
-                    direction,
-                    peer: lists.agent,
-                    local: lists.local,
-                    remote: lists.remote,
-                    notification: None,
-                    keep: Box::new(()),
-                };
-                // SAFETY: nobody else touches the storages of this test.
-                let mut transfer = unsafe { agent.start(request) }.expect("as set up");
-                transfer.wait(Instant::now() + Duration::from_secs(60)).expect("as set up");
-            }
-        }
-    };
-    if push {
-        let turned: Vec<_> = blocks.iter().map(|(theirs, ours)| (*ours, *theirs)).collect();
-        run(&source, &target, &holders, &takers, &turned);
-    } else {
-        run(&target, &source, &takers, &holders, blocks);
-    }
-    for (index, (_, ours)) in (0..).zip(blocks) {
-        assert_eq!(wrong_elements(&takers, *ours, index), 0, "{from:?} to {to:?}, block {index}");
-    }
+    let agents = ["source", "target"].map(|name| network.agent(name).expect("as set up"));
+    assert!(moves_exactly([&agents[0], &agents[1]], shapes, blocks, push) > 0);
 }
 
-const ORDERS: [AxisOrder; 3] = [AxisOrder::Nhd, AxisOrder::Hnd, AxisOrder::Universal];
+/// Both layouts in each order that they have: a layer-separate one has no universal order.
+const LAYOUTS: [(AxisOrder, bool); 5] = [
+    (AxisOrder::Nhd, false),
+    (AxisOrder::Hnd, false),
+    (AxisOrder::Universal, false),
+    (AxisOrder::Nhd, true),
+    (AxisOrder::Hnd, true),
+];
 
-/// All of {TP 1, 2, 4, 8} x {NHD, HND, universal} x {contiguous, layer-separate}, both ways.
-#[test]
-fn every_pair_of_shapes_moves_exact_bytes() {
+/// Every pair of these numbers of ranks and all layouts, by reads and by writes in turn; how many.
+fn every_pair_moves_exactly(model: Model, ranks: &[u32]) -> usize {
     let mut shapes = Vec::new();
-    for tp in [1, 2, 4, 8] {
-        for order in ORDERS {
-            for is_separate in [false, true] {
-                shapes.push(Shape { tp, pp: 1, order, is_separate });
-            }
-        }
+    for tp in ranks {
+        shapes.extend(LAYOUTS.map(|(order, is_separate)| Shape {
+            model,
+            tp: *tp,
+            pp: 1,
+            order,
+            is_separate,
+        }));
     }
     let mut pairs = 0;
     for from in &shapes {
         for to in &shapes {
-            moves_exactly(*from, *to, &[(1, 4), (2, 5), (5, 0)], pairs % 2 == 1);
+            // A replica that is written twice at once is no case of a push.
+            let push = pairs % 2 == 1 && from.tp.max(to.tp) <= model.heads;
+            moves([*from, *to], &[(1, 4), (2, 5), (5, 0)], push);
             pairs += 1;
         }
     }
-    assert_eq!(pairs, 24 * 24);
+    pairs
 }
 
-fn any_shape() -> impl Strategy<Value = Shape> {
-    let order = prop::sample::select(&ORDERS[..]);
-    (prop::sample::select(vec![1, 2, 4, 8, 16]), prop::sample::select(vec![1, 2, 4]), order, any::<bool>())
-        .prop_map(|(tp, pp, order, is_separate)| Shape { tp, pp, order, is_separate })
+/// All of {TP 1, 2, 4, 8} x {contiguous: NHD, HND, universal; layer-separate: NHD, HND}.
+#[test]
+fn every_pair_of_shapes_moves_exact_bytes() {
+    assert_eq!(every_pair_moves_exactly(EIGHT_HEADS, &[1, 2, 4, 8]), 20 * 20);
+}
+
+#[test]
+fn a_layer_separate_layout_has_no_universal_order() {
+    let whole = Shape { model: EIGHT_HEADS, tp: 1, pp: 1, order: AxisOrder::Universal, is_separate: true };
+    let config = config(2, &slice(whole, 0), DType::BF16, TOKENS);
+    let error = LayerSeparate::new(config, AxisOrder::Universal, OuterPlacement::KvOuter).expect_err("none");
+    assert!(error.to_string().contains("universal"), "{error}");
+}
+
+#[test]
+fn eight_ranks_on_four_heads_move_exact_bytes() {
+    assert_eq!(every_pair_moves_exactly(FOUR_HEADS, &[1, 4, 8]), 15 * 15);
+    let shape = Shape { model: FOUR_HEADS, tp: 8, pp: 1, order: AxisOrder::Nhd, is_separate: false };
+    let heads = [0, 1, 4, 7].map(|rank| (slice(shape, rank).heads, slice(shape, rank).replication));
+    let of =
+        |start, writer| (HeadRange { start, count: 1 }, Replication::Replicated { writer: Rank(writer) });
+    assert_eq!(heads, [of(0, 0), of(0, 0), of(2, 4), of(3, 6)], "two ranks hold each head");
+}
+
+#[test]
+fn mla_moves_exact_bytes_between_any_numbers_of_ranks() {
+    assert_eq!(every_pair_moves_exactly(MLA, &[1, 2, 8]), 15 * 15);
+    let shape = Shape { model: MLA, tp: 8, pp: 1, order: AxisOrder::Nhd, is_separate: false };
+    assert_eq!(slice(shape, 7).replication, Replication::Replicated { writer: Rank(0) });
+}
+
+fn any_shape(model: Model) -> impl Strategy<Value = Shape> {
+    let (ranks, stages) = (prop::sample::select(vec![1, 2, 4, 8, 16]), prop::sample::select(vec![1, 2, 4]));
+    (ranks, stages, prop::sample::select(&LAYOUTS[..]))
+        .prop_map(move |(tp, pp, (order, is_separate))| Shape { model, tp, pp, order, is_separate })
+}
+
+fn two_shapes() -> impl Strategy<Value = (Shape, Shape)> {
+    let model = prop::sample::select(&[EIGHT_HEADS, FOUR_HEADS, MLA][..]);
+    model.prop_flat_map(|model| (any_shape(model), any_shape(model)))
 }
 
 proptest! {
@@ -230,13 +102,13 @@ proptest! {
     /// Stages of a pipeline too, and more ranks than heads.
     #[test]
     fn stages_and_replicas_move_exact_bytes(
-        (from, to) in (any_shape(), any_shape()),
+        (from, to) in two_shapes(),
         theirs in Just((0..BLOCKS).collect::<Vec<_>>()).prop_shuffle(),
         ours in Just((0..BLOCKS).collect::<Vec<_>>()).prop_shuffle(),
     ) {
         // A replica that is written twice at once is no case of a push.
         let blocks: Vec<_> = theirs.into_iter().zip(ours).take(3).collect();
-        moves_exactly(from, to, &blocks, false);
+        moves([from, to], &blocks, false);
     }
 }
 
@@ -244,7 +116,7 @@ proptest! {
 fn equal_shapes_move_each_run_of_blocks_as_one_range() {
     let network = InProcessNetwork::new();
     let agent = network.agent("a").expect("as set up");
-    let shape = Shape { tp: 1, pp: 1, order: AxisOrder::Nhd, is_separate: false };
+    let shape = Shape { model: EIGHT_HEADS, tp: 1, pp: 1, order: AxisOrder::Nhd, is_separate: false };
     let ranks = ranks(&agent, shape);
     let plan = ReadPlan::new(&ranks.slices[0], &ranks.bound[0], GroupId(0), &sets(&agent, &ranks))
         .expect("as set up");
@@ -258,7 +130,7 @@ fn equal_shapes_move_each_run_of_blocks_as_one_range() {
 fn what_does_not_fit_is_refused_with_the_reason() {
     let network = InProcessNetwork::new();
     let agent = network.agent("a").expect("as set up");
-    let shape = Shape { tp: 2, pp: 1, order: AxisOrder::Nhd, is_separate: false };
+    let shape = Shape { model: EIGHT_HEADS, tp: 2, pp: 1, order: AxisOrder::Nhd, is_separate: false };
     let ranks = ranks(&agent, shape);
     let sets = sets(&agent, &ranks);
     let whole = slice(Shape { tp: 1, ..shape }, 0);
@@ -267,13 +139,13 @@ fn what_does_not_fit_is_refused_with_the_reason() {
             BoundLayout::allocate(layout(shape, config), &SystemAllocator::default()).expect("as set up");
         ReadPlan::new(&whole, &local, GroupId(0), sets).unwrap_err()
     };
-    let fitting = config(&whole, DType::BF16, TOKENS);
+    let fitting = config(2, &whole, DType::BF16, TOKENS);
     let error = refusal(fitting.clone(), &[]);
     assert!(matches!(error, ShapeError::NoSets { .. }), "{error}");
     let error = refusal(fitting, &sets[..1]);
     assert!(matches!(error, ShapeError::Uncovered { needed: 32, found: 16, .. }), "{error}");
-    let error = refusal(config(&whole, DType::F8E4M3, TOKENS), &sets).to_string();
+    let error = refusal(config(2, &whole, DType::F8E4M3, TOKENS), &sets).to_string();
     assert!(error.contains("layouts differ in dtype: source bf16"), "{error}");
-    let error = refusal(config(&whole, DType::BF16, TOKENS * 2), &sets).to_string();
+    let error = refusal(config(2, &whole, DType::BF16, TOKENS * 2), &sets).to_string();
     assert!(error.contains("layouts differ in page_size: source 4, destination 8"), "{error}");
 }

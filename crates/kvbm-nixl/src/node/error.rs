@@ -41,6 +41,19 @@ pub enum RemoteError {
         /// The id.
         node: NodeId,
     },
+    /// The announcement's metadata is of another agent than it names.
+    #[error(
+        "node {node} announces agent {announced} with the metadata of agent {found}: it was not taken; publish the \
+         metadata that the agent itself gives"
+    )]
+    OtherAgent {
+        /// The announced node.
+        node: NodeId,
+        /// The agent that it names.
+        announced: String,
+        /// The agent whose metadata it has.
+        found: String,
+    },
     /// A node without an announcement.
     #[error("node {node} is not known; import its announcement first")]
     UnknownNode {

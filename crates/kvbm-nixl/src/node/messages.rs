@@ -84,7 +84,7 @@ pub enum RefusedRead {
     Epoch,
     /// The owner does not offer this namespace and group any more.
     NotOffered,
-    /// The reader, or all readers together, hold too many leases.
+    /// The reader holds as many leases as a peer may.
     TooManyLeases,
     /// The owner cannot compute digests of its memory.
     Unreadable,
@@ -103,7 +103,9 @@ impl std::fmt::Display for RefusedRead {
         f.write_str(match self {
             Self::Epoch => "it has been started again; import its announcement again",
             Self::NotOffered => "it does not offer this namespace and group; import its announcement again",
-            Self::TooManyLeases => "too many leases are held; release some, or try another holder",
+            Self::TooManyLeases => {
+                "this reader holds as many of its leases as one peer may; release some, or try another holder"
+            }
             Self::Unreadable => "it cannot read its own memory to compute digests",
             Self::NotTaken => "it takes no blocks from peers; let it read them",
             Self::NoRoom => "it has no room for blocks of peers; let it read them later",

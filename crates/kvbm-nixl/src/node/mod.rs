@@ -15,6 +15,7 @@ mod error;
 mod export;
 mod find;
 mod grants;
+mod import;
 pub(crate) mod messages;
 mod publication;
 mod pump;
@@ -39,9 +40,7 @@ use kvbm_plan::{
 use parking_lot::{Mutex, RwLock};
 
 use crate::agent::RemoteAgent;
-use crate::{
-    BlockSet, BlockSetRegistry, Imported, Lease, NixlEnabledStorage, NodeAnnouncement, ReadPlan, UnixMillis,
-};
+use crate::{BlockSet, BlockSetRegistry, NixlEnabledStorage, NodeAnnouncement, ReadPlan};
 
 pub use error::RemoteError;
 pub use export::{BlockSource, HeldBlock, LocalRank};
@@ -155,6 +154,8 @@ pub(crate) struct RemoteNodeState {
     agent: Arc<dyn RemoteAgent>,
     options: NodeOptions,
     registry: BlockSetRegistry,
+    /// Held by whoever changes what agent and registry know of a peer. Nothing else waits for it.
+    importing: Mutex<()>,
     offered: RwLock<BTreeMap<BlockSetId, Arc<Offered>>>,
     leases: Leases,
     grants: Grants,
@@ -218,6 +219,7 @@ impl RemoteNode {
             agent,
             options,
             registry: BlockSetRegistry::default(),
+            importing: Mutex::default(),
             offered: RwLock::default(),
             leases,
             grants,
@@ -351,66 +353,12 @@ impl RemoteNode {
             agent: self.shared.agent.name().to_owned(),
             // All sets of a node are reached through the one agent of its announcement.
             agent_metadata: Vec::new(),
-            // Readers ask for a lease of their own; the set itself does not expire.
-            lease: Lease { id: LeaseId(0), expires: UnixMillis(u64::MAX) },
         })
     }
 
     /// What announcements of this deployment are signed with.
     pub fn key(&self) -> Option<&DeploymentKey> {
         self.shared.options.key.as_ref()
-    }
-
-    /// Takes a peer's announcement. Its block sets and its agent change at once, or not at all.
-    ///
-    /// # Errors
-    /// [`RemoteError::Registry`], [`RemoteError::Agent`].
-    pub fn import_remote_blockset(&self, bytes: &[u8]) -> Result<(NodeId, Imported), RemoteError> {
-        let shared = &self.shared;
-        let key = shared.options.key.as_ref();
-        let announcement = NodeAnnouncement::decode(bytes, key).map_err(|error| {
-            shared.counters.refused_announcements.fetch_add(1, Ordering::Relaxed);
-            crate::RegistryError::from(error)
-        })?;
-        let node = announcement.node;
-        if node == shared.options.node {
-            return Err(RemoteError::Ourselves { node });
-        }
-        let known = shared.registry.get(node);
-        let is_news = known
-            .as_ref()
-            .is_none_or(|known| (known.epoch, known.sequence) < (announcement.epoch, announcement.sequence));
-        if is_news {
-            if let Some(known) = known.filter(|known| known.epoch < announcement.epoch) {
-                // Its memory is gone. Its earlier life may still read under leases of ours: they
-                // end by themselves, since nobody answers it.
-                self.end_leases_early(&known.agent);
-                shared.forget_agent(&known.agent)?;
-            }
-            shared.agent.add_peer(&announcement.agent_metadata)?;
-        }
-        Ok(shared.registry.import_remote_blockset(bytes, key)?)
-    }
-
-    /// Forgets a peer: nothing more is read from it, and its leases are not renewed. It may be well
-    /// and read on, where its announcement alone was lost: so they end at their time, not before.
-    ///
-    /// # Errors
-    /// [`RemoteError::Agent`].
-    pub fn forget(&self, node: NodeId) -> Result<(), RemoteError> {
-        if let Some(known) = self.shared.registry.get(node) {
-            self.shared.registry.remove(node, known.epoch);
-            self.end_leases_early(&known.agent);
-            self.shared.forget_agent(&known.agent)?;
-        }
-        Ok(())
-    }
-
-    /// Only as a planted bug: see [`forget`](Self::forget).
-    fn end_leases_early(&self, agent: &str) {
-        if planted(Planted::EndLeasesAtForget) {
-            self.shared.leases.revoke(agent);
-        }
     }
 
     /// The peers that are known.

@@ -4,6 +4,9 @@
 mod kills;
 mod pitfalls;
 mod processes;
+mod shapes;
+#[path = "../support/shapes.rs"]
+mod support;
 
 use std::path::PathBuf;
 
