@@ -50,8 +50,7 @@ pub(crate) fn look_up_with_peers(
     chain: BlockChain<'_>,
 ) -> Vec<Places> {
     let mut places = look_up(registry, volumes, group, chain);
-    let rest = chain.hashes().get(places.len()..).unwrap_or_default();
-    if let Some((node, blocks)) = peers.and_then(|peers| peers.holder(rest)) {
+    if let Some((node, blocks)) = peers.and_then(|peers| peers.holder(chain, places.len())) {
         let there = Places { node: Some(node), ..Places::from(TierMask::NONE) };
         places.extend(std::iter::repeat_n(there, blocks));
     }

@@ -9,13 +9,15 @@ use kvbm_plan::NodeId;
 pub(super) struct Directory {
     discovery: Discovery,
     watch: PeerWatch,
+    /// Our own announcement, as it was published last.
+    ours: Vec<u8>,
     /// What went wrong last: said once.
     trouble: Option<String>,
 }
 
 impl Directory {
     pub(super) fn new(discovery: Discovery) -> Self {
-        Self { discovery, watch: PeerWatch::default(), trouble: None }
+        Self { discovery, watch: PeerWatch::default(), ours: Vec::new(), trouble: None }
     }
 
     /// Announces `node`, and looks for the others. Peers whose announcements are
@@ -32,7 +34,7 @@ impl Directory {
     fn look(&mut self, node: &RemoteNode, table: &PeerTable) -> Result<(), DiscoveryError> {
         let found = self.discovery.announcements()?;
         match self.watch.own(node, &found) {
-            OwnAnnouncement::Stands => {}
+            OwnAnnouncement::Stands => self.discovery.renew(node.node(), &self.ours)?,
             OwnAnnouncement::Missing => self.announce(node)?,
             OwnAnnouncement::Taken => return Err(DiscoveryError::Taken { node: node.node() }),
         }
@@ -46,8 +48,9 @@ impl Directory {
     pub(super) fn announce(&mut self, node: &RemoteNode) -> Result<(), DiscoveryError> {
         match node.announcement() {
             Ok(announcement) => {
-                self.watch.publish(announcement.encode(node.key())?);
-                self.discovery.publish(&announcement, node.key())
+                self.ours = announcement.encode(node.key())?;
+                self.watch.publish(self.ours.clone());
+                self.discovery.publish(node.node(), &self.ours)
             }
             Err(error) => {
                 tracing::warn!(target: "kvbm", %error, "this node cannot be announced");

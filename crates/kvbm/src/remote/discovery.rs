@@ -5,15 +5,14 @@ use crate::config::RemoteConfig;
 use kvbm_events::nats::NatsBucket;
 use kvbm_events::url::{BucketUrl, OpenError, UrlError};
 use kvbm_events::{Payload, TransportError};
-use kvbm_keys::DeploymentKey;
-use kvbm_nixl::{DirectoryError, ExportError, FileDirectory, NodeAnnouncement};
-use kvbm_plan::NodeId;
+#[cfg(feature = "nats")]
+use kvbm_nixl::NodeAnnouncement;
+use kvbm_nixl::{DirectoryError, ExportError, FileDirectory, LiveFiles};
+use kvbm_plan::{NodeId, clock};
 use std::path::Path;
-#[cfg(feature = "nats")]
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How long the announcement of a node that is gone stays on a server.
-#[cfg(feature = "nats")]
+/// How long the announcement of a node that is gone stays on a server, or counts in a folder.
 const LEASE: Duration = Duration::from_secs(15);
 /// Time for a request to the server.
 #[cfg(feature = "nats")]
@@ -54,9 +53,28 @@ impl From<OpenError> for DiscoveryError {
 
 /// Where nodes announce themselves.
 pub(super) enum Discovery {
-    Folder(FileDirectory),
+    Folder(Folder),
     #[cfg(feature = "nats")]
     Bucket(NatsBucket),
+}
+
+/// A folder, and who lives there.
+pub(super) struct Folder {
+    directory: FileDirectory,
+    others: LiveFiles,
+    /// How long our own announcement holds without a renewal.
+    lease: Duration,
+    renewals: u64,
+    renew_at: Option<Instant>,
+}
+
+impl Folder {
+    fn publish(&mut self, node: NodeId, announcement: &[u8]) -> Result<(), DirectoryError> {
+        self.renewals += 1;
+        self.directory.publish_for(node, announcement, self.renewals, self.lease)?;
+        self.renew_at = clock::now().checked_add(self.lease / 3);
+        Ok(())
+    }
 }
 
 impl Discovery {
@@ -64,7 +82,11 @@ impl Discovery {
     pub(super) fn open(settings: &RemoteConfig) -> Result<Self, DiscoveryError> {
         let Some(url) = &settings.url else {
             let folder = settings.directory.as_deref().unwrap_or(Path::new(""));
-            return Ok(Self::Folder(FileDirectory::open(folder)?));
+            let directory = FileDirectory::open(folder)?;
+            // A node that looks seldom renews as seldom.
+            let lease = LEASE.max(settings.refresh.saturating_mul(4));
+            let others = LiveFiles::default();
+            return Ok(Self::Folder(Folder { directory, others, lease, renewals: 0, renew_at: None }));
         };
         let url: BucketUrl = url.text().parse()?;
         #[cfg(feature = "nats")]
@@ -74,24 +96,28 @@ impl Discovery {
     }
 
     /// Publishes an announcement in place of the node's last one.
-    pub(super) fn publish(
-        &self,
-        announcement: &NodeAnnouncement,
-        key: Option<&DeploymentKey>,
-    ) -> Result<(), DiscoveryError> {
+    pub(super) fn publish(&mut self, node: NodeId, announcement: &[u8]) -> Result<(), DiscoveryError> {
         match self {
-            Self::Folder(folder) => Ok(folder.publish(announcement, key)?),
+            Self::Folder(folder) => Ok(folder.publish(node, announcement)?),
             #[cfg(feature = "nats")]
-            Self::Bucket(bucket) => {
-                Ok(bucket.keep(&NodeAnnouncement::name_of(announcement.node), &announcement.encode(key)?)?)
+            Self::Bucket(bucket) => Ok(bucket.keep(&NodeAnnouncement::name_of(node), announcement)?),
+        }
+    }
+
+    /// Says that the node lives, if that is due. A bucket does so by itself.
+    pub(super) fn renew(&mut self, node: NodeId, announcement: &[u8]) -> Result<(), DiscoveryError> {
+        match self {
+            Self::Folder(folder) if folder.renew_at.is_none_or(|at| clock::now() >= at) => {
+                Ok(folder.publish(node, announcement)?)
             }
+            _ => Ok(()),
         }
     }
 
     /// Takes the announcement of a node away.
     pub(super) fn withdraw(&self, node: NodeId) -> Result<(), DiscoveryError> {
         match self {
-            Self::Folder(folder) => Ok(folder.withdraw(node)?),
+            Self::Folder(folder) => Ok(folder.directory.withdraw(node)?),
             #[cfg(feature = "nats")]
             Self::Bucket(bucket) => Ok(bucket.remove(&NodeAnnouncement::name_of(node))?),
         }
@@ -106,11 +132,11 @@ impl Discovery {
         }
     }
 
-    /// All announcements, unchecked: name and bytes.
-    pub(super) fn announcements(&self) -> Result<Vec<(String, Payload)>, DiscoveryError> {
+    /// The announcements of nodes that live, unchecked: name and bytes.
+    pub(super) fn announcements(&mut self) -> Result<Vec<(String, Payload)>, DiscoveryError> {
         match self {
             Self::Folder(folder) => {
-                let files = folder.announcements()?.into_iter();
+                let files = folder.others.announcements(&folder.directory, clock::now())?.into_iter();
                 Ok(files.map(|(name, bytes)| (name, Payload::from(bytes))).collect())
             }
             #[cfg(feature = "nats")]

@@ -15,13 +15,16 @@
 //! |---|---|---|
 //! | `start` | agent, node and threads of a manager | `push`, `node`, `queue`, `directory`, `discovery`, `table` |
 //! | `push` | blocks written to peers, and by them | `node`, `table` |
-//! | `node` | this node among its peers | `queue`, `directory`, `table`, `fetch` |
+//! | `node` | this node among its peers | `queue`, `directory`, `choice`, `table`, `fetch` |
 //! | `queue` | prefixes that wait to be read | `fetch` |
 //! | `directory` | finding peers by what they announce | `discovery`, `table` |
 //! | `discovery` | announcements in a folder, or on a NATS server | - |
+//! | `choice` | which of many peers a look-up asks | - |
 //! | `table` | what is known of each peer | - |
 //! | `fetch` | blocks on their way from a peer, and what follows | - |
 
+#[cfg(feature = "worker")]
+mod choice;
 #[cfg(feature = "worker")]
 mod directory;
 #[cfg(feature = "worker")]
@@ -43,7 +46,7 @@ use crate::volume::Probe;
 #[cfg(feature = "worker")]
 pub use discovery::DiscoveryError;
 pub(crate) use fetch::{Fetching, Then};
-use kvbm_plan::{Failure, NodeId, SequenceHash};
+use kvbm_plan::{Failure, NodeId};
 use kvbm_pool::Prefix;
 use kvbm_tokens::BlockChain;
 #[cfg(feature = "worker")]
@@ -58,8 +61,8 @@ pub(crate) trait Peers: Send + Sync {
     /// peers were asked, or would be.
     fn extend(&self, prefix: &mut Prefix, chain: BlockChain<'_>, probe: Probe) -> bool;
 
-    /// The peer that has most of these blocks, from the first on, and how many.
-    fn holder(&self, hashes: &[SequenceHash]) -> Option<(NodeId, usize)>;
+    /// The peer that has most of `chain` from block `from` on, and how many.
+    fn holder(&self, chain: BlockChain<'_>, from: usize) -> Option<(NodeId, usize)>;
 
     /// Brings the blocks of `prefix` that are not on G2 from its peer, or from another one that has
     /// them, by `until` at the latest; then calls `then`, whatever came of it.

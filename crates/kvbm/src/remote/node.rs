@@ -1,5 +1,6 @@
 //! This node among its peers: look-ups, and the threads that read blocks.
 
+use super::choice::choose;
 use super::directory::Directory;
 use super::fetch::{Fetching, Then};
 use super::queue::{Job, Queue, Turn};
@@ -22,8 +23,6 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Most peers that one look-up asks.
-const MAX_ASKED: usize = 32;
 /// How often blocks are looked for that another transfer brings.
 const ARRIVAL_TICK: Duration = Duration::from_millis(2);
 
@@ -93,15 +92,16 @@ impl Peers for Node {
         if probe == Probe::Never {
             return !self.shared.usable(&[]).is_empty();
         }
-        let (asked, best) = self.shared.ask(rest, &[]);
+        let (asked, best) = self.shared.ask(chain.hashes()[0], rest, &[]);
         if let Some((node, blocks)) = best {
             prefix.extend_on_node(node, NamespaceId::from(chain.namespace()), blocks);
         }
         asked
     }
 
-    fn holder(&self, hashes: &[SequenceHash]) -> Option<(NodeId, usize)> {
-        if hashes.is_empty() { None } else { self.shared.ask(hashes, &[]).1 }
+    fn holder(&self, chain: BlockChain<'_>, from: usize) -> Option<(NodeId, usize)> {
+        let rest = chain.hashes().get(from..).filter(|rest| !rest.is_empty())?;
+        self.shared.ask(chain.hashes()[0], rest, &[]).1
     }
 
     fn fetch(&self, prefix: &Prefix, until: Option<Instant>, then: Then) -> Fetching {
@@ -191,10 +191,15 @@ impl NodeState {
         self.table.allowed(&peers, clock::now())
     }
 
-    /// Asks peers for these blocks: whether any was asked, and the one that has most.
-    fn ask(&self, hashes: &[SequenceHash], except: &[NodeId]) -> (bool, Option<(NodeId, usize)>) {
-        let mut peers = self.usable(except);
-        peers.truncate(MAX_ASKED);
+    /// Asks peers for these blocks of the chain that begins with `first`: whether any was asked,
+    /// and the one that has most.
+    fn ask(
+        &self,
+        first: SequenceHash,
+        hashes: &[SequenceHash],
+        except: &[NodeId],
+    ) -> (bool, Option<(NodeId, usize)>) {
+        let peers = choose(self.usable(except), &first, |peer| self.table.last_hit(peer));
         if peers.is_empty() {
             return (false, None);
         }
@@ -210,6 +215,9 @@ impl NodeState {
         let has_all = answers.iter().any(|(_, found)| *found == Some(hashes.len()));
         let late = Failure::new(FailureKind::Deadline, "it did not answer in time which blocks it has");
         for (node, found) in &answers {
+            if found.is_some_and(|found| found > 0) {
+                self.table.note_hit(*node, now);
+            }
             if found.is_some() || !has_all {
                 self.table.note_answer(*node, found.is_none().then_some(&late), began, now);
             }
@@ -253,7 +261,7 @@ impl NodeState {
             let hashes: Vec<_> = reserved.iter().map(|(_, identity, _)| identity.hash).collect();
             let (peer, _turn) = match turn.take() {
                 Some(turn) => (job.node, turn),
-                None => match self.another(&hashes, &tried) {
+                None => match self.another(job.identities[0].hash, &hashes, &tried) {
                     Some(other) => other,
                     None => return Some(last.unwrap_or_else(late)),
                 },
@@ -279,8 +287,13 @@ impl NodeState {
     }
 
     /// Another peer that has the first of these blocks, with a turn to read from it.
-    fn another(&self, hashes: &[SequenceHash], tried: &[NodeId]) -> Option<(NodeId, Turn<'_>)> {
-        let (node, _) = self.ask(hashes, tried).1?;
+    fn another(
+        &self,
+        first: SequenceHash,
+        hashes: &[SequenceHash],
+        tried: &[NodeId],
+    ) -> Option<(NodeId, Turn<'_>)> {
+        let (node, _) = self.ask(first, hashes, tried).1?;
         Some((node, self.queue.turn(node)?))
     }
 

@@ -27,6 +27,8 @@ struct Peer {
     counters: Arc<PeerCounters>,
     /// Seconds of a block, and when that was measured.
     speed: Option<(f64, Instant)>,
+    /// When it last had blocks that were asked for.
+    hit: Option<Instant>,
 }
 
 impl PeerTable {
@@ -46,6 +48,7 @@ impl PeerTable {
             breaker: CircuitBreaker::new(self.longest_pause, self.probe),
             counters: self.metrics.peer(node),
             speed: None,
+            hit: None,
         });
     }
 
@@ -71,6 +74,16 @@ impl PeerTable {
     /// A request is sent.
     pub(super) fn note_request(&self, node: NodeId, now: Instant) {
         self.with(node, |peer| peer.breaker.note_request(now));
+    }
+
+    /// A peer has blocks that were asked for.
+    pub(super) fn note_hit(&self, node: NodeId, now: Instant) {
+        self.with(node, |peer| peer.hit = Some(now));
+    }
+
+    /// When a peer last had blocks that were asked for.
+    pub(super) fn last_hit(&self, node: NodeId) -> Option<Instant> {
+        self.with(node, |peer| peer.hit).flatten()
     }
 
     /// What a request that began at `began` came to.

@@ -6,6 +6,7 @@
 mod discovery;
 mod engines;
 mod faults;
+mod many;
 #[cfg(feature = "nats")]
 #[path = "../../../kvbm-events/tests/support/nats_server.rs"]
 mod nats_server;
@@ -21,7 +22,7 @@ mod world;
 use crate::support::store::{onboard, put};
 use crate::support::{model, namespace, serve, soon, tokens};
 use crate::world::{World, eventually, meet};
-use kvbm::config::{Blocks, Config, Secret};
+use kvbm::config::{Blocks, Config, ModelConfig, Secret};
 use kvbm::plan::NodeId;
 use kvbm::{BuildError, KvBlockManager, Owned, Tier};
 use std::time::Duration;
@@ -137,11 +138,15 @@ fn a_block_that_is_read_is_not_evicted_and_a_dead_reader_loses_its_lease() {
 #[test]
 fn peers_may_have_another_number_of_ranks() {
     use crate::support::heads;
-    for (theirs, ours) in [(1, 2), (4, 2), (2, 4), (4, 1)] {
+    // Of the four heads two ranks of eight hold each; every rank holds the one latent of MLA.
+    let mla = ModelConfig { num_kv_heads: 1, outer_dim: 1, head_dim: 64, ..heads::model() };
+    let ranks = [(1, 2), (4, 2), (2, 4), (4, 1), (8, 4), (2, 8)].map(|ranks| (heads::model(), ranks));
+    let of_mla = [(1, 4), (4, 2)].map(|ranks| (mla.clone(), ranks));
+    for (model, (theirs, ours)) in ranks.into_iter().chain(of_mla) {
         let world = World::new();
         let node = |id, ranks| {
             world.node(id, [32, 32], |config| {
-                config.model = heads::model();
+                config.model = model.clone();
                 config.parallelism.tensor_parallel = ranks;
             })
         };
