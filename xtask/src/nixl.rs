@@ -77,6 +77,7 @@ pub(crate) fn run(options: &RoundOptions) -> anyhow::Result<bool> {
     let mut command = with_nixl(&workspace, &tools, "test");
     command.args(["--test", "remote_nixl", "--", "--nocapture", "--test-threads", "1", "kills::"]);
     command.env("NIXL_ROUNDS", options.rounds.to_string()).env("NIXL_SEED", options.seed.to_string());
+    command.env("NIXL_LONG_STOPS", "1");
     succeed(command.env("NIXL_JSON", &figures))?;
     let text = std::fs::read_to_string(&figures).context("no round ran: NIXL was not compiled in")?;
     let report: Value = serde_json::from_str(&text).context("the report of the rounds is no JSON")?;

@@ -2,6 +2,7 @@
 //! server on which they find each other. `NIXL_ROUNDS` sets how many (12), `NIXL_SEED` which (1),
 //! `NIXL_JSON` where the figures go. `KVBM_NATS_SERVER` names the server's program; without it the
 //! test says so and passes.
+//! With `NIXL_LONG_STOPS` owner and reader are stopped for 30 s too.
 
 mod member;
 mod process;
@@ -22,6 +23,8 @@ const TIER_BLOCKS: u32 = 160;
 const LOOKUP_DEADLINE: Duration = Duration::from_secs(1);
 const READ_DEADLINE: Duration = Duration::from_secs(3);
 const LEASE: Duration = Duration::from_secs(1);
+/// Twice as long as an announcement holds on the server.
+const LONG_STOP: Duration = Duration::from_secs(30);
 /// Longest that anything may take beyond its own deadline, on a busy machine.
 const SLACK: Duration = Duration::from_secs(5);
 
@@ -47,6 +50,12 @@ fn whoever_is_killed_or_stopped_no_read_hangs_and_no_byte_is_wrong() {
     let mut deployment = Deployment::start(server);
     for round in 0..rounds {
         deployment.round(round, &mut random);
+    }
+    let mut rounds = rounds;
+    // They take a minute: the long form alone has them.
+    if std::env::var_os("NIXL_LONG_STOPS").is_some() {
+        deployment.long_stops(rounds, &mut random);
+        rounds += 2;
     }
     let report = deployment.end().json(rounds, seed);
     println!("{report}");

@@ -1,10 +1,10 @@
 //! A round: a sequence is computed at the owner, the reader reads it, and something happens.
 
 use super::process::Process;
-use super::{BLOCKS, LEASE, LOOKUP_DEADLINE, OWNER, READ_DEADLINE, READER, SLACK, TIER_BLOCKS};
+use super::{BLOCKS, LEASE, LONG_STOP, LOOKUP_DEADLINE, OWNER, READ_DEADLINE, READER, SLACK, TIER_BLOCKS};
 use crate::nats_server::NatsServer;
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(super) struct Random(pub(super) u64);
 
@@ -30,8 +30,23 @@ enum Accident {
     /// For longer than the lease that it holds.
     ReaderStopped,
     OwnerLeaves,
+    /// For so long that its announcement is gone meanwhile.
+    OwnerStoppedLong,
+    /// The same.
+    ReaderStoppedLong,
 }
 
+impl Accident {
+    /// How long a process is stopped.
+    fn stop(self) -> Duration {
+        match self {
+            Self::OwnerStoppedLong | Self::ReaderStoppedLong => LONG_STOP,
+            _ => LEASE * 3 / 2,
+        }
+    }
+}
+
+/// Those of any round; the long stops have rounds of their own.
 const ACCIDENTS: [Accident; 7] = [
     Accident::Nothing,
     Accident::ReaderKilled,
@@ -151,11 +166,22 @@ impl Deployment {
 
     pub(super) fn round(&mut self, round: u64, random: &mut Random) {
         let accident = ACCIDENTS[random.below(ACCIDENTS.len() as u64) as usize];
+        self.round_with(round, accident, true, random);
+    }
+
+    /// Owner and reader are stopped for long, each in the middle of a read.
+    pub(super) fn long_stops(&mut self, round: u64, random: &mut Random) {
+        for (at, accident) in (0..).zip([Accident::OwnerStoppedLong, Accident::ReaderStoppedLong]) {
+            self.round_with(round + at, accident, false, random);
+        }
+    }
+
+    fn round_with(&mut self, round: u64, accident: Accident, may_push: bool, random: &mut Random) {
         let sequence = self.offered();
         // The owner needs room meanwhile: what is not leased is evicted.
         let is_crowded = random.below(2) == 0;
         let delay = Duration::from_micros(random.below(self.typical * 1250));
-        let is_push = random.below(3) == 0;
+        let is_push = may_push && random.below(3) == 0;
         println!("round {round}: {accident:?} after {delay:?}, crowded: {is_crowded}, push: {is_push}");
         *self.figures.accidents.entry(accident).or_default() += 1;
         if is_push {
@@ -217,7 +243,10 @@ impl Deployment {
                 self.server.restart();
                 self.check(sequence, BLOCKS);
             }
-            Accident::Nothing | Accident::OwnerLeaves => {
+            Accident::Nothing
+            | Accident::OwnerLeaves
+            | Accident::OwnerStoppedLong
+            | Accident::ReaderStoppedLong => {
                 assert_eq!(self.pushed(), BLOCKS);
                 assert_eq!(self.check(sequence, BLOCKS), BLOCKS);
             }
@@ -277,20 +306,33 @@ impl Deployment {
             }
             Accident::OwnerStopped => {
                 self.owner.signal("-STOP");
-                std::thread::sleep(LEASE * 3 / 2);
+                std::thread::sleep(accident.stop());
                 self.owner.signal("-CONT");
                 self.arrived(limit);
                 self.crowded(is_crowded);
                 self.free(READER);
             }
-            Accident::ReaderStopped => {
+            Accident::OwnerStoppedLong => {
+                self.owner.signal("-STOP");
+                let until = Instant::now() + accident.stop();
+                // What the owner does not answer is a miss by the deadline, while it is stopped.
+                let (blocks, took, why) = self.arrived(limit);
+                println!("arrived {blocks} blocks after {took} ms: {why}");
+                assert!(u128::from(took) <= (limit + SLACK).as_millis(), "the read took {took} ms");
+                std::thread::sleep(until.saturating_duration_since(Instant::now()));
+                self.owner.signal("-CONT");
+                self.crowded(is_crowded);
+                self.free(READER);
+            }
+            Accident::ReaderStopped | Accident::ReaderStoppedLong => {
                 self.reader.signal("-STOP");
-                std::thread::sleep(LEASE * 3 / 2);
+                std::thread::sleep(accident.stop());
                 self.crowded(is_crowded);
                 // Its lease is over: all that it reads may be overwritten.
                 self.free(OWNER);
                 self.reader.signal("-CONT");
-                self.arrived(limit);
+                let (blocks, took, why) = self.arrived(limit);
+                println!("arrived {blocks} blocks after {took} ms: {why}");
                 self.free(READER);
             }
             Accident::OwnerLeaves => {
