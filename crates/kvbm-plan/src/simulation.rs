@@ -43,6 +43,16 @@ pub enum Planted {
     TrustPageCache,
     /// Recovery takes a record whose checksum is wrong.
     TrustDamagedRecord,
+    /// A removal from a volume ends before the last page of the listing.
+    SkipLastPage,
+    /// A volume takes what its capacity has no room for.
+    IgnoreQuota,
+    /// A volume takes an object for the one that was asked for without comparing their names.
+    TrustOtherObject,
+    /// A volume does not compare a payload with its checksums.
+    TrustPayload,
+    /// A forgotten namespace keeps its data keys on volumes.
+    KeepDataKeys,
     /// A node serves what it read without comparing digests.
     SkipDigests,
     /// A reader counts its lease from the owner's answer, not from its question.
@@ -56,8 +66,8 @@ pub enum Planted {
 }
 
 impl Planted {
-    /// Those of a leader and its ranks.
-    pub const OF_LEADER: [Self; 17] = [
+    /// Those of a leader, and of the disks and volumes of its ranks.
+    pub const OF_LEADER: [Self; 22] = [
         Self::SkipRankReport,
         Self::CountReportTwice,
         Self::TrustStaleEpoch,
@@ -75,6 +85,11 @@ impl Planted {
         Self::SkipRemovalRecord,
         Self::TrustPageCache,
         Self::TrustDamagedRecord,
+        Self::SkipLastPage,
+        Self::IgnoreQuota,
+        Self::TrustOtherObject,
+        Self::TrustPayload,
+        Self::KeepDataKeys,
     ];
 
     /// Those of nodes that read from each other.

@@ -3,6 +3,7 @@
 use crate::plan::Setup;
 use crate::prompts::{self, PAGE, Prompt};
 use crate::random::Random;
+use crate::world::store::{HEAD_DIM, HEADS, LAYERS};
 use crate::world::{Threads, World};
 use kvbm::config::{Blocks, Config, ModelConfig};
 use kvbm::{Builder, KvBlockManager, Namespace, Owned, Rank, Tier, TokenSequence, simulation};
@@ -103,7 +104,8 @@ pub(crate) struct Bench<G> {
 }
 
 fn model() -> ModelConfig {
-    ModelConfig { num_layers: 2, num_kv_heads: 6, head_dim: 32, ..ModelConfig::default() }
+    let [num_layers, num_kv_heads, head_dim] = [LAYERS, HEADS, HEAD_DIM];
+    ModelConfig { num_layers, num_kv_heads, head_dim, ..ModelConfig::default() }
 }
 
 fn namespace(weights: &str) -> Namespace {
@@ -123,6 +125,14 @@ fn configure(config: &mut Config, setup: &Setup) {
     config.transfer.rank_lost_after = setup.rank_lost_after;
     config.disk.read_deadline = setup.deadline;
     config.disk.flush_deadline = Duration::from_secs(2);
+    for volume in config.volume.iter_mut().filter(|_| setup.volume.blocks > 0) {
+        volume.capacity = Blocks(setup.volume.blocks).into();
+    }
+    if setup.has_volume && setup.volume.encrypts {
+        config.volumes.encrypt = true;
+        // Workers have the key.
+        config.encryption.key_file = Some("simulated".into());
+    }
     config.events.ring_capacity = setup.ring_capacity;
     config.events.worker_id = 1;
 }

@@ -156,11 +156,24 @@ impl<G: 'static> Bench<G> {
         }
     }
 
+    /// When nothing fails any more every rank has opened the volume, and what is there is sound.
+    fn check_volume(&self) {
+        if !self.setup.has_volume {
+            return;
+        }
+        self.world.with(|state| state.store.audit());
+        if let Some(rank) = self.world.with(|state| state.store.closed()) {
+            self.world.violate(format!("rank {rank} has not opened the volume when all is over"));
+        }
+        self.world.check_disks();
+    }
+
     /// At the end, when nothing fails any more: every slot has come back, and what was forgotten is
     /// gone.
     pub(crate) fn check_end(&mut self) {
         self.tame();
         self.check();
+        self.check_volume();
         self.follow();
         let status = self.manager().status();
         let withheld: u32 = status.disk_directories.iter().map(|disk| disk.withheld_slots).sum();

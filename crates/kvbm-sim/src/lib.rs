@@ -4,8 +4,8 @@
 //! and reports, and the rules that ARCHITECTURE.md calls invariants.
 //! **Must never know:** the inside of any crate that it tests. Nothing uses it: it is a test.
 //!
-//! `SeedRun` drives a real manager over a simulated clock, links, disks, a blob store and ranks
-//! that crash, stall, repeat themselves and lie. After each step it compares what the manager says
+//! `SeedRun` drives a real manager over a simulated clock, links and ranks that crash, stall, repeat
+//! themselves and lie. Their disks and volumes are real too, over simulated media. After each step it compares what the manager says
 //! with what the world knows. docs/simulation.md says how a seed is replayed. `NodesRun` drives
 //! many nodes of remote memory, which read from each other.
 //!
@@ -22,9 +22,9 @@
 //! | `owned` | an engine whose G1 is a pool of kvbm's | `bench`, `prompts`, `plan`, `world` |
 //! | `check` | the invariants | `bench` |
 //! | `bench` | what both engines share: requests, an operator, accidents | `prompts`, `plan`, `world`, `random` |
-//! | `prompts` | the prompts of a run | `random` |
 //! | `plan` | what a seed decides before the first step | `world`, `random` |
-//! | `world` | ranks, disks, links, a store, and what happens next | `random` |
+//! | `world` | ranks, disks, links, a store, and what happens next | `prompts`, `random` |
+//! | `prompts` | the prompts of a run | `random` |
 //! | `random` | numbers that a seed decides | - |
 
 #![cfg(kvbm_sim)]

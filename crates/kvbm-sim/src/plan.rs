@@ -2,6 +2,8 @@
 
 use crate::random::Random;
 use crate::world::Faults;
+use crate::world::store::Terms;
+use kvbm_volume::VolumeCompression;
 use std::time::Duration;
 
 /// See the module.
@@ -16,6 +18,7 @@ pub(crate) struct Setup {
     /// Records that the journal of a disk may have beside one for each block.
     pub(crate) disk_slack: u64,
     pub(crate) has_volume: bool,
+    pub(crate) volume: Terms,
     pub(crate) chains: usize,
     /// Requests come as in a trace of conversations.
     pub(crate) follows_trace: bool,
@@ -75,6 +78,15 @@ impl Setup {
             babbles: random.once_in(2),
             lies: random.once_in(4),
             faults,
+            volume: Terms {
+                blocks: if random.once_in(2) { 2 + random.below(16) as u32 } else { 0 },
+                encrypts: random.once_in(4),
+                compression: match random.below(8) {
+                    0 => VolumeCompression::Lz4,
+                    1 => VolumeCompression::Zstd,
+                    _ => VolumeCompression::Off,
+                },
+            },
         }
     }
 }

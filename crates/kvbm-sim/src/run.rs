@@ -76,8 +76,8 @@ impl SeedRun {
             }
         };
         simulation::begin(Hooks { now: beginning(), epoch: Epoch(1000), planted, world: Rc::new(go_on) });
-        let of_run =
-            World::new(self.seed, setup.ranks, (setup.blocks[2], setup.disk_slack), setup.faults, self.trace);
+        let disk = (setup.blocks[2], setup.disk_slack);
+        let of_run = World::new(self.seed, setup.ranks, disk, setup.volume, setup.faults, self.trace);
         world.replace(Some(of_run.clone()));
         of_run.note(|| format!("seed {}: {setup:?}", self.seed));
         let ended = catch_unwind(AssertUnwindSafe(|| self.drive(&of_run, setup, living.clone())));

@@ -31,7 +31,9 @@
 //! | `remote` | G2 offered to peers, and filled from theirs | `manager`, `host` |
 //! | `predecessor` | blocks that a deployment with another number of ranks left on disk | `geometry`, `config` |
 //! | `manager` | the worker: commands in, reports out | `volume_requests`, `scrub`, `handle`, `flush`, `hub`, `host`, `schedule`, `stats`, `finished`, `report_slot`, `config`, `error` |
-//! | `volume_requests` | probes, removals, opening and closing of volumes | `execute`, `volume_threads`, `hub`, `damaged_objects`, `cuts`, `config`, `error` |
+//! | `volume_requests` | queues and threads of requests about volumes | `volume_answers`, `execute`, `volume_threads`, `hub`, `damaged_objects`, `config`, `error` |
+//! | `stepped` | a worker's side of volumes, without threads | `volume_answers`, `execute`, `damaged_objects`, `cuts`, `config` |
+//! | `volume_answers` | probes, removals, opening and closing of volumes | `execute`, `damaged_objects`, `cuts`, `config` |
 //! | `scrub` | verifies G3 in the background | `hub` |
 //! | `handle` | a submitted plan: future, wait, cancel | `hub`, `report_slot` |
 //! | `fuzz` | bodies of the fuzz targets | `geometry` |
@@ -80,7 +82,10 @@ mod scrub;
 mod slot_layout;
 mod start;
 mod stats;
+#[cfg(any(test, kvbm_sim))]
+pub mod stepped;
 mod threads;
+mod volume_answers;
 mod volume_requests;
 mod volume_threads;
 

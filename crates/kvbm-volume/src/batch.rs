@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use kvbm_plan::VolumeId;
+use kvbm_plan::{VolumeId, clock};
 
 use crate::{BlobKey, GetRequest, PutRequest, VolumeError};
 
@@ -53,7 +53,7 @@ pub fn one_by_one<R: Keyed, T>(
     mut serve: impl FnMut(R) -> Result<T, VolumeError>,
 ) -> Vec<Result<T, VolumeError>> {
     let turn = |request: R| {
-        if Instant::now() < deadline {
+        if clock::now() < deadline {
             serve(request)
         } else {
             Err(VolumeError::DeadlineExceeded { volume, operation, key: request.key() })

@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kvbm_keys::{DataKey, KeyId, OperatorKey};
-use kvbm_plan::{NamespaceId, NamespaceTag, deadline_after};
+use kvbm_plan::simulation::{Planted, planted};
+use kvbm_plan::{NamespaceId, NamespaceTag, clock, deadline_after};
 use parking_lot::Mutex;
 
 use crate::key_locks::KeyLocks;
@@ -106,7 +107,7 @@ impl DataKeys {
             keys: HashMap::new(),
             there: HashMap::new(),
             damaged: HashSet::new(),
-            looked: Instant::now(),
+            looked: clock::now(),
         });
         let keys = Self { namespace, encryption, held, making: KeyLocks::default() };
         let names = keys.names(volume)?;
@@ -222,7 +223,7 @@ impl DataKeys {
         let mut held = self.held.lock();
         held.keys.retain(|id, _| ids.contains(id));
         held.damaged.retain(|id| ids.contains(id));
-        (held.there, held.looked) = (there, Instant::now());
+        (held.there, held.looked) = (there, clock::now());
         Ok(())
     }
 
@@ -270,11 +271,11 @@ impl DataKeys {
     pub(crate) fn look_if_due(&self, volume: &dyn Volume, deadline: Instant) {
         {
             let mut held = self.held.lock();
-            if held.looked.elapsed() < REFRESH {
+            if clock::now().saturating_duration_since(held.looked) < REFRESH {
                 return;
             }
             // One of all callers does it.
-            held.looked = Instant::now();
+            held.looked = clock::now();
         }
         if let Err(error) = self.look(volume, deadline) {
             tracing::warn!(%error, "keys of a volume: what other nodes changed is not known");
@@ -381,6 +382,9 @@ impl DataKeys {
             if of != label {
                 continue;
             }
+            if planted(Planted::KeepDataKeys) {
+                continue;
+            }
             for deleted in volume.delete(&[object], deadline) {
                 match deleted {
                     Ok(true) => destroyed.push((id, Ok(()))),
@@ -432,7 +436,7 @@ pub(crate) fn has_keys(volume: &dyn Volume, namespace: NamespaceTag) -> Result<b
 /// Refuses a deployment's encrypted objects where none are to be read. A store that does not answer
 /// says nothing of that: what is encrypted there is a miss later.
 pub(crate) fn refuse_encrypted(volume: &dyn Volume, namespace: NamespaceTag) -> Result<(), VolumeKeysError> {
-    let until = deadline_after(Instant::now(), volume.descriptor().deadline.min(PATIENCE));
+    let until = deadline_after(clock::now(), volume.descriptor().deadline.min(PATIENCE));
     let found = volume.list(&key_object::scope(namespace), None, PAGE, until).unwrap_or_default();
     let operator = found.iter().filter_map(KeyName::parse).find_map(|name| match name {
         KeyName::Operator(id) => Some(id),
@@ -448,7 +452,7 @@ pub(crate) fn refuse_encrypted(volume: &dyn Volume, namespace: NamespaceTag) -> 
 const PATIENCE: Duration = Duration::from_secs(2);
 
 fn deadline(volume: &dyn Volume) -> Instant {
-    deadline_after(Instant::now(), volume.descriptor().deadline)
+    deadline_after(clock::now(), volume.descriptor().deadline)
 }
 
 fn now() -> u64 {

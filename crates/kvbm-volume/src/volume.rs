@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use kvbm_keys::KeyId;
-use kvbm_plan::{NamespaceId, VolumeDescriptor, VolumeId};
+use kvbm_plan::{NamespaceId, VolumeDescriptor, VolumeId, clock};
 
 use crate::object::MAX_ALIGNMENT;
 use crate::{
@@ -149,7 +149,7 @@ fn only<T>(
 
 /// Whether a listing may still begin.
 pub(crate) fn in_time(volume: VolumeId, scope: &BlobScope, deadline: Instant) -> Result<(), VolumeError> {
-    if Instant::now() < deadline {
+    if clock::now() < deadline {
         return Ok(());
     }
     let source = std::io::Error::new(std::io::ErrorKind::TimedOut, "the deadline passed; give more time");

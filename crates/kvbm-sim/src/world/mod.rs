@@ -7,7 +7,7 @@
 pub(crate) mod disk;
 mod link;
 mod rank;
-mod store;
+pub(crate) mod store;
 mod work;
 
 use crate::random::Random;
@@ -21,7 +21,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use store::Store;
+use store::{Landing, Store, Terms};
 
 /// What lies in a slot of memory: the name of a block's bytes.
 pub(crate) type Bytes = [u8; 16];
@@ -71,11 +71,7 @@ enum Event {
         rank: usize,
     },
     /// Bytes land in the store although their write had failed.
-    Land {
-        rank: Rank,
-        identity: kvbm_plan::BlockIdentity,
-        asked: u64,
-    },
+    Land(Box<Landing>),
     /// The leader's threads look for work.
     Deadlines,
     Decisions,
@@ -148,7 +144,10 @@ impl WorldState {
             self.ranks[rank].disk.lie();
             self.has_lied = true;
         } else if at.is_multiple_of(3) {
-            self.store.flip(at);
+            let WorldState { store, random, .. } = self;
+            if let Some(what) = store.rot(random) {
+                self.note(|| what);
+            }
         } else {
             let WorldState { ranks, random, .. } = self;
             if let Some(what) = ranks[rank].disk.flip(random) {
@@ -185,11 +184,18 @@ impl WorldState {
 
 impl World {
     /// A world of so many ranks. `disk` says how many slots their disks have, and how much slack
-    /// their journals.
-    pub(crate) fn new(seed: u64, ranks: usize, disk: (u32, u64), faults: Faults, trace: bool) -> Self {
+    /// their journals; `store`, how objects lie in their store.
+    pub(crate) fn new(
+        seed: u64,
+        ranks: usize,
+        disk: (u32, u64),
+        store: Terms,
+        faults: Faults,
+        trace: bool,
+    ) -> Self {
         let mut state = WorldState {
             ranks: (0..ranks).map(|_| RankModel::new(Disk::new(disk.0, disk.1))).collect(),
-            store: Store::default(),
+            store: Store::new(ranks, store),
             random: Random::new(seed ^ 0x6b76_626d),
             faults,
             events: BTreeMap::new(),
@@ -268,9 +274,10 @@ impl World {
                 state.schedule(delay, Event::Sync { rank });
             }),
             Event::Start { rank } => self.with(|state| state.start(rank)),
-            Event::Land { rank, identity, asked } => self.with(|state| {
-                state.note(|| format!("late bytes of block {} land in the store", identity.position));
-                state.store.put(&identity, rank, Some(*identity.hash.as_bytes()), asked);
+            Event::Land(landing) => self.with(|state| {
+                let position = landing.identity().position;
+                state.note(|| format!("late bytes of block {position} land in the store"));
+                state.store.land(&landing);
             }),
             Event::Deadlines => {
                 self.with(|state| state.schedule(DEADLINES, Event::Deadlines));
@@ -330,7 +337,7 @@ impl World {
             (model.is_given_up, model.takes) = (false, true);
             let in_order = state.chance(2);
             state.ranks[rank.index()].disk.close(in_order);
-            state.events.retain(|_, event| !matches!(event, Event::Land { .. }));
+            state.events.retain(|_, event| !matches!(event, Event::Land(_)));
             state.open(rank.index());
         });
         Box::new(link::Link::new(self.clone(), rank.index()))
@@ -341,9 +348,13 @@ impl World {
         self.with(|state| state.ranks.iter().map(|rank| rank.changes).sum())
     }
 
-    /// Rules that disks broke.
+    /// Rules that disks or the store broke.
     pub(crate) fn check_disks(&self) {
         self.with(|state| {
+            state.store.check();
+            if let Some(what) = state.store.take_broken() {
+                state.violate(format!("store: {what}"));
+            }
             for rank in 0..state.ranks.len() {
                 if let Some(what) = state.ranks[rank].disk.take_broken() {
                     state.violate(format!("disk of rank {rank}: {what}"));
@@ -400,16 +411,17 @@ impl World {
                 }
             }
             let lands = state.events.values().find_map(|event| match event {
-                Event::Land { identity, asked, .. }
-                    if identity.namespace == namespace && *asked < forgotten =>
+                Event::Land(landing)
+                    if landing.identity().namespace == namespace && landing.asked() < forgotten =>
                 {
-                    Some(format!("a write of step {asked} may land in the store yet"))
+                    Some(format!("a write of step {} may land in the store yet", landing.asked()))
                 }
                 _ => None,
             });
             if lands.is_some() {
                 return lands;
             }
+            state.store.audit();
             let old = state.store.of(namespace).find(|(.., object)| object.asked < forgotten);
             old.map(|(hash, rank, object)| {
                 format!("the store has {hash} of rank {rank} since step {}", object.asked)

@@ -128,6 +128,7 @@ impl WorldState {
         model.is_up = true;
         model.changes += 1;
         let (blocks, unusable) = model.disk.open();
+        self.store.start(rank);
         self.note(|| {
             let count = blocks.len();
             format!("the worker of rank {rank} starts with {count} blocks on its disk, without {unusable:?}")
@@ -146,13 +147,14 @@ impl WorldState {
     pub(crate) fn kill(&mut self, rank: usize, power: bool, pause: Duration) {
         self.note(|| format!("rank {rank} dies, power lost: {power}, back in {pause:?}"));
         self.cut_writes_short(rank);
-        let WorldState { ranks, random, .. } = self;
+        let WorldState { ranks, store, random, .. } = self;
         let model = &mut ranks[rank];
         model.end_session();
         model.is_up = false;
         model.memory.iter_mut().for_each(BTreeMap::clear);
         model.disk.doubt();
         model.disk.close(false);
+        store.stop(rank);
         if power {
             model.disk.lose_power(random);
         }

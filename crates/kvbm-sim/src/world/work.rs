@@ -2,10 +2,11 @@
 
 use super::disk::Record;
 use super::rank::Task;
+use super::store::Fault;
 use super::{Bytes, Event, WorldState};
 use kvbm_plan::{
     BlockOutcome, BlockTransfer, Command, Failure, FailureKind, FlushOutcome, Message, PlanId, Rank, Tier,
-    TransferPlan, TransferReport, VolumeAnswer, VolumeRequest, clock, wire,
+    TransferPlan, TransferReport, VolumeAnswer, VolumeId, VolumeRequest, clock, wire,
 };
 use std::time::Duration;
 
@@ -50,8 +51,8 @@ impl WorldState {
                 };
                 self.say(rank, Message::Flushed { rank: name, epoch, token, outcome });
             }
-            Command::Volume { token, request, .. } => {
-                let answer = self.ask_store(name, &request);
+            Command::Volume { token, volume, request } => {
+                let answer = self.ask_store(rank, volume, &request);
                 self.say(rank, Message::Volume { rank: name, epoch, token, answer });
             }
             Command::Advance { .. } => {}
@@ -110,27 +111,19 @@ impl WorldState {
             Ok(bytes) => bytes,
             Err(kind) => return failed(kind),
         };
-        let identity = block.identity;
-        if let Some(kind) = self.refuses(rank, path.dst) {
-            return failed(kind);
-        }
-        if path.dst == Tier::G3 {
-            return self.write_to_disk(rank, block, bytes, task.asked);
-        }
-        if path.dst == Tier::G4 && bytes.is_some() && self.fails(self.faults.land) {
-            let delay = self.random.duration(LANDING);
-            self.schedule(delay, Event::Land { rank: Rank(rank as u16), identity, asked: task.asked });
-            return failed(FailureKind::Io);
+        let is_full = self.is_full(rank, path.dst);
+        match path.dst {
+            Tier::G3 => return self.write_to_disk(rank, block, bytes, task.asked),
+            Tier::G4 => return self.write_to_store(rank, block, bytes, task.asked, is_full),
+            Tier::G1 | Tier::G2 => {}
         }
         if !self.fails(self.faults.write) {
-            self.write(rank, path.dst, block, bytes, task.asked);
+            self.ranks[rank].put(path.dst, block.dst, bytes);
             return BlockOutcome::Done { checksum: 1 };
         }
         // What fails may have been written all the same.
         let written = if self.random.once_in(2) { bytes } else { None };
-        if written.is_some() || path.dst < Tier::G3 {
-            self.write(rank, path.dst, block, written, task.asked);
-        }
+        self.ranks[rank].put(path.dst, block.dst, written);
         failed(FailureKind::Io)
     }
 
@@ -154,23 +147,59 @@ impl WorldState {
         }
     }
 
-    /// Why a disk or a store that is full, or becomes so, takes no block.
-    fn refuses(&mut self, rank: usize, tier: Tier) -> Option<FailureKind> {
+    /// Copies one block to the store. A write that fails may have written the object, or land
+    /// later.
+    fn write_to_store(
+        &mut self,
+        rank: usize,
+        block: &BlockTransfer,
+        bytes: Option<Bytes>,
+        asked: u64,
+        is_full: bool,
+    ) -> BlockOutcome {
+        let identity = &block.identity;
+        // Memory that changed since it was filled never leaves a machine.
+        let Some(bytes) = bytes.filter(|bytes| bytes == identity.hash.as_bytes()) else {
+            return failed(FailureKind::Corrupt);
+        };
+        let fault = if is_full {
+            Some(Fault::NoRoom)
+        } else if self.fails(self.faults.land) {
+            Some(Fault::Lands)
+        } else if self.fails(self.faults.write) {
+            Some(if self.random.once_in(2) { Fault::FailsLater } else { Fault::Fails })
+        } else {
+            None
+        };
+        match self.store.put(rank, identity, bytes, asked, fault) {
+            Ok(()) => BlockOutcome::Done { checksum: 1 },
+            Err((kind, landing)) => {
+                if let Some(landing) = landing {
+                    let delay = self.random.duration(LANDING);
+                    self.schedule(delay, Event::Land(Box::new(landing)));
+                }
+                failed(kind)
+            }
+        }
+    }
+
+    /// Whether a store is full, or becomes so. A disk that becomes so finds out by itself.
+    fn is_full(&mut self, rank: usize, tier: Tier) -> bool {
         let fills = tier >= Tier::G3 && self.fails(self.faults.full);
         let until = if fills { Some(clock::now() + self.random.duration(FULL)) } else { None };
         match tier {
-            Tier::G1 | Tier::G2 => None,
+            Tier::G1 | Tier::G2 => false,
             // There it is the journal that finds no room, and some of the blocks.
             Tier::G3 => {
                 if let Some(until) = until {
                     let spare = self.random.below(SPARE) as u64;
                     self.ranks[rank].disk.fill(until, spare);
                 }
-                None
+                false
             }
             Tier::G4 => {
                 self.store.full_until = until.or(self.store.full_until);
-                self.store.full_until.filter(|until| clock::now() < *until).map(|_| FailureKind::Full)
+                self.store.full_until.is_some_and(|until| clock::now() < until)
             }
         }
     }
@@ -181,16 +210,7 @@ impl WorldState {
         match tier {
             Tier::G1 | Tier::G2 => Ok(model.bytes(tier, block.src)),
             Tier::G3 => model.disk.read(block.src, &block.identity).map(Some),
-            Tier::G4 => self.store.get(&block.identity, Rank(rank as u16)).map(Some),
-        }
-    }
-
-    /// Puts bytes into memory or the store.
-    fn write(&mut self, rank: usize, tier: Tier, block: &BlockTransfer, bytes: Option<Bytes>, asked: u64) {
-        if tier == Tier::G4 {
-            self.store.put(&block.identity, Rank(rank as u16), bytes, asked);
-        } else {
-            self.ranks[rank].put(tier, block.dst, bytes);
+            Tier::G4 => self.store.get(rank, &block.identity).map(Some),
         }
     }
 
@@ -211,21 +231,19 @@ impl WorldState {
         self.say(rank, Message::Transfer(report));
     }
 
-    fn ask_store(&mut self, rank: Rank, request: &VolumeRequest) -> VolumeAnswer {
-        if self.fails(self.faults.read) {
+    /// What a worker answers about the store. The store fails on the way, or at once.
+    fn ask_store(&mut self, rank: usize, volume: VolumeId, request: &VolumeRequest) -> VolumeAnswer {
+        let fails = self.fails(self.faults.read);
+        if fails && self.random.once_in(2) {
             return VolumeAnswer::Failed(Failure::new(FailureKind::Io, "simulated"));
         }
-        match request {
-            VolumeRequest::Probe(blocks) => {
-                VolumeAnswer::Present(blocks.iter().map(|block| self.store.has(block, rank)).collect())
-            }
-            VolumeRequest::Discard(blocks) | VolumeRequest::DiscardDamaged(blocks) => {
-                VolumeAnswer::Removed(self.store.remove(blocks, rank))
-            }
-            VolumeRequest::Purge(namespace) => VolumeAnswer::Removed(self.store.purge(*namespace, rank)),
-            VolumeRequest::List(after) => VolumeAnswer::Listed(self.store.list(*after, rank)),
-            VolumeRequest::Register(_) | VolumeRequest::Unregister => VolumeAnswer::Done,
+        let fails_after = fails.then(|| self.random.below(4));
+        let (answer, keys) = self.store.ask(rank, volume, request, fails_after);
+        if let (false, Some((epoch, _))) = (keys.is_empty(), &self.ranks[rank].line) {
+            let (epoch, rank_name, volume) = (*epoch, Rank(rank as u16), Some(volume));
+            self.say(rank, Message::Keys { rank: rank_name, epoch, volume, keys });
         }
+        answer
     }
 
     /// A worker says something out of turn: of a life before, or of a plan that nobody has.

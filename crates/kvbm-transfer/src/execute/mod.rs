@@ -19,6 +19,8 @@ pub(crate) use disk::{DiskCarrier, Reads, Writes};
 pub(crate) use fused::{Kernels, Way};
 pub(crate) use memory::MemoryCarrier;
 pub(crate) use staged::StagedCarrier;
+#[cfg(any(test, kvbm_sim))]
+pub(crate) use volume::{Names, ObjectForm, ObjectReader, ObjectWriter, ReadGroup};
 pub(crate) use volume::{VolumeReader, VolumeWriter, failure_of, readable_cuts};
 pub(crate) use written_elsewhere::WrittenElsewhere;
 

@@ -4,10 +4,13 @@
 //! not depend on how its memory is laid out. The conversion is a copy into, or out of, the buffer
 //! that a store needs anyway.
 
+mod objects;
 mod reader;
 mod shares;
 mod writer;
 
+#[cfg(any(test, kvbm_sim))]
+pub(crate) use objects::{ObjectForm, ObjectReader, ObjectWriter, ReadGroup};
 pub(crate) use reader::VolumeReader;
 pub(crate) use writer::VolumeWriter;
 
@@ -241,9 +244,10 @@ fn transfer<T: 'static>(
 const NO_SLICE: BlobSlice = BlobSlice { first_layer: 0, num_layers: 0, first_head: 0, num_heads: 0 };
 
 /// The names of a rank's objects.
-struct Names {
-    namespace: NamespaceTag,
-    tier: VolumeTier,
+#[derive(Clone)]
+pub(crate) struct Names {
+    pub(crate) namespace: NamespaceTag,
+    pub(crate) tier: VolumeTier,
 }
 
 impl Names {

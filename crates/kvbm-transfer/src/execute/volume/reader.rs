@@ -1,10 +1,11 @@
 //! G4 to G1: an object is read and verified, lands in a slot of a staging ring outside G2, and goes
 //! to the device from there.
 
-use super::{Arrived, Hands, Mover, Names, VolumeOrder, failure_of, no_result, readable_cuts};
+use super::objects::{ObjectForm, ObjectReader, ReadGroup};
+use super::{Arrived, Hands, Mover, Names, VolumeOrder, no_result, readable_cuts};
 use crate::completion_queue::{Done, Stage};
 use crate::config::{VolumeGroup, VolumeTier, WorkerConfig};
-use crate::cuts::{Cut, CutPart};
+use crate::cuts::Cut;
 use crate::damaged_objects::DamagedObjects;
 use crate::error::StartError;
 use crate::execute::copy::{Copier, Item};
@@ -17,10 +18,9 @@ use kvbm_disk::{BlockChecksum, ContentCrc};
 use kvbm_layout::{FragmentList, Selection};
 use kvbm_plan::{BlockIdentity, Failure, FailureKind, TransferPlan};
 use kvbm_storage::BoundLayout;
-use kvbm_volume::{BlobSlice, GetRequest, PayloadForm, Volume, VolumeError};
+use kvbm_volume::Volume;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// Blocks that the threads read, by ticket: index and slot of each.
@@ -51,22 +51,21 @@ impl VolumeReader {
     ) -> Result<Self, StartError> {
         let ring = &rings[0];
         let failed = |reason: String| StartError::Staging { blocks: ring.num_blocks(), reason };
-        let group = |((ring, cuts), slice): ((&BoundLayout, Vec<Cut>), &VolumeGroup)| {
+        let group = |((ring, cuts), group): ((&BoundLayout, Vec<Cut>), &VolumeGroup)| {
             let layout = ring.layout().as_ref();
-            Ok(GroupGets {
-                order: VolumeOrder::of(layout)?,
-                slice: slice.slice,
-                cuts,
-                last_cut: AtomicUsize::new(0),
-                on_disk: FragmentList::between(layout, layout, &Selection::all())
-                    .map_err(|error| failed(error.to_string()))?,
-            })
+            let order = VolumeOrder::of(layout)?;
+            let bytes = order.bytes() as usize;
+            let read = ReadGroup::new(ObjectForm { slice: group.slice, form: order.form, bytes }, cuts);
+            let on_disk = FragmentList::between(layout, layout, &Selection::all())
+                .map_err(|error| failed(error.to_string()))?;
+            Ok((GroupGets { order, on_disk }, read))
         };
         let groups = rings.iter().zip(readable_cuts(config, tier)?).zip(&tier.groups).map(group);
+        let groups = groups.collect::<Result<Vec<_>, StartError>>()?;
+        let (groups, read): (Vec<_>, Vec<_>) = groups.into_iter().unzip();
         let gets = Gets {
-            groups: groups.collect::<Result<_, StartError>>()?,
-            names: Names::new(config, tier.clone()),
-            damaged: Arc::clone(damaged),
+            groups,
+            objects: ObjectReader::new(read, Names::new(config, tier.clone()), Arc::clone(damaged)),
             regions: host_regions(ring).ok_or_else(|| failed("the ring is not host memory".into()))?,
             sums: BlockChecksum::new(config.namespace),
         };
@@ -161,12 +160,6 @@ impl Carrier for VolumeReader {
 /// How blocks of a cache group lie in objects and in the ring.
 struct GroupGets {
     order: VolumeOrder,
-    /// What this rank holds.
-    slice: BlobSlice,
-    cuts: Vec<Cut>,
-    /// The cut that blocks were last found in: the next ones are likely to be of the same
-    /// deployment.
-    last_cut: AtomicUsize,
     /// Slots of the ring, in the byte order that checksums are computed in.
     on_disk: FragmentList,
 }
@@ -174,9 +167,7 @@ struct GroupGets {
 struct Gets {
     /// By id.
     groups: Vec<GroupGets>,
-    names: Names,
-    /// Takes note of what turns out to be damaged.
-    damaged: Arc<DamagedObjects>,
+    objects: ObjectReader,
     /// The ring.
     regions: Vec<HostRegion>,
     sums: BlockChecksum,
@@ -209,100 +200,6 @@ impl Gets {
     }
 }
 
-impl Gets {
-    /// Reads blocks of `group` from the objects of one cut.
-    fn fetch(
-        &self,
-        volume: &dyn Volume,
-        group: &GroupGets,
-        cut: &Cut,
-        wanted: &mut [(&BlockIdentity, &mut [u8])],
-        deadline: Instant,
-    ) -> Vec<Result<(), Failure>> {
-        let (order, own) = (&group.order, &group.slice);
-        let head_bytes = order.bytes() as usize / own.num_heads.max(1) as usize;
-        // Heads of other ranks, which objects of larger cuts hold too.
-        let others =
-            |part: &CutPart| [part.before, part.after].map(|heads| vec![0; heads as usize * head_bytes]);
-        let mut spare: Vec<[Vec<u8>; 2]> = wanted.iter().flat_map(|_| cut.parts.iter().map(others)).collect();
-        let mut spare_of = spare.iter_mut();
-        let mut requests = Vec::with_capacity(wanted.len() * cut.parts.len());
-        for (identity, payload) in wanted.iter_mut() {
-            let mut rest = &mut **payload;
-            for (part, [before, after]) in cut.parts.iter().zip(&mut spare_of) {
-                // Our own object is the whole payload, whatever its order.
-                let (bytes, form) = if part.slice == *own {
-                    (rest.len(), order.form)
-                } else {
-                    let form = PayloadForm { pieces: part.slice.num_heads, ..order.form };
-                    (part.heads as usize * head_bytes, form)
-                };
-                let (ours, later) = rest.split_at_mut(bytes);
-                rest = later;
-                let key = self.names.key_of(identity, part.slice);
-                let seal = self.names.tier.seal.clone();
-                requests.push(GetRequest { key, form, seal, pieces: vec![before, ours, after] });
-            }
-        }
-        let fetched = volume.get(&mut requests, deadline);
-        for (request, result) in requests.iter().zip(&fetched) {
-            if result.as_ref().is_err_and(VolumeError::is_corrupt) {
-                self.damaged.note(volume.descriptor().id, request.key);
-            }
-        }
-        let mut fetched = fetched.into_iter().map(|result| result.map_err(|error| failure_of(&error)));
-        let block = |_: &(&BlockIdentity, &mut [u8])| {
-            let parts = cut.parts.iter().map(|_| fetched.next().unwrap_or_else(|| Err(no_result(volume))));
-            // All of them are taken, and the failure that is worse than a missing part is reported.
-            let failures: Vec<Failure> = parts.filter_map(Result::err).collect();
-            let worst = failures.iter().position(|failure| failure.kind != FailureKind::Missing);
-            failures.into_iter().nth(worst.unwrap_or(0)).map_or(Ok(()), Err)
-        };
-        wanted.iter().map(block).collect()
-    }
-}
-
-impl Gets {
-    /// Reads blocks of a group, from whatever cut they are found in, and lands them in their slots.
-    fn read_group(
-        &self,
-        volume: &dyn Volume,
-        group: &GroupGets,
-        blocks: &[(BlockIdentity, u32)],
-        deadline: Instant,
-    ) -> Vec<Arrived> {
-        let mut payloads = vec![vec![0; group.order.bytes() as usize]; blocks.len()];
-        let mut results: Vec<Option<Result<(), Failure>>> = vec![None; blocks.len()];
-        let is_open = |result: &Option<Result<(), Failure>>| match result {
-            None => true,
-            Some(result) => result.as_ref().is_err_and(|failure| failure.kind == FailureKind::Missing),
-        };
-        let first = group.last_cut.load(Ordering::Relaxed);
-        let others = (0..group.cuts.len()).filter(|at| *at != first);
-        for at in std::iter::once(first).chain(others) {
-            let open: Vec<usize> = (0..blocks.len()).filter(|&block| is_open(&results[block])).collect();
-            if open.is_empty() {
-                break;
-            }
-            let wanted = blocks.iter().zip(&mut payloads).zip(&results).filter(|(_, result)| is_open(result));
-            let mut wanted: Vec<_> =
-                wanted.map(|(((identity, _), payload), _)| (identity, payload.as_mut_slice())).collect();
-            let fetched = self.fetch(volume, group, &group.cuts[at], &mut wanted, deadline);
-            if fetched.iter().any(Result::is_ok) {
-                group.last_cut.store(at, Ordering::Relaxed);
-            }
-            for (block, result) in open.into_iter().zip(fetched) {
-                results[block] = Some(result);
-            }
-        }
-        let settle = |(((identity, slot), payload), result): ((&(BlockIdentity, u32), Vec<u8>), _)| {
-            Option::unwrap_or_else(result, || Err(no_result(volume)))?;
-            self.land(identity, *slot, &payload)
-        };
-        blocks.iter().zip(payloads).zip(results).map(settle).collect()
-    }
-}
-
 impl Mover<u32> for Gets {
     fn transfer(
         &self,
@@ -311,16 +208,17 @@ impl Mover<u32> for Gets {
         deadline: Instant,
     ) -> Vec<Arrived> {
         let mut results: Vec<Option<Arrived>> = vec![None; blocks.len()];
-        for (at, group) in self.groups.iter().enumerate() {
+        for at in 0..self.groups.len() {
             let of_group = |place: &usize| usize::from(blocks[*place].0.group.0) == at;
             let places: Vec<usize> = (0..blocks.len()).filter(of_group).collect();
             if places.is_empty() {
                 continue;
             }
-            let wanted: Vec<_> = places.iter().map(|&place| blocks[place]).collect();
-            for (place, arrived) in places.into_iter().zip(self.read_group(volume, group, &wanted, deadline))
-            {
-                results[place] = Some(arrived);
+            let wanted: Vec<_> = places.iter().map(|&place| blocks[place].0).collect();
+            let payloads = self.objects.read(volume, at, &wanted, deadline);
+            for (place, payload) in places.into_iter().zip(payloads) {
+                let (identity, slot) = &blocks[place];
+                results[place] = Some(payload.and_then(|payload| self.land(identity, *slot, &payload)));
             }
         }
         results.into_iter().map(|result| result.unwrap_or_else(|| Err(no_result(volume)))).collect()

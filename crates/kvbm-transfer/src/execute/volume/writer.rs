@@ -1,6 +1,7 @@
 //! G2 to G4.
 
-use super::{Arrived, Hands, Mover, Names, VolumeOrder, failure_of, no_result};
+use super::objects::ObjectWriter;
+use super::{Arrived, Hands, Mover, Names, VolumeOrder, no_result};
 use crate::completion_queue::{Done, Stage};
 use crate::config::{PathConfig, VolumeTier, WorkerConfig};
 use crate::damaged_objects::DamagedObjects;
@@ -9,7 +10,7 @@ use crate::execute::{Carrier, Site, disk::done};
 use crate::host::{HostTier, ReadClaim};
 use crate::schedule::Portion;
 use kvbm_plan::{BlockIdentity, Failure, TransferPlan};
-use kvbm_volume::{PutRequest, Volume};
+use kvbm_volume::Volume;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -40,7 +41,8 @@ impl VolumeWriter {
         let orders = host.layouts().map(|bound| VolumeOrder::of(bound.layout().as_ref()));
         let orders: Vec<_> = orders.collect::<Result<_, _>>()?;
         let block_bytes = orders.iter().map(VolumeOrder::bytes).collect();
-        let puts = Puts { orders, names: Names::new(config, tier.clone()), damaged: Arc::clone(damaged) };
+        let objects = ObjectWriter::new(Names::new(config, tier.clone()), Arc::clone(damaged));
+        let puts = Puts { orders, objects };
         let hands = Hands::new(&site, tier, config, depth, puts);
         Ok(Self { site, host, hands, flying: HashMap::new(), in_flight: 0, depth, block_bytes })
     }
@@ -114,9 +116,7 @@ impl Carrier for VolumeWriter {
 struct Puts {
     /// By cache group.
     orders: Vec<VolumeOrder>,
-    names: Names,
-    /// What is written is not damaged any more.
-    damaged: Arc<DamagedObjects>,
+    objects: ObjectWriter,
 }
 
 impl Puts {
@@ -139,25 +139,15 @@ impl Mover<ReadClaim> for Puts {
             claim.gather(&self.order(identity).fragments)
         };
         let payloads: Vec<Result<Vec<u8>, Failure>> = blocks.iter().map(gather).collect();
-        let writes = self.names.tier.writes;
         let sound = blocks.iter().zip(&payloads).filter_map(|((identity, _), payload)| {
-            let pieces = vec![&**payload.as_ref().ok()?];
-            let (key, seal) = (self.names.key(identity), self.names.tier.seal.clone());
-            Some(PutRequest { key, form: self.order(identity).form, seal, pieces })
+            Some((*identity, self.order(identity).form, &**payload.as_ref().ok()?))
         });
-        let requests: Vec<_> = if writes { sound.collect() } else { Vec::new() };
-        let mut stored = volume.put(&requests, deadline).into_iter();
-        drop(requests);
-        let settle =
-            |((identity, claim), payload): ((BlockIdentity, ReadClaim), Result<Vec<u8>, Failure>)| {
-                payload?;
-                if writes {
-                    let result = stored.next().ok_or_else(|| no_result(volume))?;
-                    result.map_err(|error| failure_of(&error))?;
-                    self.damaged.take(volume.descriptor().id, &[self.names.key(&identity)]);
-                }
-                Ok(claim.checksum().unwrap_or(0))
-            };
-        blocks.into_iter().zip(payloads).map(settle).collect()
+        let mut stored = self.objects.write(volume, &sound.collect::<Vec<_>>(), deadline).into_iter();
+        let settle = |((_, claim), payload): ((BlockIdentity, ReadClaim), &Result<Vec<u8>, Failure>)| {
+            payload.as_ref().map_err(Clone::clone)?;
+            stored.next().unwrap_or_else(|| Err(no_result(volume)))?;
+            Ok(claim.checksum().unwrap_or(0))
+        };
+        blocks.into_iter().zip(&payloads).map(settle).collect()
     }
 }
