@@ -7,7 +7,7 @@
 use crate::config::VolumeTier;
 use crate::cuts::cuts;
 use crate::damaged_objects::DamagedObjects;
-use crate::execute::{Names, ObjectForm, ObjectReader, ObjectWriter, ReadGroup, failure_of};
+use crate::execute::{Names, ObjectForm, ObjectReader, ObjectWriter, ReadGroup};
 use crate::volume_answers::{Asker, VolumeAnswers};
 use kvbm_plan::{
     BlockIdentity, Failure, FailureKind, KeyNotice, NamespaceTag, VolumeAnswer, VolumeId, VolumeRequest,

@@ -165,11 +165,13 @@ impl ObjectWriter {
         if !self.names.tier.writes {
             return blocks.iter().map(|_| Ok(())).collect();
         }
-        let request = |(identity, form, payload): &Written<'_>| {
-            let (key, seal) = (self.names.key(identity), self.names.tier.seal.clone());
-            PutRequest { key, form: *form, seal, pieces: vec![payload] }
-        };
-        let requests: Vec<_> = blocks.iter().map(request).collect();
+        let requests: Vec<PutRequest<'_>> = blocks
+            .iter()
+            .map(|(identity, form, payload)| {
+                let (key, seal) = (self.names.key(identity), self.names.tier.seal.clone());
+                PutRequest { key, form: *form, seal, pieces: vec![*payload] }
+            })
+            .collect();
         let mut stored = volume.put(&requests, deadline).into_iter();
         let settle = |request: &PutRequest<'_>| {
             let result = stored.next().ok_or_else(|| no_result(volume))?;
