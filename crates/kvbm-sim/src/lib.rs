@@ -4,10 +4,11 @@
 //! and reports, and the rules that ARCHITECTURE.md calls invariants.
 //! **Must never know:** the inside of any crate that it tests. Nothing uses it: it is a test.
 //!
-//! `SeedRun` drives a real manager over a simulated clock, links and ranks that crash, stall, repeat
-//! themselves and lie. Their disks and volumes are real too, over simulated media. After each step it compares what the manager says
-//! with what the world knows. docs/simulation.md says how a seed is replayed. `NodesRun` drives
-//! many nodes of remote memory, which read from each other.
+//! `SeedRun` drives a real manager over a simulated clock, links and ranks that crash, stall,
+//! repeat themselves and lie. Their disks and volumes are real too, over simulated media. After
+//! each step it compares what the manager says with what the world knows. docs/simulation.md says
+//! how a seed is replayed. `NodesRun` drives many nodes of remote memory, which read from each
+//! other.
 //!
 //! Only a build with `RUSTFLAGS="--cfg kvbm_sim"` has any of it; `cargo xtask sim` makes one.
 //!

@@ -231,7 +231,7 @@ impl VolumeAnswers {
     ) -> Result<u64, Failure> {
         if let Some(label) = label {
             // First of all: without them nobody can read what is there, copies included.
-            self.destroy_keys(volume, label, asker)?;
+            destroy_keys(volume, label, asker)?;
         }
         let scope = BlobScope { namespace: self.namespace, label };
         let (mut removed, mut after) = (0, None);
@@ -259,25 +259,17 @@ impl VolumeAnswers {
     }
 }
 
-impl VolumeAnswers {
-    /// Destroys the data keys of a namespace, where objects are encrypted, and tells the leader
-    /// which.
-    fn destroy_keys(
-        &self,
-        volume: &dyn Volume,
-        label: NamespaceId,
-        asker: &dyn Asker,
-    ) -> Result<(), Failure> {
-        let results = volume.destroy_keys(label, deadline(volume)).map_err(|error| failure_of(&error))?;
-        let notice = |(id, result): &DestroyedKey| KeyNotice {
-            namespace: label,
-            id: *id.as_bytes(),
-            is_destroyed: result.is_ok(),
-        };
-        let notices: Vec<_> = results.iter().map(notice).collect();
-        asker.keys_destroyed(volume.descriptor().id, &notices);
-        results.into_iter().try_for_each(|(_, result)| result.map_err(|error| failure_of(&error)))
-    }
+/// Destroys the data keys of a namespace, where objects are encrypted, and tells the leader which.
+fn destroy_keys(volume: &dyn Volume, label: NamespaceId, asker: &dyn Asker) -> Result<(), Failure> {
+    let results = volume.destroy_keys(label, deadline(volume)).map_err(|error| failure_of(&error))?;
+    let notice = |(id, result): &DestroyedKey| KeyNotice {
+        namespace: label,
+        id: *id.as_bytes(),
+        is_destroyed: result.is_ok(),
+    };
+    let notices: Vec<_> = results.iter().map(notice).collect();
+    asker.keys_destroyed(volume.descriptor().id, &notices);
+    results.into_iter().try_for_each(|(_, result)| result.map_err(|error| failure_of(&error)))
 }
 
 /// Whether the store behind a volume could not be used, and nothing is wrong with what it was asked
