@@ -59,9 +59,10 @@ usage: cargo xtask COMMAND
                                    processes killed while they write to disk, file systems shut down, lost and torn
                                    writes simulated; N defaults to 200; a part that this machine cannot run is named as
                                    skipped, and with --require-all it is a failure
-  node-test [--rounds N] [--take-overs N] [--seed N] [--json FILE]
+  node-test [--rounds N] [--take-overs N] [--seed N] [--model heads|latent|groups] [--json FILE]
                                    a node daemon and two engines of two ranks, killed, stopped and started again at random;
-                                   every byte is verified; N defaults to 200 rounds
+                                   every byte is verified; N defaults to 200 rounds, and to 50 daemons that then take over
+                                   from each other under load
   soak [--hours N] [--seed N] [--json FILE] [--html FILE]
                                    a node daemon with disk and volume and two engines at work for N hours (2), with
                                    accidents: memory, descriptors, threads, slots and bytes on disk must stay flat

@@ -17,7 +17,7 @@ const DEFAULT_ROUNDS: u64 = 200;
 const FEW_TAKE_OVERS: u64 = 3;
 const DEFAULT_TAKE_OVERS: u64 = 50;
 
-/// What the engines compute.
+/// What the engines compute, in the order of `MODELS` of the program `node`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum NodeTestModel {
     /// Keys and values of heads, divided among the ranks.

@@ -81,9 +81,9 @@ impl Subscriber {
         self.last_received.iter().map(|(source, at)| (*source, *at))
     }
 
-    /// Sources of which two lives publish at the same time; see [`Tracker::two_lives`].
-    pub fn two_lives(&self) -> impl Iterator<Item = ConflictingEpochs> + '_ {
-        self.tracker.two_lives(Instant::now())
+    /// Sources of which two lives publish at the same time; see [`Tracker::conflicting_epochs`].
+    pub fn conflicting_epochs(&self) -> impl Iterator<Item = ConflictingEpochs> + '_ {
+        self.tracker.conflicting_epochs(Instant::now())
     }
 
     /// Payloads that wait to be read, where that is known.

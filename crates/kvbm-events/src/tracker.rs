@@ -48,7 +48,7 @@ pub struct TrackerStats {
     /// Events lost in gaps.
     pub missing: u64,
     /// Batches of an epoch below the one that is followed: they are ignored. A few after a restart;
-    /// more while a source has [two lives](Tracker::two_lives), or until a lower one is believed.
+    /// more while a source has [two lives](Tracker::conflicting_epochs), or until a lower one is believed.
     pub stale_batches: u64,
     /// Batches of streams beyond the limit of streams.
     pub untracked_batches: u64,
@@ -152,7 +152,7 @@ impl Tracker {
     }
 
     /// Sources of which two lives publish, for [`Self::SILENCE`] at least and both of them lately.
-    pub fn two_lives(&self, now: Instant) -> impl Iterator<Item = ConflictingEpochs> + '_ {
+    pub fn conflicting_epochs(&self, now: Instant) -> impl Iterator<Item = ConflictingEpochs> + '_ {
         self.sources.iter().filter_map(move |(source, state)| {
             let lower = state.lower.filter(|lower| lower.is_living_beside(now))?;
             Some(ConflictingEpochs { source: *source, followed: state.epoch, ignored: lower.epoch })

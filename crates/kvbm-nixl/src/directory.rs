@@ -159,11 +159,11 @@ impl FileDirectory {
     /// [`DirectoryError::Io`] for the folder, [`DirectoryError::TooMany`].
     pub fn announcements(&self) -> Result<Vec<(String, Vec<u8>)>, DirectoryError> {
         let files = self.files()?.into_iter();
-        Ok(files.map(|file| (file.name, file.bytes)).collect())
+        Ok(files.filter_map(|(name, file)| Some((name, file?.bytes))).collect())
     }
 
-    /// The files of announcements, by name.
-    fn files(&self) -> Result<Vec<AnnouncementFile>, DirectoryError> {
+    /// The files of announcements, by name; none where one is there and cannot be read.
+    fn files(&self) -> Result<Vec<(String, Option<AnnouncementFile>)>, DirectoryError> {
         let path = self.folder.clone();
         let io = |error| DirectoryError::Io { operation: "cannot list", path: path.clone(), error };
         let mut found = Vec::new();
@@ -176,23 +176,29 @@ impl FileDirectory {
             if name.strip_prefix("node-").and_then(|name| name.strip_suffix(".kvbm")).is_none() {
                 continue;
             }
-            if let Ok(file) = fs::File::open(entry.path()) {
-                let mut bytes = Vec::new();
-                // One byte more than is allowed, so that what is too long is seen to be.
-                let limit = (MAX_ANNOUNCEMENT_BYTES + RENEWAL_BYTES) as u64 + 1;
-                if file.take(limit).read_to_end(&mut bytes).is_ok() {
-                    found.push(AnnouncementFile::read(name, bytes));
-                }
+            match read(&entry.path()) {
+                Ok(bytes) => found.push((name, Some(AnnouncementFile::new(bytes)))),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                // A file that is replaced while it is read may be stale for a moment on NFS.
+                Err(_) => found.push((name, None)),
             }
         }
-        found.sort_by(|one, other| one.name.cmp(&other.name));
+        found.sort_by(|(one, _), (other, _)| one.cmp(other));
         Ok(found)
     }
 }
 
+fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    // One byte more than is allowed, so that what is too long is seen to be.
+    let limit = (MAX_ANNOUNCEMENT_BYTES + RENEWAL_BYTES) as u64 + 1;
+    fs::File::open(path)?.take(limit).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// A file of the folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct AnnouncementFile {
-    name: String,
     /// The announcement.
     bytes: Vec<u8>,
     /// How often it was renewed, and how long it holds without a renewal.
@@ -200,12 +206,12 @@ struct AnnouncementFile {
 }
 
 impl AnnouncementFile {
-    fn read(name: String, mut bytes: Vec<u8>) -> Self {
+    fn new(mut bytes: Vec<u8>) -> Self {
         let renewal = renewal(&bytes);
         if renewal.is_some() {
             bytes.truncate(bytes.len() - RENEWAL_BYTES);
         }
-        Self { name, bytes, renewal }
+        Self { bytes, renewal }
     }
 }
 
@@ -220,34 +226,61 @@ fn renewal(bytes: &[u8]) -> Option<(u64, Duration)> {
 /// not renewed in its time, by the clock of the reader, is left out.
 ///
 /// No time of a file system is used, and no clock of another machine. A file whose owner promises
-/// no renewal holds as long as it is there.
+/// no renewal holds as long as it is there. A file that cannot be read counts as not renewed.
 #[derive(Debug, Default)]
 pub struct LiveFiles {
-    /// By name: the renewal that was seen last, and since when.
-    seen: HashMap<String, (u64, Instant)>,
+    /// By name.
+    seen: HashMap<String, SeenFile>,
+    looked: Option<Instant>,
+}
+
+/// A file as it was read last.
+#[derive(Debug)]
+struct SeenFile {
+    file: AnnouncementFile,
+    /// For how long the reader has found it unchanged.
+    unchanged: Duration,
 }
 
 impl LiveFiles {
+    /// Looks between which a file has to be unchanged, at least, before it is left out.
+    const LOOKS: u32 = 3;
+
     /// The announcements in `directory` whose owners live, as
-    /// [`FileDirectory::announcements`] gives them.
+    /// [`FileDirectory::announcements`] gives them, and that of `own` in any case.
     ///
     /// # Errors
     /// As there.
     pub fn announcements(
         &mut self,
         directory: &FileDirectory,
+        own: NodeId,
         now: Instant,
     ) -> Result<Vec<(String, Vec<u8>)>, DirectoryError> {
-        let mut files = directory.files()?;
-        let mut seen = HashMap::with_capacity(files.len());
-        files.retain(|file| {
-            let Some((renewal, lease)) = file.renewal else { return true };
-            let known = self.seen.get(&file.name).filter(|(known, _)| *known == renewal);
-            let since = known.map_or(now, |(_, since)| *since);
-            seen.insert(file.name.clone(), (renewal, since));
-            now.saturating_duration_since(since) < lease
-        });
+        let files = directory.files()?;
+        let passed = self.looked.map_or(Duration::ZERO, |looked| now.saturating_duration_since(looked));
+        self.looked = Some(now);
+        let own = NodeAnnouncement::name_of(own);
+        let (mut seen, mut live) = (HashMap::with_capacity(files.len()), Vec::new());
+        for (name, file) in files {
+            let (file, before) = match (file, self.seen.remove(&name)) {
+                (Some(file), Some(known)) if known.file == file => (file, Some(known.unchanged)),
+                (Some(file), _) => (file, None),
+                (None, Some(known)) => (known.file, Some(known.unchanged)),
+                (None, None) => continue,
+            };
+            let unchanged = match (before, file.renewal) {
+                // While the reader, or the file system, stood still nobody could be seen to renew.
+                (Some(before), Some((_, lease))) => before.saturating_add(passed.min(lease / Self::LOOKS)),
+                _ => Duration::ZERO,
+            };
+            let is_live = file.renewal.is_none_or(|(_, lease)| unchanged < lease);
+            if is_live || name == own {
+                live.push((name.clone(), file.bytes.clone()));
+            }
+            seen.insert(name, SeenFile { file, unchanged });
+        }
         self.seen = seen;
-        Ok(files.into_iter().map(|file| (file.name, file.bytes)).collect())
+        Ok(live)
     }
 }

@@ -21,8 +21,16 @@ pub struct PeerWatch {
 #[derive(Debug)]
 struct Seen {
     bytes: Arc<[u8]>,
-    /// Whose it is, or why it cannot be used: such a one is tried again.
-    of: Result<NodeId, String>,
+    /// Whose it is, or why it cannot be used.
+    of: Result<NodeId, Unusable>,
+}
+
+/// Why an announcement cannot be used.
+#[derive(Clone, Debug)]
+struct Unusable {
+    why: String,
+    /// It will not be usable later: trying it again would disturb the peer whose agent it names.
+    is_final: bool,
 }
 
 /// What stands under a node's own name.
@@ -98,9 +106,10 @@ impl PeerWatch {
             let before = self.seen.remove(name).filter(|seen| seen.bytes == *bytes).map(|seen| seen.of);
             let of = match before {
                 Some(Ok(peer)) if node.knows(peer) => Ok(peer),
+                Some(Err(unusable)) if unusable.is_final => Err(unusable),
                 // An agent may fail for a moment.
                 before => {
-                    let logged = before.and_then(Result::err);
+                    let logged = before.and_then(Result::err).map(|unusable| unusable.why);
                     import(node, name, bytes, logged.as_deref(), &mut changes)
                 }
             };
@@ -129,7 +138,7 @@ fn import(
     bytes: &[u8],
     logged: Option<&str>,
     changes: &mut Vec<PeerChange>,
-) -> Result<NodeId, String> {
+) -> Result<NodeId, Unusable> {
     match node.import_remote_blockset(bytes) {
         Ok((peer, imported)) => {
             changes.push(PeerChange::Imported { peer, imported });
@@ -137,10 +146,11 @@ fn import(
         }
         Err(error) => {
             let why = error.to_string();
+            let is_final = matches!(error, RemoteError::OtherAgent { .. });
             if logged != Some(why.as_str()) {
                 changes.push(PeerChange::Unusable { name: name.to_owned(), error });
             }
-            Err(why)
+            Err(Unusable { why, is_final })
         }
     }
 }

@@ -142,27 +142,70 @@ fn a_file_that_is_not_renewed_in_its_time_is_left_out_by_the_readers_clock() {
     let fixed = NodeAnnouncement { node: NodeId(8), ..announcement(1, 1) };
     directory.publish(&fixed, None).expect("published");
     let (mut live, start) = (LiveFiles::default(), Instant::now());
-    let mut found = |seconds| {
-        let found = live.announcements(&directory, start + Duration::from_secs(seconds)).expect("a list");
-        assert!(found.contains(&("node-8.kvbm".to_owned(), encoded(&fixed))), "it promises no renewal");
-        found.contains(&("node-7.kvbm".to_owned(), bytes.clone()))
+    let mut found = |seconds: std::ops::RangeInclusive<u64>| {
+        let look = |second| {
+            let now = start + Duration::from_secs(second);
+            let found = live.announcements(&directory, NodeId(1), now).expect("a list");
+            assert!(found.contains(&("node-8.kvbm".to_owned(), encoded(&fixed))), "it promises no renewal");
+            found.contains(&("node-7.kvbm".to_owned(), bytes.clone()))
+        };
+        seconds.map(look).last().expect("a second")
     };
     renew(1);
-    assert!(found(0) && found(14));
+    assert!(found(0..=14));
     renew(2);
-    assert!(found(16) && found(30), "it counts from when the renewal was seen");
+    assert!(found(15..=29), "it counts from when the renewal was seen");
     // The same content again is no renewal, however young the file is.
     renew(2);
-    assert!(!found(31) && !found(1000), "its owner is gone");
+    assert!(!found(30..=31) && !found(1000..=1001), "its owner is gone");
     renew(3);
-    assert!(found(1001), "it was stopped, and goes on");
+    assert!(found(1002..=1002), "it was stopped, and goes on");
+    assert!(found(5000..=5000), "the reader stood still, and its owner may have, too");
+    assert!(!found(5001..=5010), "it did not go on");
+    // Another life of the node that has renewed as often.
+    let next = encoded(&NodeAnnouncement { node: NodeId(7), ..announcement(2, 1) });
+    directory.publish_for(NodeId(7), &next, 3, lease).expect("published");
+    let names = |list: Vec<(String, Vec<u8>)>| list.into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    let at = |second| start + Duration::from_secs(second);
+    let found = live.announcements(&directory, NodeId(1), at(5011)).expect("a list");
+    assert_eq!(names(found), ["node-7.kvbm", "node-8.kvbm"]);
+    // A node sees its own file however old it is.
+    for second in 5012..5040 {
+        let found = live.announcements(&directory, NodeId(7), at(second)).expect("a list");
+        assert_eq!(names(found), ["node-7.kvbm", "node-8.kvbm"]);
+    }
+    renew(3);
     // What is read without a clock is all that lies there, without the renewals.
     let all = directory.announcements().expect("a list");
     assert_eq!(all, [("node-7.kvbm".to_owned(), bytes.clone()), ("node-8.kvbm".to_owned(), encoded(&fixed))]);
     // A reader that starts now cannot know that a file is old: it waits as long as any.
     let mut new = LiveFiles::default();
-    assert_eq!(new.announcements(&directory, start).expect("a list").len(), 2);
-    assert_eq!(new.announcements(&directory, start + lease).expect("a list").len(), 1);
+    let looks = [0, 5, 10, 15]
+        .map(|second| new.announcements(&directory, NodeId(1), at(second)).expect("a list").len());
+    assert_eq!(looks, [2, 2, 2, 1]);
+}
+
+/// Mutation that makes it fail: a file that cannot be read is as good as gone.
+#[test]
+fn a_file_that_cannot_be_read_for_a_moment_is_not_gone() {
+    let parent = tempfile::tempdir().expect("a folder");
+    let folder = parent.path().join("nodes");
+    let directory = FileDirectory::open(&folder).expect("a new folder");
+    let bytes = encoded(&announcement(1, 1));
+    directory.publish_for(NodeId(7), &bytes, 1, Duration::from_secs(15)).expect("published");
+    let (mut live, start) = (LiveFiles::default(), Instant::now());
+    let mut found = |second| {
+        let now = start + Duration::from_secs(second);
+        live.announcements(&directory, NodeId(1), now).expect("a list").len()
+    };
+    assert_eq!(found(0), 1);
+    // A folder in its place: opening it works, reading fails.
+    std::fs::remove_file(folder.join("node-7.kvbm")).expect("removed");
+    std::fs::create_dir(folder.join("node-7.kvbm")).expect("a folder");
+    assert_eq!([1, 2, 3].map(&mut found), [1; 3], "what was read before");
+    assert_eq!([8, 13, 18].map(&mut found), [1, 1, 0], "until its time is over");
+    std::fs::remove_dir(folder.join("node-7.kvbm")).expect("removed");
+    assert_eq!(found(19), 0);
 }
 
 #[test]
@@ -172,7 +215,8 @@ fn what_is_no_renewal_stays_a_part_of_the_file() {
     let directory = FileDirectory::open(&folder).expect("a new folder");
     for content in [&b""[..], b"kvbmlife", b"kvbmlife\x01\0\0\0\0\0\0\0\x01\0\0", &[0; 20]] {
         std::fs::write(folder.join("node-1.kvbm"), content).expect("a file");
-        let found = LiveFiles::default().announcements(&directory, Instant::now()).expect("a list");
+        let found =
+            LiveFiles::default().announcements(&directory, NodeId(2), Instant::now()).expect("a list");
         assert_eq!(found, [("node-1.kvbm".to_owned(), content.to_vec())]);
     }
     directory.publish_for(NodeId(1), b"any", 0x0201, Duration::from_millis(0x0605)).expect("published");

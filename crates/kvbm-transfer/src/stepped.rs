@@ -81,7 +81,7 @@ impl SteppedVolumes {
         let form = *self.forms.get(usize::from(identity.group.0)).ok_or_else(no_group)?;
         let (volume, deadline) = self.volume(volume)?;
         let written = self.writer.write(&*volume, &[(*identity, form, payload)], deadline);
-        written.into_iter().next().unwrap_or(Ok(()))
+        written.into_iter().next().unwrap_or_else(|| Err(no_result()))
     }
 
     /// Reads a block.
@@ -93,7 +93,7 @@ impl SteppedVolumes {
         self.forms.get(group).ok_or_else(no_group)?;
         let (volume, deadline) = self.volume(volume)?;
         let read = self.reader.read(&*volume, group, &[*identity], deadline);
-        read.into_iter().next().unwrap_or_else(|| Err(no_group()))
+        read.into_iter().next().unwrap_or_else(|| Err(no_result()))
     }
 
     fn volume(&self, volume: VolumeId) -> Result<(Arc<dyn Volume>, Instant), Failure> {
@@ -106,6 +106,10 @@ impl SteppedVolumes {
 
 fn no_group() -> Failure {
     Failure::new(FailureKind::Unsupported, "the model has no such group")
+}
+
+fn no_result() -> Failure {
+    Failure::new(FailureKind::Io, "the volume gave no result")
 }
 
 #[cfg(test)]

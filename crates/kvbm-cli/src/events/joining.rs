@@ -41,8 +41,8 @@ impl Joining {
     }
 
     /// Sources of which two lives publish at the same time.
-    pub(super) fn two_lives(&self, now: Instant) -> impl Iterator<Item = ConflictingEpochs> + '_ {
-        self.tracker.two_lives(now)
+    pub(super) fn conflicting_epochs(&self, now: Instant) -> impl Iterator<Item = ConflictingEpochs> + '_ {
+        self.tracker.conflicting_epochs(now)
     }
 
     /// Counters; what came before a stream was joined is in none of them.
@@ -52,7 +52,7 @@ impl Joining {
 }
 
 /// The warning that two processes publish as one source, with the way out.
-pub(super) fn two_lives(source: &str, followed: u64, ignored: u64) -> String {
+pub(super) fn conflicting_epochs(source: &str, followed: u64, ignored: u64) -> String {
     format!(
         "two processes publish as source {source}: epoch {followed} is followed, epoch {ignored} is ignored; give each \
          process an events.worker_id of its own"

@@ -114,8 +114,8 @@ impl Clocked {
         self.start + Duration::from_millis(100 * tenths)
     }
 
-    fn two_lives(&self, tenths: u64) -> Vec<ConflictingEpochs> {
-        self.tracker.two_lives(self.at(tenths)).collect()
+    fn conflicting_epochs(&self, tenths: u64) -> Vec<ConflictingEpochs> {
+        self.tracker.conflicting_epochs(self.at(tenths)).collect()
     }
 }
 
@@ -128,7 +128,7 @@ fn a_lower_life_that_speaks_alone_for_long_enough_is_believed() {
     for tenths in [10, 20, 30, 40, 50] {
         assert_eq!(clocked.heartbeat(4, tenths), [], "the higher one may still be there");
     }
-    assert_eq!(clocked.two_lives(50), [], "one of them is silent");
+    assert_eq!(clocked.conflicting_epochs(50), [], "one of them is silent");
     let told = clocked.heartbeat(4, 60);
     let (source, previous, epoch) = (SourceId(1), Epoch(9), Epoch(4));
     assert_eq!(told[0], Delivery::Restarted { source, previous, epoch });
@@ -150,7 +150,7 @@ fn what_is_left_of_an_old_life_changes_nothing() {
     assert_eq!(clocked.heartbeat(9, 21), []);
     assert_eq!(clocked.heartbeat(4, 900), [], "long after");
     assert_eq!(clocked.heartbeat(4, 910), []);
-    assert_eq!(clocked.two_lives(910), [], "the higher one has not spoken since");
+    assert_eq!(clocked.conflicting_epochs(910), [], "the higher one has not spoken since");
     assert_eq!(clocked.tracker.stats().stale_batches, 52);
 }
 
@@ -165,11 +165,11 @@ fn two_lives_that_publish_in_turns_are_reported_and_the_higher_one_is_followed()
         assert_eq!(clocked.heartbeat(3, 10 * second + 1), [], "of several the highest is told");
         assert_eq!(clocked.heartbeat(9, 10 * second + 5), []);
         let two = ConflictingEpochs { source: SourceId(1), followed: Epoch(9), ignored: Epoch(4) };
-        let is_published = clocked.two_lives(10 * second + 6) == [two];
+        let is_published = clocked.conflicting_epochs(10 * second + 6) == [two];
         assert_eq!(is_published, second > 5, "second {second}");
     }
     // One of them ends.
     assert_eq!(clocked.heartbeat(9, 300), []);
-    assert_eq!(clocked.two_lives(300), []);
+    assert_eq!(clocked.conflicting_epochs(300), []);
     assert_eq!(clocked.tracker.stats().stale_batches, 38);
 }

@@ -14,7 +14,8 @@ impl RemoteNode {
     /// # Errors
     /// [`RemoteError::Registry`], [`RemoteError::Ourselves`], [`RemoteError::OtherAgent`],
     /// [`RemoteError::Agent`]. What is known of the peer, and of every other one, is unchanged
-    /// then.
+    /// then. NIXL alone drops what it knows of an agent whose metadata it cannot load; transfers
+    /// with it fail until it is announced anew.
     pub fn import_remote_blockset(&self, bytes: &[u8]) -> Result<(NodeId, Imported), RemoteError> {
         let shared = &self.shared;
         let announcement = NodeAnnouncement::decode(bytes, shared.options.key.as_ref()).map_err(|error| {

@@ -62,8 +62,12 @@ impl RemoteNodeState {
             self.counters.grants_expired.fetch_add(1, Ordering::Relaxed);
         }
         if let Some(agent) = forget {
-            // An agent that cannot forget a peer keeps what it knows of it.
-            let _ = self.agent.forget_peer(&agent);
+            // It may have come back since it was to be forgotten.
+            let _alone = self.importing.lock();
+            if self.registry.node_of(&agent).is_none() {
+                // An agent that cannot forget a peer keeps what it knows of it.
+                let _ = self.agent.forget_peer(&agent);
+            }
         }
     }
 

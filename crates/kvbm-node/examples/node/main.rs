@@ -36,12 +36,12 @@ use std::time::Duration;
 
 /// Blocks of host memory.
 const HOST_BLOCKS: u32 = 512;
-/// Sequences that engines compute, and blocks of each: half of what host memory holds.
+/// Sequences that engines compute, and blocks of each. Host memory holds them all in each model.
 const SEQUENCES: u32 = 32;
 const BLOCKS: usize = 8;
 /// Name of a daemon that takes over from the one before it.
 const TAKE_OVER: &str = "take-over";
-/// Models by number.
+/// Models by number, in the order of `NodeTestModel` of xtask.
 const MODELS: [support::Model; 3] =
     [support::Model::OneGroup, support::Model::Latent, support::Model::ThreeGroups];
 /// Name of an engine whose blocks lie on emulated devices; those of others are in host memory.

@@ -191,9 +191,9 @@ impl KvBlockManager<Engine> {
 
     /// Like [`offload`](Self::offload), for blocks that the running iteration computes. Each layer
     /// is copied while the next one is computed, as soon as [`layer_done`](Self::layer_done) says
-    /// that it is written. All are when [`step`](Self::step) ends the iteration. In at most
-    /// `transfer.layer_steps` steps; where copying takes less time than the plans for the layers,
-    /// in one at the end of the iteration.
+    /// that it is written. All are copied when [`step`](Self::step) ends the iteration. The copies
+    /// take `transfer.layer_steps` steps at most. Where copying takes less time than the plans for
+    /// the layers, they take one, at the end of the iteration.
     ///
     /// The blocks count as read from now on: whatever becomes of the iteration, ask
     /// [`before_reuse`](Self::before_reuse) before they are given to something else.

@@ -11,13 +11,15 @@ pub(super) struct Directory {
     watch: PeerWatch,
     /// Our own announcement, as it was published last.
     ours: Vec<u8>,
+    /// It was there at the last look.
+    stands: bool,
     /// What went wrong last: said once.
     trouble: Option<String>,
 }
 
 impl Directory {
     pub(super) fn new(discovery: Discovery) -> Self {
-        Self { discovery, watch: PeerWatch::default(), ours: Vec::new(), trouble: None }
+        Self { discovery, watch: PeerWatch::default(), ours: Vec::new(), stands: false, trouble: None }
     }
 
     /// Announces `node`, and looks for the others. Peers whose announcements are
@@ -32,16 +34,21 @@ impl Directory {
     }
 
     fn look(&mut self, node: &RemoteNode, table: &PeerTable) -> Result<(), DiscoveryError> {
-        let found = self.discovery.announcements()?;
-        match self.watch.own(node, &found) {
-            OwnAnnouncement::Stands => self.discovery.renew(node.node(), &self.ours)?,
-            OwnAnnouncement::Missing => self.announce(node)?,
+        // Before the others are read, which may take long.
+        let renewed = if self.stands { self.discovery.renew(node.node(), &self.ours) } else { Ok(()) };
+        let found = self.discovery.announcements(node.node())?;
+        let own = self.watch.own(node, &found);
+        self.stands = own == OwnAnnouncement::Stands;
+        let announced = match own {
+            OwnAnnouncement::Stands => renewed,
+            OwnAnnouncement::Missing => self.announce(node),
             OwnAnnouncement::Taken => return Err(DiscoveryError::Taken { node: node.node() }),
-        }
+        };
+        // A folder that cannot be written may still be read.
         for change in self.watch.look(node, &found) {
             note(table, change);
         }
-        Ok(())
+        announced
     }
 
     /// Publishes this node's own announcement.

@@ -132,11 +132,11 @@ impl Discovery {
         }
     }
 
-    /// The announcements of nodes that live, unchecked: name and bytes.
-    pub(super) fn announcements(&mut self) -> Result<Vec<(String, Payload)>, DiscoveryError> {
+    /// The announcements of nodes that live, and the node's own, unchecked: name and bytes.
+    pub(super) fn announcements(&mut self, own: NodeId) -> Result<Vec<(String, Payload)>, DiscoveryError> {
         match self {
             Self::Folder(folder) => {
-                let files = folder.others.announcements(&folder.directory, clock::now())?.into_iter();
+                let files = folder.others.announcements(&folder.directory, own, clock::now())?.into_iter();
                 Ok(files.map(|(name, bytes)| (name, Payload::from(bytes))).collect())
             }
             #[cfg(feature = "nats")]

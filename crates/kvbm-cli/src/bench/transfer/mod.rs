@@ -280,12 +280,12 @@ impl Course<'_> {
         let block_bytes = fixture.shape.block_bytes;
         let copies = &Copies::new(fixture)?;
         samples.note(&place.disk, bare);
-        let pump =
+        let load =
             |fixture, path| -> Step<'_> { Box::new(move |time| load_generator::run(fixture, path, time)) };
         let copied = |name, path| Group {
             limit: Box::new(move |time| Ok(copies.run(path, time))),
             bare: Box::new(move |time| Ok(copies.run_with_checksums(path, time))),
-            paths: vec![(name, pump(fixture, path))],
+            paths: vec![(name, load(fixture, path))],
         };
         let groups = [
             copied("g1_g2", Route::G1_G2),
@@ -294,14 +294,14 @@ impl Course<'_> {
                 bare,
                 Way::Write,
                 vec![
-                    ("g2_g3", pump(fixture, Route::G2_G3)),
-                    ("g2_g3_fragments", pump(scattered, Route::G2_G3)),
+                    ("g2_g3", load(fixture, Route::G2_G3)),
+                    ("g2_g3_fragments", load(scattered, Route::G2_G3)),
                 ],
             ),
             Group::on_disk(
                 bare,
                 Way::Read,
-                vec![("g3_g2", pump(fixture, Route::G3_G2)), ("g3_g1", pump(fixture, Route::G3_G1))],
+                vec![("g3_g2", load(fixture, Route::G3_G2)), ("g3_g1", load(fixture, Route::G3_G1))],
             ),
         ];
         self.measure(groups, block_bytes, samples)
@@ -422,10 +422,10 @@ impl Course<'_> {
         let fixture = &place.fixture(shape, 0)?;
         let bare = &BareDisk::open(&place.disk, 1, Order::Filled)?;
         samples.note(&place.disk, bare);
-        let pump = |path| -> Step<'_> { Box::new(move |time| load_generator::run(fixture, path, time)) };
+        let load = |path| -> Step<'_> { Box::new(move |time| load_generator::run(fixture, path, time)) };
         let groups = [
-            Group::on_disk(bare, Way::Write, vec![("g2_g3_1100_fragments", pump(Route::G2_G3))]),
-            Group::on_disk(bare, Way::Read, vec![("g3_g2_1100_fragments", pump(Route::G3_G2))]),
+            Group::on_disk(bare, Way::Write, vec![("g2_g3_1100_fragments", load(Route::G2_G3))]),
+            Group::on_disk(bare, Way::Read, vec![("g3_g2_1100_fragments", load(Route::G3_G2))]),
         ];
         self.measure(groups, block_bytes, samples)?;
         fixture.check_bytes()

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::events::joining::two_lives;
+use crate::events::joining::conflicting_epochs;
 use crate::note::note;
 
 use super::api::{Chain, Found, Question, Served, tiers};
@@ -71,7 +71,7 @@ impl Index {
     fn watch_ignored(&self) {
         let (stats, two) = {
             let follower = self.lock();
-            let two: Vec<_> = follower.subscriber().two_lives().collect();
+            let two: Vec<_> = follower.subscriber().conflicting_epochs().collect();
             (follower.subscriber().stats().tracker, two)
         };
         let mut ignored = self.ignored.lock().unwrap_or_else(PoisonError::into_inner);
@@ -81,7 +81,7 @@ impl Index {
         }
         for lives in &two {
             if ignored.logged.insert(lives.source) {
-                note(&two_lives(&lives.source.to_string(), lives.followed.0, lives.ignored.0));
+                note(&conflicting_epochs(&lives.source.to_string(), lives.followed.0, lives.ignored.0));
             }
         }
         ignored.logged.retain(|source| two.iter().any(|lives| lives.source == *source));
@@ -156,7 +156,7 @@ impl Served for Index {
         let (index, follow) = (follower.index().stats(), follower.stats());
         let subscriber = follower.subscriber().stats();
         let suspects = follower.suspects().count();
-        let two = follower.subscriber().two_lives().map(|lives| {
+        let two = follower.subscriber().conflicting_epochs().map(|lives| {
             json!({
                 "source": lives.source.to_string(),
                 "epoch": lives.followed.0,

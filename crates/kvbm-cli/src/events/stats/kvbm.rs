@@ -126,7 +126,7 @@ impl Stats {
         let rate = |now: u64, before: u64| (now - before) as f64 / seconds;
         let tracker = self.joining.stats();
         let two: BTreeMap<SourceId, u64> =
-            self.joining.two_lives(now).map(|two| (two.source, two.ignored.0)).collect();
+            self.joining.conflicting_epochs(now).map(|two| (two.source, two.ignored.0)).collect();
         let sources = self.sources.iter_mut().map(|(source, seen)| {
             let before = std::mem::replace(&mut seen.before, seen.events);
             let first = seen.shards.values().next().copied().unwrap_or_default();

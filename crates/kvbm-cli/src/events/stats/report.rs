@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::events::joining::two_lives;
+use crate::events::joining::conflicting_epochs;
 use crate::human::count;
 use crate::table::Table;
 
@@ -111,7 +111,7 @@ pub(super) fn render(report: &Report) -> String {
     }
     for source in &report.sources {
         if let Some(ignored) = source.ignored_epoch {
-            let line = two_lives(&source.name, source.epoch, ignored);
+            let line = conflicting_epochs(&source.name, source.epoch, ignored);
             // Writing to a string cannot fail.
             let _ = writeln!(text, "  {line}");
         }
