@@ -48,7 +48,8 @@ pub struct TrackerStats {
     /// Events lost in gaps.
     pub missing: u64,
     /// Batches of an epoch below the one that is followed: they are ignored. A few after a restart;
-    /// more while a source has [two lives](Tracker::conflicting_epochs), or until a lower one is believed.
+    /// more while a source has [two epochs](Tracker::conflicting_epochs), or until a lower one is
+    /// believed.
     pub stale_batches: u64,
     /// Batches of streams beyond the limit of streams.
     pub untracked_batches: u64,

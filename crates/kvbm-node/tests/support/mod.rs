@@ -193,8 +193,8 @@ impl Drop for Daemon {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EngineMemory {
     Host,
-    /// A device of its own for each rank, which page-locks the daemon's memory and copies on streams.
-    /// Its copies take no modelled time.
+    /// A device of its own for each rank, which page-locks the daemon's memory and copies on
+    /// streams. Its copies take no modelled time.
     EmulatedDevice,
 }
 
