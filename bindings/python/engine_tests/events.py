@@ -52,7 +52,11 @@ def judge(suite: Any) -> None:
         "nothing is told twice, and nothing removed that was not stored": found["wrong"] == 0,
         "parent, tokens and adapter are those of vLLM's own event": found["differing"] == 0,
         "a salt makes other blocks": found["salted"] > 0,
-        **({} if adapter is None else {"an adapter's blocks have its name": found["of_adapter"] > 0}),
+        **(
+            {}
+            if adapter is None
+            else {"an adapter's blocks have its name": found["of_adapter"] > 0}
+        ),
         "the prompt is found before the reset": found["hits_before"] > 0,
         "the reset is done": found["was_reset"] is True,
         "followers hear that all of it is gone": found["view_after"] == {},
