@@ -315,6 +315,7 @@ impl ModelConfig {
     }
 
     /// KV heads of a layer, where blocks are of one group that keeps tokens; else 1.
+    #[cfg(feature = "worker")]
     pub(crate) fn heads(&self) -> u32 {
         match self.cache_group(GroupId(0)).content {
             LayerContent::Kv { num_kv_heads, .. } => num_kv_heads,
