@@ -1,4 +1,4 @@
-"""The stand-ins for TensorRT-LLM's classes, and the connector, beside the interface that is published.
+"""TensorRT-LLM's published interface, beside the stand-ins for its classes and the connector.
 
 `data/trtllm-connector.json` has its names alone: classes, fields, methods and their parameters, of
 two commits. The file moved between them.

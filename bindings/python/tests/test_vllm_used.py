@@ -20,7 +20,7 @@ PACKAGE = Path(str(kvbm_rs.__file__)).parent
 READERS = ("_vllm_compat", "_vllm_groups", "_vllm_views")
 IMPORTERS = (*READERS, "connector", "scheduler", "stats", "step_plan", "tier")
 
-#: Names of torch, prometheus_client, transformers and msgpack that are read of what vLLM hands over.
+#: Names of torch, prometheus_client, transformers and msgpack: vLLM hands their objects over.
 OTHERS = {
     *("cuda", "current_stream", "data_ptr", "device", "dtype", "element_size", "is_cuda", "shape"),
     *("storage_offset", "stride", "unflatten", "untyped_storage", "inc", "labels"),

@@ -84,6 +84,8 @@ fn metadata_of(name: &str) -> Vec<u8> {
 fn a_restart_with_bad_metadata_leaves_the_earlier_life() {
     let network = InProcessNetwork::new();
     let (owner, reader, _publication) = pair(&network);
+    // It lives, so the reader reaches it where it was taken all the same.
+    let _again = network.agent("node-1-again").expect("an agent");
     for agent in ["node-1", "node-1-again"] {
         let bad = NodeAnnouncement {
             epoch: Epoch(2),
@@ -102,6 +104,8 @@ fn a_restart_with_bad_metadata_leaves_the_earlier_life() {
 fn metadata_of_another_agent_is_refused_with_both_names_and_replaces_nothing() {
     let network = InProcessNetwork::new();
     let (owner, reader, _publication) = pair(&network);
+    // They live, so the reader reaches them where they were taken all the same.
+    let _alive = ["forger", "nobody"].map(|name| network.agent(name).expect("an agent"));
     // Of a peer that is known, of nobody, of the reader itself; by a new node, and by a new life.
     for found in ["node-1", "nobody", "node-2"] {
         for node in [NodeId(1), NodeId(9)] {
