@@ -2,6 +2,7 @@
 //! places; without it these tests fail, so that a build that moves nothing is noticed.
 
 mod kills;
+mod namespaces;
 mod pitfalls;
 mod processes;
 mod shapes;

@@ -13,7 +13,7 @@ use kvbm_storage::{Storage, StorageAllocator, StorageExt, SystemAllocator};
 
 use crate::agent;
 
-const BYTES: u64 = 64 << 20;
+pub(crate) const BYTES: u64 = 64 << 20;
 const ROLE: &str = "NIXL_TEST_ROLE";
 const TEST: &str = "processes::another_process";
 
@@ -37,17 +37,21 @@ fn another_process() {
     std::io::stdin().read_line(&mut line).expect("as set up");
 }
 
-struct Holder {
+pub(crate) struct Holder {
     child: Child,
     _stdin: ChildStdin,
     _stdout: BufReader<ChildStdout>,
     address: u64,
-    metadata: Vec<u8>,
+    pub(crate) metadata: Vec<u8>,
 }
 
 impl Holder {
     fn start() -> Self {
-        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        Self::spawn(Command::new(std::env::current_exe().expect("this program")))
+    }
+
+    /// Runs this program, which `command` starts, as the other process.
+    pub(crate) fn spawn(mut command: Command) -> Self {
         command.args(["--exact", TEST, "--nocapture"]).env(ROLE, "holder");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a process");
         let stdin = child.stdin.take().expect("piped");
@@ -78,6 +82,21 @@ impl Drop for Holder {
     }
 }
 
+/// Reads all bytes of the other process into `memory`, and compares them.
+pub(crate) fn read_all(agent: &NixlAgent, memory: &Arc<dyn Storage>, holder: &Holder) -> String {
+    let peer = agent.add_peer(&holder.metadata).expect("as set up");
+    // SAFETY: nobody else touches the memory of either side.
+    unsafe { agent.start(read(agent, memory, holder, &peer)) }
+        .expect("as set up")
+        .wait(Instant::now() + Duration::from_secs(30))
+        .expect("as set up");
+    let mut bytes = vec![0; BYTES as usize];
+    // SAFETY: the transfer is over.
+    unsafe { memory.read_at(0, &mut bytes) }.expect("as set up");
+    assert!(bytes == pattern(), "each byte arrived");
+    peer
+}
+
 fn read(agent: &NixlAgent, memory: &Arc<dyn Storage>, holder: &Holder, peer: &str) -> RemoteRequest {
     let (piece, pieces) = (BYTES / 64, 64);
     let ours = (0..pieces).map(|at| Descriptor::within(&**memory, at * piece, piece).expect("as set up"));
@@ -100,17 +119,7 @@ fn bytes_of_another_process_are_read_and_its_death_is_an_error() {
     let memory = SystemAllocator::default().allocate(BYTES, 4096).expect("as set up");
     let _registration = memory.nixl_register(&agent).expect("as set up");
     let mut holder = Holder::start();
-    let peer = agent.add_peer(&holder.metadata).expect("as set up");
-    let deadline = || Instant::now() + Duration::from_secs(30);
-    // SAFETY: nobody else touches the memory of either side.
-    unsafe { agent.start(read(&agent, &memory, &holder, &peer)) }
-        .expect("as set up")
-        .wait(deadline())
-        .expect("as set up");
-    let mut bytes = vec![0; BYTES as usize];
-    // SAFETY: the transfer is over.
-    unsafe { memory.read_at(0, &mut bytes) }.expect("as set up");
-    assert!(bytes == pattern(), "each byte arrived");
+    let peer = read_all(&agent, &memory, &holder);
 
     holder.kill();
     let began = Instant::now();
@@ -123,12 +132,7 @@ fn bytes_of_another_process_are_read_and_its_death_is_an_error() {
 
     // Another one is not held up by it.
     let next = Holder::start();
-    let peer = agent.add_peer(&next.metadata).expect("as set up");
-    // SAFETY: as above.
-    unsafe { agent.start(read(&agent, &memory, &next, &peer)) }
-        .expect("as set up")
-        .wait(deadline())
-        .expect("as set up");
+    read_all(&agent, &memory, &next);
     std::io::stdout().flush().expect("as set up");
 }
 
