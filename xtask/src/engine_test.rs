@@ -5,6 +5,7 @@ use crate::installed;
 use crate::steps::Outcome;
 use crate::workspace::{Profile, Workspace, succeed};
 use anyhow::Context;
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -19,6 +20,9 @@ torchvision; sys_platform == 'never'
 torchcodec; sys_platform == 'never'
 triton; sys_platform == 'never'
 ";
+
+/// Characters of what a failed check found that the last line of a run repeats.
+const MAX_FOUND: usize = 600;
 
 /// What to run.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -55,7 +59,29 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
 /// The step `engine`: the quick suite.
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
     let quick = Options { quick: true, ..Options::default() };
-    suite(workspace, &quick).and_then(|mut suite| succeed(&mut suite)).into()
+    let report = work(workspace).join("report.json");
+    let run = |mut suite: Command| {
+        // That of a run before says nothing of this one. It may be absent.
+        let _absent = std::fs::remove_file(&report);
+        succeed(&mut suite)
+            .with_context(|| failed_checks(&std::fs::read_to_string(&report).unwrap_or_default()))
+    };
+    suite(workspace, &quick).and_then(run).into()
+}
+
+/// The checks of a report that failed, and what each found: CI keeps only the end of its output.
+fn failed_checks(report: &str) -> String {
+    let report: Value = serde_json::from_str(report).unwrap_or_default();
+    let checks = report["checks"].as_array().map_or(&[][..], Vec::as_slice);
+    let failed: Vec<_> = checks
+        .iter()
+        .filter(|check| check["holds"] == false)
+        .map(|check| {
+            let found: String = check["found"].to_string().chars().take(MAX_FOUND).collect();
+            format!("{}: {found}", check["check"].as_str().unwrap_or("a check"))
+        })
+        .collect();
+    if failed.is_empty() { "no report".into() } else { failed.join("; ") }
 }
 
 fn suite(workspace: &Workspace, options: &Options) -> anyhow::Result<Command> {
@@ -129,6 +155,14 @@ pub(crate) fn install(workspace: &Workspace) -> anyhow::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failed_checks_are_named_with_what_they_found() {
+        assert_eq!(failed_checks(""), "no report");
+        let checks = r#"{"checks": [{"check": "one", "holds": true, "found": 1},
+            {"check": "two", "holds": false, "found": {"left": 3}}]}"#;
+        assert_eq!(failed_checks(checks), r#"two: {"left":3}"#);
+    }
 
     #[test]
     fn arguments_are_read() {
