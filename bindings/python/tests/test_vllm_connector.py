@@ -89,6 +89,36 @@ def test_a_request_that_waits_has_its_blocks_brought_up(vllm: Any, tmp_path: Pat
         engine.close()
 
 
+def answered(engine: Engine, request: Request) -> tuple[int | None, bool]:
+    """What vLLM gets when the volume has answered."""
+    deadline = time.monotonic() + 10
+    while (found := engine.match(request))[0] is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    return found
+
+
+def test_a_question_to_a_volume_ends_with_its_request(vllm: Any, tmp_path: Path) -> None:
+    engine = Engine(vllm, extra={"volume": f"dir://{tmp_path}"})
+    try:
+        computed, aborted = Request("a", PROMPT), Request("b", PROMPT)
+        for request in (computed, aborted):
+            assert engine.match(request) == (None, False), "the volume is asked"
+            assert answered(engine, request) == (0, False)
+        assert engine.match(computed) == (0, False), "vLLM may ask again before it has room"
+        assert engine.manager.open_tickets == (2, 0)
+        engine.allocated(computed, [1, 2, 3, 4, 5], 0)
+        engine.scheduler.request_finished(aborted, [])
+        assert engine.manager.open_tickets == (0, 0)
+        unanswered = Request("c", list(range(50, 67)))
+        assert engine.match(unanswered) == (None, False)
+        engine.scheduler.request_finished(unanswered, [])
+        assert engine.manager.open_tickets == (0, 0)
+        assert engine.totals["errors"] == 0
+    finally:
+        engine.close()
+
+
 #: Blocks go to disk when the manager ends, and not before.
 KEEPS = {
     "offload.g2_g3.write_through": False,

@@ -149,6 +149,9 @@ class PageStore:
                 return 0
             time.sleep(pause)
             pause = min(pause * 2, 0.01)
+        if not found.blocks:
+            # The answer of a volume is a ticket although it has no blocks.
+            self.manager.abandon(request)
         return found.blocks
 
     def load(

@@ -107,7 +107,8 @@ impl Tickets<'_> {
     /// ticket ends: by [`commit`](Self::commit), [`abandon`](Self::abandon), or after ten seconds.
     /// All tickets pin at most a quarter of a tier; one alone may pin more. Where more is asked
     /// for, tickets end that nobody asked for in the last second. Then the answer has the blocks
-    /// that fit beside the others, and none where there is no room. Never waits for a volume.
+    /// that fit beside the others, and none where there is no room. Never waits for a volume. A
+    /// chain that volumes were asked for has a ticket even where they have nothing: end it too.
     ///
     /// # Errors
     /// [`TicketError::Loading`].

@@ -19,6 +19,7 @@ class TrackedRequest:
         "first",
         "gave_up",
         "groups",
+        "has_ticket",
         "is_audited",
         "is_cacheable",
         "offered",
@@ -51,6 +52,8 @@ class TrackedRequest:
         self.first = 0
         #: Blocks that were promised and are not being loaded yet.
         self.promised = 0
+        #: Whether the manager keeps an answer, or asks volumes, for this request.
+        self.has_ticket = False
         #: With several cache groups: for each the blocks that its part has, as first and end.
         self.groups: list[tuple[int, int]] = []
         #: Of these, by tier.

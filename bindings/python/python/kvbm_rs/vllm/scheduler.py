@@ -61,11 +61,10 @@ class SchedulerSide(Transfers):
         # The last token is computed in any case: it gives the first output.
         most = min(tracked.hash(), (tracked.view.num_tokens - 1) // size)
         first = num_computed_tokens // size
-        promised, tracked.promised, tracked.first = tracked.promised, 0, first
+        tracked.promised, tracked.first = 0, first
         if first >= most or tracked.view.skips_reading or tracked.gave_up:
-            if promised:
-                # vLLM computed the blocks for another request since it asked the last time.
-                process.manager.abandon(tracked.view.id)
+            # vLLM computed the blocks for another request since it asked the last time.
+            self._end_ticket(tracked)
             return 0, False
         if self._groups is None:
             found = process.manager.look_up(tracked.view.id, tracked.sequence, first)
@@ -73,13 +72,15 @@ class SchedulerSide(Transfers):
             # With several groups a prefix cannot be cut off where it is promised.
             found = process.manager.look_up(tracked.view.id, tracked.sequence, first, end=most)
         process.counters.add("look_ups")
+        # An answer of volumes is a ticket although it has no blocks: vLLM may ask again.
+        tracked.has_ticket |= found is None or found.blocks > 0
         if found is None:
             process.counters.add("pending_look_ups")
             return None, False
         blocks = min(found.blocks, most - first)
         if blocks < process.options.min_blocks or process.shadow is not None:
             if found.blocks:
-                process.manager.abandon(tracked.view.id)
+                self._end_ticket(tracked)
             if process.shadow is not None and not tracked.was_counted:
                 # Once for each request: vLLM asks again while the request waits.
                 tracked.was_counted = True
@@ -88,20 +89,25 @@ class SchedulerSide(Transfers):
             return 0, False
         if process.audit is not None and process.audit.takes(tracked, first, blocks):
             # vLLM computes them.
-            process.manager.abandon(tracked.view.id)
+            self._end_ticket(tracked)
             return 0, False
         tracked.promised, tracked.by_tier = blocks, _split(blocks, found.by_tier)
         tracked.groups = found.groups
         return blocks * size, self._is_async
+
+    def _end_ticket(self, tracked: TrackedRequest) -> None:
+        """Ends what the request was promised, and the question to volumes."""
+        if tracked.has_ticket:
+            tracked.promised, tracked.has_ticket = 0, False
+            self._process.manager.abandon(tracked.view.id)
 
     @guarded(lambda: None)
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if num_external_tokens < self._block_size:
             # The second call of an asynchronous load, or vLLM does not take what was promised.
             tracked = self._requests.get(compat.RequestView(request).id)
-            if tracked is not None and tracked.promised:
-                tracked.promised = 0
-                self._process.manager.abandon(tracked.view.id)
+            if tracked is not None:
+                self._end_ticket(tracked)
             return
         request_id, ids = compat.RequestView(request).id, list[list[int]]()
         try:
@@ -119,6 +125,8 @@ class SchedulerSide(Transfers):
         where several groups do not get all of it.
         """
         promised, tracked.promised = tracked.promised, 0
+        # A load has its own end.
+        tracked.has_ticket = False
         ranges = [(tracked.first, tracked.first + wanted)]
         if self._groups is not None:
             ranges = tracked.groups if wanted == promised else []
@@ -254,8 +262,8 @@ class SchedulerSide(Transfers):
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         request_id = compat.RequestView(request).id
         tracked = self._requests.pop(request_id, None)
-        if tracked is not None and tracked.promised:
-            self._process.manager.abandon(tracked.view.id)
+        if tracked is not None:
+            self._end_ticket(tracked)
         # Finished blocks keep their bytes until vLLM reuses them, and it says so then.
         return False, None
 
