@@ -52,6 +52,13 @@ pub struct BackendOptions {
     pub parameters: Vec<(String, String)>,
 }
 
+impl BackendOptions {
+    /// Whether the back end reads this parameter, where that is known.
+    fn reads(&self, parameter: &str) -> bool {
+        self.name != "UCX" || UCX_PARAMETERS.contains(&parameter)
+    }
+}
+
 /// An option with a value that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("NIXL option {option} is {value:?}; {rule}")]
@@ -60,6 +67,18 @@ pub struct OptionsError {
     value: String,
     rule: &'static str,
 }
+
+/// What UCX's back end reads of its parameters (`src/plugins/ucx/ucx_backend.cpp` of NIXL). NIXL
+/// ignores others, also `ucx_devices`, which it lists among its own defaults.
+const UCX_PARAMETERS: [&str; 7] = [
+    "device_list",
+    "num_workers",
+    "num_threads",
+    "split_batch_size",
+    "ucx_num_device_channels",
+    "ucx_error_handling_mode",
+    "engine_config",
+];
 
 impl NixlOptions {
     /// Options of a worker with this agent name.
@@ -90,6 +109,12 @@ impl NixlOptions {
         for backend in &self.backends {
             if !["UCX", "POSIX"].contains(&backend.name.as_str()) {
                 return refuse("backends", backend.name.clone(), "give parameters of UCX or POSIX");
+            }
+            let names = backend.parameters.iter().map(|(name, _)| name);
+            if let Some(unknown) = names.into_iter().find(|name| !backend.reads(name)) {
+                let rule = "NIXL ignores it: give device_list, num_workers, num_threads, split_batch_size, \
+                            ucx_num_device_channels, ucx_error_handling_mode or engine_config";
+                return refuse("UCX parameter", unknown.clone(), rule);
             }
         }
         if let Some(transports) = std::env::var("UCX_TLS").ok().filter(|given| !allows_tcp(given)) {
@@ -313,6 +338,12 @@ mod tests {
         let spinning = NixlOptions { progress_delay: Duration::ZERO, ..NixlOptions::new("a") };
         let backend = BackendOptions { name: "UCC".into(), parameters: Vec::new() };
         let unknown = NixlOptions { backends: vec![backend], ..NixlOptions::new("a") };
+        let ucx = |name: &str| {
+            let parameters = vec![(name.to_owned(), "mlx5_0".to_owned())];
+            let backend = BackendOptions { name: "UCX".into(), parameters };
+            NixlOptions { backends: vec![backend], ..NixlOptions::new("a") }
+        };
+        assert_eq!(ucx("device_list").validate(), Ok(()));
         let cases = [
             (NixlOptions::new(""), "agent_name"),
             (NixlOptions::new("a\0b"), "agent_name"),
@@ -321,6 +352,8 @@ mod tests {
             (slow, "progress_delay"),
             (spinning, "progress_delay"),
             (unknown, "backends"),
+            // NIXL lists it among its defaults, and reads `device_list`.
+            (ucx("ucx_devices"), "UCX parameter"),
         ];
         for (options, name) in cases {
             let error = options.validate().unwrap_err().to_string();

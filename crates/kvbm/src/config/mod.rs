@@ -77,7 +77,7 @@ pub use sections::{
     ModelConfig, NamespaceConfig, NodeConfig, ParallelismConfig, PolicyConfig, RemoteConfig, TenantsConfig,
     TransferConfig, VolumeConfig, VolumesConfig,
 };
-pub use several::{CommandLine, Paths, RankNodes, TenantShares, TensorBytes};
+pub use several::{CommandLine, Parameters, Paths, RankNodes, TenantShares, TensorBytes};
 pub use units::{Blocks, Bytes, Capacity, ParseBytesError, ParseCapacityError};
 pub use value::Secret;
 

@@ -17,7 +17,7 @@ use super::choices::{
 use super::groups::CacheGroups;
 use super::offload::{OFFLOAD_G1_G2, OFFLOAD_G2_G3};
 use super::schema::{List, Section, section};
-use super::several::{CommandLine, Paths, RankNodes, TenantShares, TensorBytes};
+use super::several::{CommandLine, Parameters, Paths, RankNodes, TenantShares, TensorBytes};
 use super::units::{Blocks, Bytes, Capacity};
 use super::value::Secret;
 
@@ -466,6 +466,12 @@ section! {
         /// NIXL's library `libnixl_capi.so`, by its absolute path; not set: it is looked for in the
         /// usual places.
         library: Option<PathBuf> = None, [""];
+        /// Parameters of NIXL's back end UCX, as NIXL documents them, such as
+        /// `device_list=mlx5_0,mlx5_1;num_workers=4`. What is not given keeps NIXL's default.
+        ucx: Parameters = Parameters::default(), [""];
+        /// Pause of NIXL's progress thread, from 1 us to 10 ms. A shorter one costs processor time
+        /// while nothing moves.
+        progress_delay: Duration = Duration::from_micros(100), [""];
         /// This node's number: from 1 on, unique among its peers, and the same after a restart.
         node: u32 = 0, [""];
         /// Folder in which nodes find each other: each keeps a file there. It belongs to this user,

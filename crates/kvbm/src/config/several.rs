@@ -79,6 +79,61 @@ impl Setting for CommandLine {
     }
 }
 
+/// Parameters by name, as a library documents them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Parameters(Vec<(String, String)>);
+
+impl Parameters {
+    /// Names and values, in the order in which they were given; those of a table by name.
+    pub fn as_slice(&self) -> &[(String, String)] {
+        &self.0
+    }
+
+    fn checked(parameters: impl Iterator<Item = Option<(String, String)>>) -> Option<Self> {
+        let parameters: Vec<_> = parameters.collect::<Option<_>>()?;
+        let is_usable = |text: &str| !text.contains(['\0', ';']);
+        let is_good = |(name, value): &(String, String)| {
+            !name.is_empty() && !name.contains('=') && is_usable(name) && is_usable(value)
+        };
+        parameters.iter().all(is_good).then_some(Self(parameters))
+    }
+}
+
+impl<N: Into<String>, V: Into<String>> FromIterator<(N, V)> for Parameters {
+    fn from_iter<I: IntoIterator<Item = (N, V)>>(parameters: I) -> Self {
+        Self(parameters.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+    }
+}
+
+impl Setting for Parameters {
+    fn expected() -> String {
+        "NAME=VALUE with semicolons between them, or a table of texts and whole numbers".into()
+    }
+
+    fn read(raw: Raw<'_>) -> Option<Self> {
+        if let Raw::Table(table) = raw {
+            return Self::checked(table.iter().map(|(name, value)| {
+                let value = match Raw::of(value.get_ref()) {
+                    Raw::Integer(number) => number.to_string(),
+                    value => String::read(value)?,
+                };
+                Some((name.get_ref().to_string(), value))
+            }));
+        }
+        let text = String::read(raw)?;
+        let parts = text.split(';').filter(|part| !part.trim().is_empty());
+        Self::checked(parts.map(|part| {
+            let (name, value) = part.split_once('=')?;
+            Some((name.trim().to_owned(), value.trim().to_owned()))
+        }))
+    }
+
+    fn show(&self) -> Option<String> {
+        let parts: Vec<_> = self.0.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        Some(quoted(&parts.join(";")))
+    }
+}
+
 /// Tenants by name, each with its share of the tiers.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TenantShares(Vec<(String, f64)>);

@@ -381,10 +381,19 @@ fn what_holds_several_values_is_a_text_or_what_toml_has_for_it() {
         ("[tenants]\nshares = \"\"", "[tenants]\nshares = {}"),
         ("[disk]\nmore_dirs = \"/a, /b\"", "[disk]\nmore_dirs = [\"/a\", \"/b\"]"),
         ("[disk]\nmore_dirs = \"\"", "[disk]\nmore_dirs = []"),
+        (
+            "[remote]\nucx = \"device_list=a,b; num_workers = 2\"",
+            "[remote.ucx]\ndevice_list = \"a,b\"\nnum_workers = 2",
+        ),
+        ("[remote]\nucx = \"\"", "[remote]\nucx = {}"),
     ] {
         let [one, other] = [text, table].map(|text| Config::from_toml(text, "c.toml").unwrap());
         assert_eq!(one, other, "{text}");
         assert_eq!(Config::from_toml(&other.to_toml(), "c.toml").unwrap(), other, "{text}");
+    }
+    for wrong in ["\"num_workers\"", "\"=2\"", "{ a = \"b;c\" }", "{ a = 1.5 }", "3"] {
+        let error = Config::from_toml(&format!("[remote]\nucx = {wrong}"), "c.toml").unwrap_err();
+        assert!(error.to_string().contains("expected NAME=VALUE"), "{wrong}: {error}");
     }
     let config = Config::from_toml("[tenants.shares]\nbeta = 0.25\nacme = 0.5", "c.toml").unwrap();
     assert_eq!(config.tenants.shares.to_string(), "acme=0.5,beta=0.25");

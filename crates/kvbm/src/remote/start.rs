@@ -12,7 +12,8 @@ use crate::metrics::Metrics;
 use crate::workers::Workers;
 use kvbm_layout::{Holders, SliceError, slice_for_rank};
 use kvbm_nixl::{
-    AgentError, InProcessNetwork, NixlOptions, NodeOptions, RemoteAgent, RemoteError, RemoteNode,
+    AgentError, BackendOptions, InProcessNetwork, NixlOptions, NodeOptions, RemoteAgent, RemoteError,
+    RemoteNode,
 };
 use kvbm_plan::{
     BlockId, BlockIdentity, Epoch, HeadRange, NamespaceTag, NodeId, Rank, RankSlice, Replication,
@@ -147,6 +148,9 @@ fn named(config: &Config, epoch: Epoch) -> Result<Arc<dyn RemoteAgent>, RemoteSt
         RemoteAgentKind::Nixl => {
             let mut options = NixlOptions::new(name);
             options.library.clone_from(&config.remote.library);
+            options.progress_delay = config.remote.progress_delay;
+            let parameters = config.remote.ucx.as_slice().to_vec();
+            options.backends.push(BackendOptions { name: "UCX".into(), parameters });
             nixl(&options)
         }
     }

@@ -39,6 +39,7 @@ fn node(id: u32, folder: &Path) -> KvBlockManager<Owned> {
         config.remote.lookup_deadline = Duration::from_secs(2);
         config.remote.read_deadline = READ_DEADLINE;
         config.remote.lease = Duration::from_secs(2);
+        config.set("remote.ucx", "num_workers=2").expect("as set up");
     });
     configured.build().unwrap()
 }
