@@ -45,11 +45,20 @@ struct History {
     rotten: bool,
     /// It was written since they flipped.
     is_rewritten: bool,
+    /// A block whose record recovery passed over for a newer copy in another slot. No commit has
+    /// removed the record yet: where that of the newer copy rots, it counts again.
+    passed_over: Option<Record>,
 }
 
 impl History {
-    const NEW: Self =
-        Self { first: State::Nothing, later: Vec::new(), torn: false, rotten: false, is_rewritten: false };
+    const NEW: Self = Self {
+        first: State::Nothing,
+        later: Vec::new(),
+        torn: false,
+        rotten: false,
+        is_rewritten: false,
+        passed_over: None,
+    };
 
     fn last(&self) -> State {
         self.later.last().copied().unwrap_or(self.first)
@@ -152,6 +161,7 @@ impl Expected {
         for slot in &mut self.slots {
             slot.first = slot.last();
             slot.later.clear();
+            slot.passed_over = None;
             // A block that was released before a commit has left no record.
             slot.rotten &= !slot.is_rewritten || slot.first == State::Nothing;
         }
@@ -166,11 +176,6 @@ impl Expected {
     /// What a recovery has found against what it may find. The blocks that must be whole then, or
     /// what is wrong. Of a disk that has lied only blocks are wrong that it was never given.
     pub(super) fn judge(&self, found: &[Held], has_lied: bool) -> Result<Vec<(BlockId, Record)>, String> {
-        let is_elsewhere = |state: State| {
-            let there =
-                |held: &Held| state.record().is_some_and(|record| Held::Block(record.identity) == *held);
-            found.iter().any(there)
-        };
         let mut whole = Vec::new();
         for (slot, (history, &held)) in self.slots.iter().zip(found).enumerate() {
             let slot = BlockId(slot as u32);
@@ -180,12 +185,15 @@ impl Expected {
                 continue;
             }
             // Of a block in two slots recovery keeps the newer copy.
-            let is_copy = held == Held::Nothing && history.states().any(is_elsewhere);
+            let is_copy = held == Held::Nothing && history.states().any(|state| is_among(state, found));
+            let is_passed_over = history.passed_over.is_some_and(|record| {
+                held == Held::Block(record.identity) && self.has_rotten_copy(slot, record)
+            });
             let was_given = match held {
                 Held::Block(identity) => self.record(slot, &identity).is_some(),
                 Held::Nothing | Held::Quarantined => true,
             };
-            if !is_copy && !(is_exempt && was_given) {
+            if !is_copy && !is_passed_over && !(is_exempt && was_given) {
                 let states: Vec<_> = history.states().map(Brief).collect();
                 return Err(format!("slot {slot} has {held:?} after recovery, and may have {states:?}"));
             }
@@ -208,12 +216,26 @@ impl Expected {
                 }
             };
             let history = &mut self.slots[at];
+            history.passed_over = match held {
+                Held::Nothing => {
+                    let newest = history.states().rev().find(|state| is_among(*state, found));
+                    newest.and_then(State::record).or(history.passed_over)
+                }
+                Held::Block(_) | Held::Quarantined => None,
+            };
             history.torn = state.record().is_some() && history.whole(held).is_none();
             history.first = state;
             history.later.clear();
             // What a recovery has found may be older than the damage.
             history.is_rewritten = false;
         }
+    }
+
+    /// Whether another slot may have the block, and its record may be gone.
+    fn has_rotten_copy(&self, slot: BlockId, record: Record) -> bool {
+        let is_copy = |state: State| state.record().is_some_and(|it| it.identity == record.identity);
+        let others = self.slots.iter().enumerate().filter(|(at, _)| *at != slot.index());
+        others.into_iter().any(|(_, other)| other.rotten && other.states().any(is_copy))
     }
 
     fn record(&self, slot: BlockId, identity: &BlockIdentity) -> Option<Record> {
@@ -229,6 +251,12 @@ impl Expected {
             Some((BlockId(at as u32), record))
         })
     }
+}
+
+/// Whether recovery has found this block in some slot.
+fn is_among(state: State, found: &[Held]) -> bool {
+    let is_it = |held: &Held| state.record().is_some_and(|record| Held::Block(record.identity) == *held);
+    found.iter().any(is_it)
 }
 
 /// A state as a violation names it.
