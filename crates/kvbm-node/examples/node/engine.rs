@@ -1,16 +1,13 @@
 //! An engine: it loads what is there, verifies every byte, computes the rest and saves it.
 
-use crate::support::{EngineMemory, OTHERS, blocks, sequence};
-use crate::{BLOCKS, ON_DEVICES, Options, RANKS, Random, SEQUENCES, support};
+use crate::movers::{MoverProcesses, terms};
+use crate::support::{EngineMemory, EngineRank, OTHERS, TestEngine, blocks, sequence};
+use crate::{BLOCKS, G1_BLOCKS, MOVERS_APART, ON_DEVICES, Options, Random, SEQUENCES, say};
 use kvbm::device::Event;
 use kvbm::storage::{limit_free_heap, release_free_heap};
 use kvbm::{BlockId, LookUp, TokenSequence};
-use kvbm_node::EngineTerms;
-use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// Blocks of the engine.
-const G1_BLOCKS: u32 = 64;
 /// No call, and no load, takes longer while daemon and engine run: a stopped daemon is given up
 /// after three seconds of silence.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -22,7 +19,7 @@ pub(crate) fn run(options: &Options) {
     limit_free_heap();
     let config = options.config();
     let sequences: Vec<_> = (0..SEQUENCES).map(|salt| sequence(&config, salt, BLOCKS)).collect();
-    let engine = attach(options);
+    let (engine, mut movers) = attach(options);
     engine.node.wait_ready(DEADLINE);
     // All blocks that the prefixes need: of several cache groups they are more than the prefix has.
     let found: usize = sequences.iter().map(|tokens| engine.needed(engine.found("count", tokens))).sum();
@@ -38,7 +35,12 @@ pub(crate) fn run(options: &Options) {
         let ids: Vec<u32> = (first..first + BLOCKS as u32).collect();
         let all = options.model.places(&ids, &options.model.needed(BLOCKS)).concat();
         let begun = Instant::now();
-        if engine.node.before_reuse(&blocks(&all), begun + DEADLINE).is_err() {
+        if let Some(movers) = &mut movers {
+            movers.restart();
+        }
+        let is_free = engine.node.before_reuse(&blocks(&all), begun + DEADLINE).is_ok();
+        // Movers of other processes answer for themselves.
+        if !is_free || movers.as_mut().is_some_and(|movers| !movers.wait_idle(&all)) {
             say("hang before_reuse");
             continue;
         }
@@ -59,6 +61,9 @@ pub(crate) fn run(options: &Options) {
         engine.compute_all(tokens, &ids);
         std::thread::sleep(Duration::from_micros(random.below(2000)));
         engine.node.signal(point, &Event::complete());
+        if let Some(movers) = &mut movers {
+            movers.passed(point);
+        }
         engine.node.step();
         let (wrong, missing) = (u8::from(!is_right), u8::from(arrived < promised));
         say(&format!("done {arrived} {wrong} {missing}"));
@@ -76,7 +81,7 @@ struct Loaded {
 
 /// Loads what is there into the places of `ids`, and looks at every byte of it.
 fn load(
-    engine: &support::TestEngine,
+    engine: &TestEngine,
     options: &Options,
     request: u64,
     tokens: &TokenSequence,
@@ -113,18 +118,16 @@ fn load(
     Ok(Loaded { promised, arrived, is_right })
 }
 
-fn attach(options: &Options) -> support::TestEngine {
-    let terms = EngineTerms { ranks: RANKS, ..EngineTerms::new(options.socket(), &options.name, G1_BLOCKS) };
+fn attach(options: &Options) -> (TestEngine, Option<MoverProcesses>) {
+    let terms = terms(options);
     let memory = match options.name.as_str() {
         ON_DEVICES => EngineMemory::EmulatedDevice,
+        MOVERS_APART => {
+            let (movers, memory) = MoverProcesses::start(options);
+            let ranks = memory.into_iter().map(EngineRank::in_host_memory).collect();
+            return (TestEngine::over(terms, options.model, Vec::new(), ranks), Some(movers));
+        }
         _ => EngineMemory::Host,
     };
-    support::TestEngine::with_memory(terms, options.model, memory)
-}
-
-fn say(line: &str) {
-    // Who started it is gone.
-    if std::io::stdout().write_all(format!("{line}\n").as_bytes()).is_err() {
-        std::process::exit(0);
-    }
+    (TestEngine::with_memory(terms, options.model, memory), None)
 }

@@ -1,8 +1,8 @@
 //! A daemon and engines that are killed, stopped and started again at random, for `cargo xtask
 //! node-test` and `cargo xtask soak`.
 //!
-//! `node test --rounds N --take-overs M --seed S --dir DIR` starts a daemon and two engines of two
-//! ranks, each a process of its own. After the rounds, M daemons take over from each other under
+//! `node test --rounds N --take-overs M --seed S --dir DIR` starts a daemon and three engines of
+//! two ranks, each a process of its own; the movers of the third are further ones. After the rounds, M daemons take over from each other under
 //! load. It prints one line of JSON: `rounds, verified, wrong_bytes, hangs, leaked_slots,
 //! found_again, take_overs, lost_blocks, recomputed`. The last are the requests that computed what
 //! they were promised while daemons took over. Its exit status is 0 where nothing is wrong.
@@ -19,6 +19,7 @@ mod authority;
 mod daemon;
 mod engine;
 mod hostile;
+mod movers;
 mod process;
 mod sampling;
 mod served;
@@ -30,8 +31,9 @@ mod test;
 #[allow(dead_code, reason = "the tests use the rest")]
 mod support;
 
+use std::io::Write;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 /// Blocks of host memory.
@@ -46,6 +48,10 @@ const MODELS: [support::Model; 3] =
     [support::Model::OneGroup, support::Model::Latent, support::Model::ThreeGroups];
 /// Name of an engine whose blocks lie on emulated devices; those of others are in host memory.
 const ON_DEVICES: &str = "on-devices";
+/// Name of an engine whose movers are processes of their own.
+const MOVERS_APART: &str = "movers-apart";
+/// Blocks of each engine.
+const G1_BLOCKS: u32 = 64;
 /// Ranks of each engine.
 const RANKS: u16 = 2;
 
@@ -67,6 +73,9 @@ struct Options {
     rate: u64,
     /// What engines compute in the test.
     model: support::Model,
+    /// Of a mover: its rank, and the descriptor of its memory.
+    rank: u16,
+    memory: i32,
 }
 
 impl Options {
@@ -82,6 +91,8 @@ impl Options {
             program: PathBuf::new(),
             rate: 1000,
             model: support::Model::OneGroup,
+            rank: 0,
+            memory: -1,
         };
         let mut args = args;
         while let Some(name) = args.next() {
@@ -95,6 +106,8 @@ impl Options {
                 "--pause-ms" => options.pause = Duration::from_millis(value.parse().expect("a number")),
                 "--seconds" => options.seconds = value.parse().expect("a number"),
                 "--rate" => options.rate = value.parse().expect("a number"),
+                "--rank" => options.rank = value.parse().expect("a number"),
+                "--memory" => options.memory = value.parse().expect("a number"),
                 "--program" => options.program = value.into(),
                 "--model" => options.model = MODELS[value.parse::<usize>().expect("a number")],
                 other => panic!("unknown option {other}"),
@@ -107,8 +120,14 @@ impl Options {
         self.dir.join("run").join("kvbm.sock")
     }
 
-    fn model_number(&self) -> usize {
-        MODELS.iter().position(|model| *model == self.model).expect("one of them")
+    /// This program in another role.
+    fn process(&self, role: &str, name: &str, seed: u64) -> Command {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let model = MODELS.iter().position(|model| *model == self.model).expect("one of them");
+        command.arg(role).arg("--dir").arg(&self.dir).args(["--name", name]);
+        command.args(["--seed", &seed.to_string(), "--model", &model.to_string()]);
+        command.args(["--pause-ms", &self.pause.as_millis().to_string()]);
+        command
     }
 
     /// What the daemon keeps.
@@ -125,12 +144,21 @@ fn main() -> ExitCode {
     match role.as_str() {
         "daemon" => daemon::run(&options),
         "engine" => engine::run(&options),
+        "mover" => movers::run(&options),
         "test" => return test::run(&options),
         "soak" => return soak::run(&options),
         "hostile" => return hostile::run(&options),
-        other => panic!("unknown role {other:?}: test, soak, hostile, daemon or engine"),
+        other => panic!("unknown role {other:?}: test, soak, hostile, daemon, engine or mover"),
     }
     ExitCode::SUCCESS
+}
+
+/// A line for whoever started this process.
+fn say(line: &str) {
+    // Who started it is gone.
+    if std::io::stdout().write_all(format!("{line}\n").as_bytes()).is_err() {
+        std::process::exit(0);
+    }
 }
 
 /// A small generator of random numbers.

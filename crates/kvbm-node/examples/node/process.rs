@@ -3,7 +3,7 @@
 use crate::Options;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -19,6 +19,8 @@ pub(crate) struct Progress {
     pub(crate) found: Option<u64>,
     /// The last line of a daemon: blocks kept, blocks that are busy, slots that are lost.
     pub(crate) slots: Option<[u64; 3]>,
+    /// Movers that are processes of their own.
+    pub(crate) movers: Vec<Pid>,
     pub(crate) last: Instant,
 }
 
@@ -29,12 +31,8 @@ pub(crate) struct TestProcess {
 
 impl TestProcess {
     pub(crate) fn start(role: &str, options: &Options, name: &str, seed: u64) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.arg(role).arg("--dir").arg(&options.dir).args(["--name", name]);
-        command.args(["--seed", &seed.to_string()]);
-        command.args(["--model", &options.model_number().to_string()]);
-        command.args(["--pause-ms", &options.pause.as_millis().to_string()]).stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
+        let mut command = options.process(role, name, seed);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let progress = Progress {
             verified: 0,
             wrong: 0,
@@ -42,6 +40,7 @@ impl TestProcess {
             hangs: Vec::new(),
             found: None,
             slots: None,
+            movers: Vec::new(),
             last: Instant::now(),
         };
         let progress = Arc::new(Mutex::new(progress));
@@ -95,6 +94,10 @@ impl Progress {
                 self.not_kept += number(3);
             }
             "found" => self.found = Some(number(1)),
+            "movers" => {
+                let pids = words[1..].iter().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
+                self.movers = pids.collect();
+            }
             "slots" => self.slots = Some([number(1), number(2), number(3)]),
             _ => self.hangs.push(line.to_owned()),
         }

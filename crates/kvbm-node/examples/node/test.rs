@@ -1,8 +1,8 @@
 //! The test: rounds of accidents, and what must hold after each.
 
 use crate::process::TestProcess;
-use crate::{BLOCKS, ON_DEVICES, Options, Random, TAKE_OVER};
-use rustix::process::Signal;
+use crate::{BLOCKS, MOVERS_APART, ON_DEVICES, Options, Random, TAKE_OVER};
+use rustix::process::{Signal, kill_process};
 use std::ops::Range;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ struct Test<'a> {
     options: &'a Options,
     random: Random,
     daemon: TestProcess,
-    engines: [TestProcess; 2],
+    engines: [TestProcess; NAMES.len()],
     sums: Sums,
     /// Thousandths of what was in host memory that an engine's next life found.
     found_again: Vec<u64>,
@@ -40,12 +40,13 @@ struct Sums {
     hangs: Vec<String>,
 }
 
-/// The engines: one on devices, one in host memory.
-const NAMES: [&str; 2] = [ON_DEVICES, "in-host-memory"];
+/// The engines: one on devices, one in host memory, and one whose movers are other processes.
+const NAMES: [&str; 3] = [ON_DEVICES, "in-host-memory", MOVERS_APART];
 
 pub(crate) fn run(options: &Options) -> ExitCode {
     std::fs::create_dir_all(&options.dir).unwrap();
-    let engines = [0, 1].map(|at| TestProcess::start("engine", options, NAMES[at], options.seed + at as u64));
+    let engines =
+        [0, 1, 2].map(|at| TestProcess::start("engine", options, NAMES[at], options.seed + at as u64));
     let mut test = Test {
         options,
         random: Random(options.seed),
@@ -80,8 +81,8 @@ impl Test<'_> {
             0 => GIVEN_UP,
             _ => Duration::from_millis(self.random.below(60)),
         };
-        let at = self.random.below(2) as usize;
-        match self.random.below(10) {
+        let at = self.random.below(NAMES.len() as u64) as usize;
+        match self.random.below(12) {
             0..=2 => {
                 self.engines[at].kill();
                 self.start_engine(at);
@@ -107,7 +108,23 @@ impl Test<'_> {
                 self.add_daemon();
                 self.daemon = TestProcess::start("daemon", self.options, "daemon", 0);
             }
-            _ => self.next_life(),
+            9 => self.next_life(),
+            mover => self.hit_mover(mover == 10, pause),
+        }
+    }
+
+    /// Kills a mover that is a process of its own, or stops it, and the engine stays.
+    fn hit_mover(&mut self, kills: bool, pause: Duration) {
+        let movers = self.engines[2].progress.lock().unwrap().movers.clone();
+        let Some(mover) = movers.get(self.random.below(movers.len().max(1) as u64) as usize) else { return };
+        // One that has ended is gone until its engine starts it again.
+        let send = |signal| kill_process(*mover, signal).is_ok();
+        if !kills && send(Signal::STOP) {
+            std::thread::sleep(pause);
+            send(Signal::CONT);
+        }
+        if kills {
+            send(Signal::KILL);
         }
     }
 
@@ -116,7 +133,7 @@ impl Test<'_> {
         self.engines[at] = TestProcess::start("engine", self.options, NAMES[at], self.random.below(u64::MAX));
     }
 
-    /// Both engines go: no slot may be lost, and the next life finds what is there.
+    /// All engines go: no slot may be lost, and the next life finds what is there.
     fn next_life(&mut self) {
         self.progress("before a next life");
         self.engines.iter_mut().for_each(TestProcess::kill);
@@ -144,10 +161,10 @@ impl Test<'_> {
         };
         let whole = kept.min(found + incomplete as u64);
         self.found_again.extend((whole * 1000).checked_div(kept));
-        self.start_engine(1);
+        (1..NAMES.len()).for_each(|at| self.start_engine(at));
     }
 
-    /// A daemon takes over from the one that is there, while both engines are at work.
+    /// A daemon takes over from the one that is there, while all engines are at work.
     fn take_over(&mut self, turn: u64) {
         self.progress(&format!("before take-over {turn}"));
         let slots = |daemon: &TestProcess| daemon.progress.lock().unwrap().slots;
@@ -188,9 +205,9 @@ impl Test<'_> {
         self.daemon = next;
     }
 
-    /// Both engines do something.
+    /// All engines do something.
     fn progress(&mut self, when: &str) {
-        for at in 0..2 {
+        for at in 0..NAMES.len() {
             let before = self.engines[at].progress.lock().unwrap().verified;
             self.wait(at, when, |progress| {
                 (progress.verified > before || !progress.hangs.is_empty()).then_some(0)
@@ -243,7 +260,7 @@ impl Test<'_> {
 
     fn end(mut self) -> ExitCode {
         self.engines.iter_mut().for_each(TestProcess::kill);
-        (0..2).for_each(|at| self.add_engine(at));
+        (0..NAMES.len()).for_each(|at| self.add_engine(at));
         self.add_daemon();
         let Sums { verified, wrong, hangs, .. } = &self.sums;
         let found = self.found_again.iter().copied().min().unwrap_or(0);

@@ -116,8 +116,19 @@ impl Model {
         ranks: u16,
         device: Option<&Arc<dyn Device>>,
     ) -> Vec<BoundLayout> {
+        let bound = |layout| match device {
+            None => BoundLayout::allocate(layout, &SystemAllocator::default()).expect("memory"),
+            Some(device) => {
+                BoundLayout::allocate(layout, &DeviceAllocator::new(Arc::clone(device))).expect("memory")
+            }
+        };
+        self.layouts(blocks, ranks).into_iter().map(bound).collect()
+    }
+
+    /// How it is laid out, by cache group.
+    pub(crate) fn layouts(self, blocks: u32, ranks: u16) -> Vec<Arc<dyn BlockLayout>> {
         let heads = 2 / u32::from(ranks);
-        let layouts = match self {
+        match self {
             Self::OneGroup => vec![layout(blocks, heads)],
             Self::Latent => vec![kv_layout(blocks, (3, 1), 1, 8)],
             Self::ThreeGroups => {
@@ -131,14 +142,7 @@ impl Model {
                     Arc::new(state.expect("a layout")),
                 ]
             }
-        };
-        let bound = |layout| match device {
-            None => BoundLayout::allocate(layout, &SystemAllocator::default()).expect("memory"),
-            Some(device) => {
-                BoundLayout::allocate(layout, &DeviceAllocator::new(Arc::clone(device))).expect("memory")
-            }
-        };
-        layouts.into_iter().map(bound).collect()
+        }
     }
 }
 
@@ -206,12 +210,17 @@ pub(crate) struct TestEngine {
 }
 
 /// The memory of a rank, and the stream that moves bytes to and from its device.
-struct EngineRank {
+pub(crate) struct EngineRank {
     groups: Vec<BoundLayout>,
     stream: Option<Arc<dyn Stream>>,
 }
 
 impl EngineRank {
+    /// Host memory of each cache group.
+    pub(crate) fn in_host_memory(groups: Vec<BoundLayout>) -> Self {
+        Self { groups, stream: None }
+    }
+
     fn write(&self, group: usize, block: u32, bytes: &[u8]) {
         let g1 = &self.groups[group];
         if self.stream.is_none() {
@@ -287,7 +296,6 @@ impl TestEngine {
     }
 
     pub(crate) fn with_memory(terms: EngineTerms, model: Model, memory: EngineMemory) -> Self {
-        let terms = EngineTerms { groups: model.kinds(), ..terms };
         let device = || -> Option<Arc<dyn Device>> {
             let config = EmulatedConfig::default();
             let is_device = memory == EngineMemory::EmulatedDevice;
@@ -299,11 +307,23 @@ impl TestEngine {
             MoverMemory { rank: Rank(rank), device, g1 }
         };
         let movers: Vec<_> = (0..terms.ranks).map(mover).collect();
-        let rank = |mover: &MoverMemory| EngineRank {
-            groups: mover.g1.clone(),
-            stream: mover.device.as_ref().map(|device| device.create_stream("engine").expect("a stream")),
+        let rank = |mover: &MoverMemory| {
+            let stream =
+                mover.device.as_ref().map(|device| device.create_stream("engine").expect("a stream"));
+            EngineRank { stream, ..EngineRank::in_host_memory(mover.g1.clone()) }
         };
         let ranks = movers.iter().map(rank).collect();
+        Self::over(terms, model, movers, ranks)
+    }
+
+    /// An engine with these movers in its process; it computes in the memory of `ranks`.
+    pub(crate) fn over(
+        terms: EngineTerms,
+        model: Model,
+        movers: Vec<MoverMemory>,
+        ranks: Vec<EngineRank>,
+    ) -> Self {
+        let terms = EngineTerms { groups: model.kinds(), ..terms };
         Self { node: NodeEngine::attach(terms, true, movers).expect("threads"), model, ranks }
     }
 
