@@ -5,7 +5,9 @@
 
 use kvbm::config::ConfigError;
 use kvbm::tokens::{ExtraKeyError, NamespaceError, NotPersistable};
-use kvbm::{BuildError, EngineError, OffloadError, PinError, PinForError, SequenceError, TicketError};
+use kvbm::{
+    BuildError, EngineError, OffloadError, ParkError, PinError, PinForError, SequenceError, TicketError,
+};
 use pyo3::PyErr;
 
 /// The classes.
@@ -96,6 +98,13 @@ impl From<EngineError> for Error {
             EngineError::Lost(_) | EngineError::LostPrefix(_) => Kind::Lost,
             EngineError::Alloc(_) => Kind::NoRoom,
             EngineError::ShuttingDown => Kind::Closed,
+            EngineError::Private(ref error) => match error {
+                ParkError::Alloc(_) => Kind::NoRoom,
+                ParkError::Lost(_) => Kind::Lost,
+                ParkError::ShuttingDown => Kind::Closed,
+                ParkError::Failed(_) => Kind::Other,
+                ParkError::Sequence(_) | ParkError::Foreign | ParkError::Namespaces => Kind::Argument,
+            },
             _ => Kind::Argument,
         };
         Self::of(kind, &error)

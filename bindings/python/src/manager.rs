@@ -50,6 +50,12 @@ impl KvBlockManager {
         self.open.get(Arc::clone)
     }
 
+    /// Where blocks lie in a sequence of `namespace`, or of the manager's own.
+    fn position(&self, namespace: Option<&Namespace>, group: u16, position: u32) -> BatchPosition {
+        let namespace = namespace.map_or(&self.namespace, |namespace| &namespace.inner).tag();
+        BatchPosition { namespace: namespace.into(), group: GroupId(group), position }
+    }
+
     /// Runs `call` without the GIL.
     fn call<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&Open) -> Result<T> + Send) -> PyResult<T> {
         let open = self.open()?;
@@ -374,13 +380,35 @@ impl KvBlockManager {
         namespace: Option<&Namespace>,
     ) -> PyResult<Parked> {
         let (ids, after) = (block_ids(ids)?, Fence::of_manager(after)?);
-        let namespace = namespace.map_or(&self.namespace, |namespace| &namespace.inner).tag();
-        let origin = BatchPosition {
-            namespace: kvbm::plan::NamespaceId::from(namespace),
-            group: GroupId(group),
-            position,
-        };
-        self.call(py, |open| Ok(Parked::new(open.manager.park(&ids, origin, after)?)))
+        let origin = self.position(namespace, group, position);
+        self.call(py, |open| Ok(Parked::new(open.manager.park_groups(&[(origin, &ids)], after)?)))
+    }
+
+    /// Like `park`, for a request with private blocks in several cache groups: `ids[g]` has those
+    /// of group `g`, from block `positions[g]` of the sequence on (0 where `positions` is `None`).
+    /// All groups are parked or none is.
+    #[pyo3(signature = (ids, after = None, *, positions = None, namespace = None))]
+    fn park_groups(
+        &self,
+        py: Python<'_>,
+        ids: Vec<Bound<'_, PyAny>>,
+        after: Option<&Fence>,
+        positions: Option<Vec<u32>>,
+        namespace: Option<&Namespace>,
+    ) -> PyResult<Parked> {
+        let ids = ids.iter().map(block_ids).collect::<PyResult<Vec<_>>>()?;
+        let positions = positions.unwrap_or_else(|| vec![0; ids.len()]);
+        if positions.len() != ids.len() {
+            let (positions, groups) = (positions.len(), ids.len());
+            let text =
+                format!("{positions} positions for blocks of {groups} cache groups: give one for each");
+            return Err(Error::argument(text).into());
+        }
+        let after = Fence::of_manager(after)?;
+        let origins = (0..).zip(positions);
+        let origins = origins.map(|(group, position)| self.position(namespace, group, position));
+        let batches: Vec<_> = origins.zip(ids.iter().map(Vec::as_slice)).collect();
+        self.call(py, |open| Ok(Parked::new(open.manager.park_groups(&batches, after)?)))
     }
 
     /// Copies parked blocks into the engine's blocks `ids`, one for each, in order, and ends the
@@ -395,7 +423,25 @@ impl KvBlockManager {
         after: Option<&Fence>,
     ) -> PyResult<()> {
         let (ids, after) = (block_ids(ids)?, Fence::of_manager(after)?);
-        self.call(py, |open| parked.with(|blocks| open.manager.resume(blocks, &ids, after)))
+        self.call(py, |open| parked.with(|blocks| open.manager.resume_groups(blocks, &[&ids], after)))
+    }
+
+    /// Like `resume`, for what `park_groups` parked: `ids[g]` has an engine block for each block of
+    /// group `g`. All arrive, or all stay parked.
+    #[pyo3(signature = (parked, ids, after = None))]
+    fn resume_groups(
+        &self,
+        py: Python<'_>,
+        parked: &Parked,
+        ids: Vec<Bound<'_, PyAny>>,
+        after: Option<&Fence>,
+    ) -> PyResult<()> {
+        let ids = ids.iter().map(block_ids).collect::<PyResult<Vec<_>>>()?;
+        let after = Fence::of_manager(after)?;
+        self.call(py, |open| {
+            let ids: Vec<&[BlockId]> = ids.iter().map(Vec::as_slice).collect();
+            parked.with(|blocks| open.manager.resume_groups(blocks, &ids, after))
+        })
     }
 
     /// Whether blocks of `sequence` are on a tier: for each block up to the first that is nowhere,

@@ -2,27 +2,27 @@
 
 use crate::errors::{Error, Kind, Result};
 use crate::guard::{Process, detached, drop_detached};
-use kvbm::{EngineError, ParkRejected};
+use kvbm::{EngineError, ParkRejected, ParkedGroups};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 
-/// Private blocks of a preempted request, in host memory. `KvBlockManager.resume` brings them back.
-/// Dropping it, or `close`, forgets them.
+/// Private blocks of a preempted request, in host memory. `KvBlockManager.resume` brings them back,
+/// `resume_groups` those of several cache groups. Dropping it, or `close`, forgets them.
 #[pyclass(module = "kvbm_rs", frozen)]
 pub(crate) struct Parked {
     made: Process,
-    blocks: Mutex<Option<kvbm::Parked>>,
+    blocks: Mutex<Option<ParkedGroups>>,
 }
 
 impl Parked {
-    pub(crate) fn new(blocks: kvbm::Parked) -> Self {
+    pub(crate) fn new(blocks: ParkedGroups) -> Self {
         Self { made: Process::this(), blocks: Mutex::new(Some(blocks)) }
     }
 
     /// Gives the blocks away; what is rejected stays.
     pub(crate) fn with(
         &self,
-        resume: impl FnOnce(kvbm::Parked) -> std::result::Result<(), ParkRejected<kvbm::Parked, EngineError>>,
+        resume: impl FnOnce(ParkedGroups) -> std::result::Result<(), ParkRejected<ParkedGroups, EngineError>>,
     ) -> Result<()> {
         self.made.check("parked blocks")?;
         // Held during the copies: a second call waits, and finds nothing.
@@ -41,7 +41,7 @@ impl Parked {
     /// Blocks that are parked; 0 once they were resumed or closed, and during a resume.
     fn __len__(&self) -> usize {
         // While a resume waits for its copies, the blocks are on their way.
-        self.blocks.try_lock().and_then(|blocks| blocks.as_ref().map(kvbm::Parked::len)).unwrap_or(0)
+        self.blocks.try_lock().and_then(|blocks| blocks.as_ref().map(ParkedGroups::len)).unwrap_or(0)
     }
 
     /// Forgets the blocks. A second call does nothing.

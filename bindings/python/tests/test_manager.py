@@ -390,6 +390,46 @@ def test_private_blocks_of_a_preempted_request_come_back(
     assert manager.status()["tiers"]["g2"]["free"] == 64
 
 
+def test_private_blocks_of_all_cache_groups_come_back_or_none_does() -> None:
+    pages = [np.zeros((NUM_BLOCKS, 512), dtype=np.int8) for _ in range(2)]
+    layout = Layout(NUM_BLOCKS, PAGE_SIZE)
+    for kind, tensors in (("window=6", pages), ("full", pages), ("state", [pages[0][:, :301]])):
+        layout.begin_group(kind)
+        for tensor in tensors:
+            layout.add_tensor(tensor)
+    config = Config()
+    config.set("host.capacity", "8")
+    config.set("host.pinned", "false")
+    namespace = Namespace("test", page_size=PAGE_SIZE)
+    ids, to = [[1, 2], [3, 4, 5], [6]], [[11, 12], [13, 14, 15], [16]]
+    with KvBlockManager(config, layout, namespace) as manager:
+        for page in pages:
+            page[:7] = np.arange(7)[:, None]
+        with pytest.raises(InvalidArgument, match="2 positions for blocks of 3 cache groups"):
+            manager.park_groups(ids, positions=[1, 0])
+        with pytest.raises(KvbmError, match="not moved"):
+            manager.park_groups([*ids, [7]])  # there is no fourth group
+        assert manager.status()["tiers"]["g2"]["free"] == 8
+        parked = manager.park_groups(ids, positions=[1, 0, 2])
+        assert (len(parked), manager.status()["tiers"]["g2"]["free"]) == (6, 2)
+        with pytest.raises(NoRoomError, match="G2 cannot give 3"):
+            manager.park_groups([[7], [8], [9]])
+        assert manager.status()["tiers"]["g2"]["free"] == 2, "none of them is parked"
+        for page in pages:
+            page[:7] = 0
+        with pytest.raises(InvalidArgument, match="1 lists of engine blocks for 3 batches"):
+            manager.resume(parked, [11, 12])
+        with pytest.raises(InvalidArgument, match="2 engine blocks for 3 blocks"):
+            manager.resume_groups(parked, [[11, 12], [13, 14], [16]])
+        assert len(parked) == 6, "what is rejected stays parked"
+        manager.resume_groups(parked, to)
+        assert (len(parked), manager.status()["tiers"]["g2"]["free"]) == (0, 8)
+        for before, after in zip(sum(ids, []), sum(to, [])):
+            end = 301 if before == 6 else 512
+            assert (pages[0][after][:end] == before).all()
+        assert not pages[0][16][301:].any(), "a state is copied at its own length"
+
+
 def test_blocks_of_a_larger_priority_stay_longer(engine: FakeEngine) -> None:
     with engine.manager(host="8") as manager:
         dear, cheap = (TokenSequence(manager.namespace, [start] * 16) for start in (1, 2))

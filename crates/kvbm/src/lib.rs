@@ -44,7 +44,7 @@
 //! | computes the rest | [`allocate`](KvBlockManager::allocate), [`commit`](KvBlockManager::commit), [`register`](KvBlockManager::register) | `fence`, `offload`, or `offload_by_layer` and `layer_done` |
 //! | knows what comes | [`prefetch`](KvBlockManager::prefetch), [`session_resumes`](KvBlockManager::session_resumes), [`branch_ends`](KvBlockManager::branch_ends) | the same |
 //! | knows its own speed | [`prefilled`](KvBlockManager::prefilled) | the same |
-//! | preempts a request | [`park`](KvBlockManager::park), [`resume`](KvBlockManager::resume) | `park`, `resume` of blocks that it names; `offload` |
+//! | preempts a request | [`park`](KvBlockManager::park), [`resume`](KvBlockManager::resume); `park_groups`, `resume_groups` | the same of blocks that it names; `offload` |
 //! | frees, reuses a block | drops the handle | [`released`](KvBlockManager::released), [`before_reuse`](KvBlockManager::before_reuse) |
 //! | ends an iteration | [`step`](KvBlockManager::step) | the same |
 //! | removes a model or tenant | [`forget`](KvBlockManager::forget) | the same |
@@ -167,7 +167,7 @@ pub use manager::{
 };
 pub use offload::OffloadBacklog;
 pub use onboard::{OnboardError, Onboarding};
-pub use park::{ParkError, ParkRejected, Parked};
+pub use park::{ParkError, ParkRejected, Parked, ParkedGroups};
 pub use places::Places;
 pub use prefetch::Prefetched;
 pub use ranks::RankStatus;

@@ -4,6 +4,10 @@
 //! sequence, `park` moves them to G2 as they are, the partial tail included, and `resume` brings
 //! them back. They are never registered or shared: nobody else can find them, and dropping a
 //! [`Parked`] forgets them.
+//!
+//! Of a model with several cache groups, the blocks of all groups of a request move as one transfer
+//! ([`ParkedGroups`]). It counts when all of its blocks have arrived, so a request has all groups
+//! or none.
 
 use crate::error::{BlockFailure, FirstOf};
 use crate::leader::Leader;
@@ -17,10 +21,20 @@ use std::sync::Arc;
 #[derive(Debug)]
 #[must_use = "dropping it forgets the sequence's private blocks"]
 pub struct Parked {
+    /// One batch, in a box: errors that give it back are small then.
+    blocks: Box<ParkedGroups>,
+    origin: BatchPosition,
+}
+
+/// Private blocks of a preempted request in its cache groups, on G2: all batches or none.
+#[derive(Debug)]
+#[must_use = "dropping it forgets the request's private blocks"]
+pub struct ParkedGroups {
+    /// Of all batches, one after another.
     blocks: Arc<BlockBatch<G2, Reset>>,
     /// Names for the parked bytes: never registered, they only tie each slot to what was put there.
     names: Vec<BlockIdentity>,
-    origin: BatchPosition,
+    batches: Vec<(BatchPosition, usize)>,
 }
 
 /// Blocks that could not be parked or resumed.
@@ -38,6 +52,11 @@ pub enum ParkError {
     /// The blocks are another manager's.
     #[error("the blocks belong to another manager: give them to the one that they came from")]
     Foreign,
+    /// The batches of one call belong to several namespaces.
+    #[error(
+        "the batches of one call belong to one request: park those of another namespace in a call of its own"
+    )]
+    Namespaces,
     /// What is in the blocks is gone.
     #[error(transparent)]
     Lost(#[from] Lost),
@@ -71,17 +90,22 @@ pub(crate) struct OnG1<'a> {
 impl Parked {
     /// Number of blocks.
     pub fn len(&self) -> usize {
-        self.names.len()
+        self.blocks.len()
     }
 
     /// Whether no block was parked.
     pub fn is_empty(&self) -> bool {
-        self.names.is_empty()
+        self.blocks.is_empty()
     }
 
     /// Where the blocks lie in their sequence.
     pub fn origin(&self) -> BatchPosition {
         self.origin
+    }
+
+    /// Its one batch.
+    pub(crate) fn as_groups(&self) -> &ParkedGroups {
+        &self.blocks
     }
 
     /// Copies private blocks of G1 to G2, and waits. `losses`: read before the blocks were
@@ -92,17 +116,69 @@ impl Parked {
         losses: Losses,
         from: OnG1<'_>,
     ) -> Result<Self, ParkError> {
+        let batches = vec![(origin, from.ids.len())];
+        Ok(Self { blocks: Box::new(ParkedGroups::save(leader, batches, losses, from)?), origin })
+    }
+
+    /// Moves a batch of G1 to G2, and waits. The blocks come back where that fails.
+    pub(crate) fn of_batch(
+        leader: &Leader,
+        blocks: BlockBatch<G1, Partial>,
+    ) -> Result<Self, ParkRejected<BlockBatch<G1, Partial>>> {
+        let origin = blocks.origin();
+        match ParkedGroups::of_batches(leader, vec![blocks]) {
+            Ok(blocks) => Ok(Self { blocks: Box::new(blocks), origin }),
+            Err(ParkRejected { blocks, error }) => {
+                Err(ParkRejected { blocks: blocks.and_then(|mut one| one.pop()), error })
+            }
+        }
+    }
+
+    /// Moves the blocks to a batch of G1, and waits. They stay parked where that fails.
+    pub(crate) fn into_batch(self, leader: &Leader) -> Result<BlockBatch<G1, Partial>, ParkRejected<Self>> {
+        let one = self.blocks.to_batches(leader);
+        let one = one.and_then(|mut one| one.pop().ok_or_else(|| ParkError::Failed(Vec::new())));
+        one.map_err(|error| ParkRejected { blocks: Some(self), error })
+    }
+}
+
+impl ParkedGroups {
+    /// Number of blocks, of all batches.
+    pub fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Whether no block was parked.
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// Where each batch lies in its sequence, and its number of blocks, in the order in which they
+    /// were parked.
+    pub fn batches(&self) -> &[(BatchPosition, usize)] {
+        &self.batches
+    }
+
+    /// Copies private blocks of G1 to G2, all or none, and waits. `from` has the ids of all
+    /// batches, one batch after another. `losses`: read before the blocks were computed.
+    pub(crate) fn save(
+        leader: &Leader,
+        batches: Vec<(BatchPosition, usize)>,
+        losses: Losses,
+        from: OnG1<'_>,
+    ) -> Result<Self, ParkError> {
+        let namespace = namespace_of(&batches)?;
         let count = from.ids.len();
-        let host = leader.registry.pool::<G2>().get_mutable_blocks_for(origin.namespace, count);
-        let host = host.inspect_err(|error| leader.tenants.count_refusal(origin.namespace, error))?;
-        let names = private_names(origin.group, leader.next_private(count), count);
-        let parked = Self { blocks: Arc::new(host), names, origin };
+        let host = leader.registry.pool::<G2>().get_mutable_blocks_for(namespace, count);
+        let host = host.inspect_err(|error| leader.tenants.count_refusal(namespace, error))?;
+        let names = private_names(&batches, leader.next_private(count));
+        let parked = Self { blocks: Arc::new(host), names, batches };
         let moves = moves(&parked.names, Tier::G1, from.ids, parked.blocks.block_ids());
         move_private(leader, Tier::G2, moves, losses, &parked.blocks, from)?;
         Ok(parked)
     }
 
-    /// Copies them back to G1, and waits. They stay parked, too.
+    /// Copies them back to G1, all or none, and waits. They stay parked, too.
     pub(crate) fn load(&self, leader: &Leader, to: OnG1<'_>) -> Result<(), ParkError> {
         let moves = moves(&self.names, Tier::G2, self.blocks.block_ids(), to.ids);
         move_private(leader, Tier::G1, moves, self.blocks.losses(), &self.blocks, to)
@@ -116,46 +192,67 @@ impl Parked {
         Ok(leader.transfers.check_lost(Tier::G2, self.blocks.losses())?)
     }
 
-    /// Moves a batch of G1 to G2, and waits. The blocks come back where that fails.
-    pub(crate) fn of_batch(
+    /// Moves batches of G1 to G2, all or none, and waits. All come back where that fails.
+    pub(crate) fn of_batches(
         leader: &Leader,
-        blocks: BlockBatch<G1, Partial>,
-    ) -> Result<Self, ParkRejected<BlockBatch<G1, Partial>>> {
-        if !leader.registry.owns_blocks(&blocks) {
-            return Err(ParkRejected { blocks: Some(blocks), error: ParkError::Foreign });
+        batches: Vec<BlockBatch<G1, Partial>>,
+    ) -> Result<Self, ParkRejected<Vec<BlockBatch<G1, Partial>>>> {
+        if let Err(error) = check_batches(leader, &batches) {
+            return Err(ParkRejected { blocks: Some(batches), error });
         }
-        let (origin, losses) = (blocks.origin(), blocks.losses());
-        if let Err(lost) = leader.transfers.check_lost(Tier::G1, losses) {
-            return Err(ParkRejected { blocks: Some(blocks), error: lost.into() });
-        }
-        let source = Arc::new(blocks);
+        // What is lost from here on came after the first of them was allocated.
+        let losses = batches.iter().map(BlockBatch::losses).min().unwrap_or_default();
+        let origins = batches.iter().map(|batch| (batch.origin(), batch.len())).collect();
+        let ids: Vec<BlockId> = batches.iter().flat_map(BlockBatch::block_ids).copied().collect();
+        let source = Arc::new(batches);
         let hold = Box::new(Arc::clone(&source));
-        let from = OnG1 { ids: source.block_ids(), fence: None, check: None, hold };
-        Self::save(leader, origin, losses, from)
+        let from = OnG1 { ids: &ids, fence: None, check: None, hold };
+        Self::save(leader, origins, losses, from)
             .map_err(|error| ParkRejected { blocks: Arc::into_inner(source), error })
     }
 
-    /// Moves the blocks to a batch of G1, and waits. They stay parked where that fails.
-    pub(crate) fn into_batch(self, leader: &Leader) -> Result<BlockBatch<G1, Partial>, ParkRejected<Self>> {
-        if let Err(error) = self.check(leader) {
-            return Err(ParkRejected { blocks: Some(self), error });
-        }
-        let device = match leader.allocate(self.origin.namespace, self.len()) {
-            Ok(device) => Arc::new(device),
-            Err(error) => return Err(ParkRejected { blocks: Some(self), error: error.into() }),
-        };
-        let hold = Box::new(Arc::clone(&device));
-        let to = OnG1 { ids: device.block_ids(), fence: None, check: None, hold };
-        if let Err(error) = self.load(leader, to) {
-            return Err(ParkRejected { blocks: Some(self), error });
-        }
-        let BatchPosition { namespace, group, position } = self.origin;
-        match Arc::into_inner(device).map(|device| device.init_sequence(namespace, group, position)) {
-            Some(Ok(blocks)) => Ok(blocks),
-            Some(Err(rejected)) => Err(ParkRejected { blocks: Some(self), error: rejected.error.into() }),
-            None => Err(ParkRejected { blocks: Some(self), error: ParkError::Failed(Vec::new()) }),
-        }
+    /// Moves the blocks to batches of G1, all or none, and waits. They stay parked where that
+    /// fails.
+    pub(crate) fn into_batches(
+        self,
+        leader: &Leader,
+    ) -> Result<Vec<BlockBatch<G1, Partial>>, ParkRejected<Self>> {
+        self.to_batches(leader).map_err(|error| ParkRejected { blocks: Some(self), error })
     }
+
+    /// Copies the blocks to new batches of G1, all or none, and waits. They stay parked, too.
+    fn to_batches(&self, leader: &Leader) -> Result<Vec<BlockBatch<G1, Partial>>, ParkError> {
+        self.check(leader)?;
+        let device = Arc::new(leader.allocate(namespace_of(&self.batches)?, self.len())?);
+        let hold = Box::new(Arc::clone(&device));
+        self.load(leader, OnG1 { ids: device.block_ids(), fence: None, check: None, hold })?;
+        let mut rest = Arc::into_inner(device).ok_or_else(|| ParkError::Failed(Vec::new()))?;
+        let mut batches = Vec::with_capacity(self.batches.len());
+        for &(BatchPosition { namespace, group, position }, count) in &self.batches {
+            let next = rest.split_off(count);
+            let batch = std::mem::replace(&mut rest, next);
+            batches.push(batch.init_sequence(namespace, group, position).map_err(|refused| refused.error)?);
+        }
+        Ok(batches)
+    }
+}
+
+/// Whether these can be parked by this leader.
+fn check_batches(leader: &Leader, batches: &[BlockBatch<G1, Partial>]) -> Result<(), ParkError> {
+    if batches.iter().any(|batch| !leader.registry.owns_blocks(batch)) {
+        return Err(ParkError::Foreign);
+    }
+    for batch in batches {
+        leader.transfers.check_lost(Tier::G1, batch.losses())?;
+    }
+    Ok(())
+}
+
+/// The namespace of all of them, whose tenant they count for.
+fn namespace_of(batches: &[(BatchPosition, usize)]) -> Result<NamespaceId, ParkError> {
+    let namespace = batches.first().map_or(NamespaceId(0), |(origin, _)| origin.namespace);
+    let is_one = batches.iter().all(|(origin, _)| origin.namespace == namespace);
+    if is_one { Ok(namespace) } else { Err(ParkError::Namespaces) }
 }
 
 /// Moves blocks that stay private, and waits. Both ends are held until no worker touches them.
@@ -190,9 +287,10 @@ fn moves(names: &[BlockIdentity], from: Tier, src: &[BlockId], dst: &[BlockId]) 
     names.iter().zip(ends).map(|(&identity, (&src, &dst))| Move { identity, from, src, dst }).collect()
 }
 
-/// So many names from number `first` on that no registered block has, in a namespace of zeros.
-fn private_names(group: GroupId, first: u64, count: usize) -> Vec<BlockIdentity> {
-    let name = |number: u64| {
+/// Names for these blocks, from number `first` on, that no registered block has, in a namespace of
+/// zeros.
+fn private_names(batches: &[(BatchPosition, usize)], first: u64) -> Vec<BlockIdentity> {
+    let name = |(group, number): (GroupId, u64)| {
         let mut bytes = *b"private:\0\0\0\0\0\0\0\0";
         bytes[8..].copy_from_slice(&number.to_le_bytes());
         BlockIdentity {
@@ -203,5 +301,6 @@ fn private_names(group: GroupId, first: u64, count: usize) -> Vec<BlockIdentity>
             position: 0,
         }
     };
-    (first..first + count as u64).map(name).collect()
+    let groups = batches.iter().flat_map(|(origin, count)| std::iter::repeat_n(origin.group, *count));
+    groups.zip(first..).map(name).collect()
 }

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::config::FIRST_GROUP;
 use crate::manager::{FenceError, KvBlockManager, OffloadError, fences};
-use crate::park::{ParkRejected, Parked};
+use crate::park::{ParkRejected, Parked, ParkedGroups};
 use kvbm_plan::{BlockId, Command, Failure, FailureKind, GroupId, Tier};
 use kvbm_pool::{BatchPosition, Pinned, Prefix};
 use kvbm_tokens::BlockChain;
@@ -259,6 +259,36 @@ impl KvBlockManager<Engine> {
         ids: &[BlockId],
         after: Option<Fence>,
     ) -> Result<(), ParkRejected<Parked, EngineError>> {
+        self.g1
+            .load_parked(&self.leader, parked.as_groups(), &[ids], after)
+            .map_err(|error| ParkRejected { blocks: Some(parked), error })
+    }
+
+    /// As [`park`](Self::park), for a request with private blocks in several cache groups: each of
+    /// `batches` has a position and the blocks from there on. All are parked or none is. A group
+    /// may have several batches, or none. All positions are in one namespace.
+    ///
+    /// # Errors
+    /// As of `park`; every block of every group is what it was.
+    pub fn park_groups(
+        &self,
+        batches: &[(BatchPosition, &[BlockId])],
+        after: Option<Fence>,
+    ) -> Result<ParkedGroups, EngineError> {
+        self.g1.park_groups(&self.leader, batches, after)
+    }
+
+    /// As [`resume`](Self::resume), for blocks of several cache groups: `ids[i]` has a block for
+    /// each block of batch `i`. All arrive or none counts.
+    ///
+    /// # Errors
+    /// As of `resume`; all batches stay parked.
+    pub fn resume_groups(
+        &self,
+        parked: ParkedGroups,
+        ids: &[&[BlockId]],
+        after: Option<Fence>,
+    ) -> Result<(), ParkRejected<ParkedGroups, EngineError>> {
         self.g1
             .load_parked(&self.leader, &parked, ids, after)
             .map_err(|error| ParkRejected { blocks: Some(parked), error })

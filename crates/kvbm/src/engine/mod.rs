@@ -78,6 +78,16 @@ pub enum EngineError {
         /// Blocks they should hold.
         blocks: usize,
     },
+    /// Not a list of ids for each batch that was parked.
+    #[error(
+        "{lists} lists of engine blocks for {batches} batches that are parked: give one for each (resume_groups)"
+    )]
+    Batches {
+        /// Lists given.
+        lists: usize,
+        /// Batches that were parked together.
+        batches: usize,
+    },
     /// A block is named twice.
     #[error("engine block {0} is named twice: one block of the sequence has one place")]
     NamedTwice(BlockId),

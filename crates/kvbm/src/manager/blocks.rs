@@ -4,7 +4,7 @@ use super::{Committed, FenceError, KvBlockManager, OffloadError, Owned, fences};
 use crate::config::FIRST_GROUP;
 use crate::groups::{GroupOnboarding, GroupPrefix};
 use crate::onboard::Onboarding;
-use crate::park::{ParkRejected, Parked};
+use crate::park::{ParkRejected, Parked, ParkedGroups};
 #[cfg(feature = "worker")]
 use kvbm_device::Event;
 use kvbm_plan::{GroupId, NamespaceId, Tier};
@@ -184,6 +184,31 @@ impl KvBlockManager<Owned> {
     /// parked.
     pub fn resume(&self, parked: Parked) -> Result<BlockBatch<G1, Partial>, ParkRejected<Parked>> {
         parked.into_batch(&self.leader)
+    }
+
+    /// As [`park`](Self::park), for a request with private blocks in several cache groups: all
+    /// batches are parked or none is. A group may have several batches, or none. All belong to one
+    /// namespace.
+    ///
+    /// # Errors
+    /// As of `park`: all batches come back, with the reason.
+    pub fn park_groups(
+        &self,
+        batches: Vec<BlockBatch<G1, Partial>>,
+    ) -> Result<ParkedGroups, ParkRejected<Vec<BlockBatch<G1, Partial>>>> {
+        ParkedGroups::of_batches(&self.leader, batches)
+    }
+
+    /// As [`resume`](Self::resume), for the batches of several cache groups: all come back, in the
+    /// order in which they were parked, or none does.
+    ///
+    /// # Errors
+    /// As of `resume`: all batches stay parked, and come back with the reason.
+    pub fn resume_groups(
+        &self,
+        parked: ParkedGroups,
+    ) -> Result<Vec<BlockBatch<G1, Partial>>, ParkRejected<ParkedGroups>> {
+        parked.into_batches(&self.leader)
     }
 
     /// Everything that the engine has submitted to its streams so far lies before `events`, one per

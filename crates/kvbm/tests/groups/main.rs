@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 #![allow(clippy::single_range_in_vec_init)] // One range is what is expected.
 
+mod park;
 #[path = "../support/mod.rs"]
 mod support;
 mod volumes;
