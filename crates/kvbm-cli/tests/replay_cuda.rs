@@ -23,6 +23,15 @@ fn every_block_comes_back_from_a_cuda_device_as_it_was() {
     for line in [
         "--device cuda --synthetic 60 --capacity 40,120,600 --block-bytes 16KiB --json -",
         "--device cuda:1 --synthetic 60 --capacity 40,120,0 --concurrency 4 --offload drop --json -",
+        // FP8 with scales, a latent on two ranks, windows with scales, states.
+        "--device cuda --synthetic 60 --capacity 40,120,600 --block-bytes 16KiB --dtype fp8_e4m3 --scales head \
+         --json -",
+        "--device cuda --synthetic 60 --capacity 40,120,600 --block-bytes 16KiB --model deepseek-v3 \
+         --dtype fp8_e4m3 --tp 2 --json -",
+        "--device cuda --synthetic 40 --capacity 300,400,4000 --block-bytes 16KiB --model gemma-3 \
+         --checkpoint-every 4 --dtype fp8_e4m3 --scales token:f16 --json -",
+        "--device cuda --synthetic 40 --capacity 300,400,4000 --block-bytes 16KiB --model jamba \
+         --checkpoint-every 4 --json -",
     ] {
         let output = replay(&driver, dir.path(), line);
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -31,7 +40,10 @@ fn every_block_comes_back_from_a_cuda_device_as_it_was() {
         let number = |field: &str| json.pointer(field).and_then(Value::as_u64).unwrap();
         assert_eq!((number("/corrupt_blocks"), number("/failed_transfers")), (0, 0), "{line}");
         let hits: u64 = ["/hits/g1", "/hits/g2", "/hits/g3"].into_iter().map(number).sum();
-        assert_eq!(number("/verified_blocks"), hits, "{line}: {json:#}");
+        // A block of a prefix has several groups' parts, or none where only the last ones count.
+        let groups = json["oracle_hit_ratio"].is_number();
+        let verified = number("/verified_blocks");
+        assert!(if groups { verified > 0 } else { verified == hits }, "{line}: {json:#}");
         // How many offloads keep up where they may be dropped is the machine's business.
         let keeps_up = !line.contains("drop");
         assert!(!keeps_up || hits > 100 && number("/hits/g2") > 0, "{line}: {json:#}");

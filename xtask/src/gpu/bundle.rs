@@ -24,7 +24,16 @@ const MAX_BYTES: u64 = 40 << 20;
 const GLIBC: (u32, u32) = (2, 34);
 
 /// What the programs leave behind.
-const RESULTS: [&str; 4] = ["bench.json", "check.json", "replay.json", "report.html"];
+const RESULTS: [&str; 8] = [
+    "bench.json",
+    "check.json",
+    "replay.json",
+    "replay_latent.json",
+    "replay_scales.json",
+    "replay_states.json",
+    "replay_windows.json",
+    "report.html",
+];
 
 /// What to do with the bundle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,6 +124,9 @@ fn rehearse(workspace: &Workspace, folder: &Path) -> anyhow::Result<()> {
     let checks = rows(&results.join("check.json"))?;
     let failed: Vec<_> = checks.iter().filter(|row| row["passed"] != true).collect();
     ensure!(failed.is_empty() && checks.len() > 10, "of {} checks failed: {failed:?}", checks.len());
+    for file in RESULTS.iter().filter(|file| file.starts_with("replay")) {
+        check_replay(file, &parsed(&results.join(file))?)?;
+    }
     let rates = rows(&results.join("bench.json"))?;
     ensure!(
         rates.iter().any(|row| row["name"] == "nhd_to_universal"),
@@ -124,10 +136,26 @@ fn rehearse(workspace: &Workspace, folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn rows(file: &Path) -> anyhow::Result<Vec<Value>> {
+/// Fails unless blocks came back from every tier, all of them right, in every cache group.
+fn check_replay(file: &str, replay: &Value) -> anyhow::Result<()> {
+    let number = |field: &str| replay.pointer(field).and_then(Value::as_u64).unwrap_or_default();
+    for field in ["/corrupt_blocks", "/failed_transfers"] {
+        ensure!(number(field) == 0, "{file}: {field} is {}", number(field));
+    }
+    for field in ["/verified_blocks", "/hits/g1", "/hits/g2", "/hits/g3"] {
+        ensure!(number(field) > 0, "{file}: {field} is 0, so the replay checks nothing of it");
+    }
+    Ok(())
+}
+
+fn parsed(file: &Path) -> anyhow::Result<Value> {
     let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
-    let value: Value = serde_json::from_str(&text).with_context(|| file.display().to_string())?;
-    value["rows"].as_array().cloned().with_context(|| format!("{} has no rows", file.display()))
+    serde_json::from_str(&text).with_context(|| file.display().to_string())
+}
+
+fn rows(file: &Path) -> anyhow::Result<Vec<Value>> {
+    let rows = parsed(file)?["rows"].as_array().cloned();
+    rows.with_context(|| format!("{} has no rows", file.display()))
 }
 
 /// The library of the test driver: its own example builds it and says where it is.
@@ -150,6 +178,21 @@ mod tests {
 ";
         assert_eq!(newest_glibc(symbols), Some((2, 34)));
         assert_eq!(newest_glibc("nothing"), None);
+    }
+
+    #[test]
+    fn a_replay_that_checks_nothing_fails() {
+        let replay = |corrupt: u64, g3: u64| {
+            serde_json::json!({
+                "corrupt_blocks": corrupt, "failed_transfers": 0, "verified_blocks": 3,
+                "hits": { "g1": 1, "g2": 1, "g3": g3 },
+            })
+        };
+        assert!(check_replay("replay.json", &replay(0, 1)).is_ok());
+        let refused = |replay| check_replay("replay.json", &replay).unwrap_err().to_string();
+        assert_eq!(refused(replay(2, 1)), "replay.json: /corrupt_blocks is 2");
+        assert!(refused(replay(0, 0)).contains("/hits/g3 is 0"));
+        assert!(refused(Value::Null).contains("/verified_blocks is 0"));
     }
 
     #[test]

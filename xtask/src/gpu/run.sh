@@ -1,7 +1,7 @@
 #!/bin/sh
 # Checks and benchmarks of kvbm on this machine's GPU. It needs NVIDIA's driver and nothing else;
 # PyTorch and compute-sanitizer are used where they are installed. Leaves check.json, bench.json,
-# replay.json and report.html.
+# report.html and a replay.json of each kind of model.
 #
 #   ./run.sh [--quick] [--device N] [--seconds S] [RESULTS]      [RESULTS: results]
 #
@@ -24,7 +24,9 @@ mkdir -p "$results" || exit 1
 results=$(cd "$results" && pwd)
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
-rm -f "$results/check.json" "$results/bench.json" "$results/replay.json" "$results/report.html"
+for old in check.json bench.json report.html replay.json replay_windows.json replay_states.json replay_latent.json \
+  replay_scales.json
+do rm -f "${results:?}/$old"; done
 failed=0
 note() { "$here/gpu" note --json "$results/check.json" "$@"; }
 
@@ -36,14 +38,26 @@ echo "== checks"
 [ -f "$results/check.json" ] || { echo "no usable device: nothing was run" >&2; exit 1; }
 note doctor ok "$("$here/kvbm" doctor --dir "$work" --json - 2>/dev/null)"
 
-echo "== replay of the manager, every block compared"
-if [ -n "$quick" ]; then requests=40; capacity=40,120,600; block=16KiB
-else requests=600; capacity=2000,6000,20000; block=1MiB; fi
-if "$here/kvbm" replay --device "cuda:$device" --synthetic $requests --capacity $capacity --block-bytes $block \
-    --concurrency 2 --dir "$work/g3" --json "$results/replay.json"
-then note replay ok "see replay.json"
-else note replay failed "see the output above"; failed=1
-fi
+echo "== replays of the manager, every block compared"
+replay() {
+  name=$1; shift
+  if "$here/kvbm" replay --device "cuda:$device" --synthetic $requests --concurrency 2 --dir "$work/$name" "$@" \
+      --json "$results/$name.json"
+  then note "$name" ok "see $name.json"
+  else note "$name" failed "see the output above"; failed=1
+  fi
+  rm -rf "${work:?}/$name"
+}
+if [ -n "$quick" ]; then requests=40 one=40,120,600 several=300,400,4000 block=16KiB small=16KiB
+else requests=600 one=600,1500,20000 several=2000,4000,40000 block=1MiB small=256KiB; fi
+replay replay --capacity $one --block-bytes $block
+# Several cache groups: windows beside full attention, each token with scales; then states.
+replay replay_windows --model gemma-3 --checkpoint-every 4 --dtype fp8_e4m3 --scales token:f16 \
+  --capacity $several --block-bytes $small
+replay replay_states --model jamba --checkpoint-every 4 --capacity $several --block-bytes $small
+# One latent in place of keys and values, the same on both ranks; then heads of one byte with scales.
+replay replay_latent --model deepseek-v3 --dtype fp8_e4m3 --tp 2 --capacity $one --block-bytes $block
+replay replay_scales --dtype fp8_e4m3 --scales head --capacity $one --block-bytes $block
 
 if command -v compute-sanitizer >/dev/null 2>&1 && [ -z "${KVBM_CUDA_DRIVER:-}" ]; then
   for tool in memcheck racecheck synccheck; do

@@ -16,13 +16,14 @@ const NHD: BlockForm = BlockForm::Stack(ChunkOrder::Nhd);
 
 type Check = fn(&Gpu, &Options) -> Result<u64, Failure>;
 
-const CHECKS: [(&str, Check); 8] = [
+const CHECKS: [(&str, Check); 9] = [
     ("conformance", |gpu, _| {
         let device = gpu.device.clone();
         conformance::run(&|| Arc::new(device.clone()));
         Ok(conformance::CHECKS.len() as u64)
     }),
     ("every_conversion", every_conversion),
+    ("latents_and_one_byte_elements", latents_and_one_byte_elements),
     ("fused_copy_roundtrip", fused_copy_roundtrip),
     ("head_slices", head_slices),
     ("pairs_of_unequal_sizes", pairs_of_unequal_sizes),
@@ -124,6 +125,26 @@ fn every_conversion(gpu: &Gpu, options: &Options) -> Result<u64, Failure> {
                     let (dims, count) = (random_dims(&mut random), 1 + random.below(3));
                     one_conversion(gpu, stream, (from, to), dims, count, backend, &mut random)?;
                     cases += 1;
+                }
+            }
+        }
+        Ok(cases)
+    })
+}
+
+/// Shapes of models: a latent (MLA) in two widths of elements, and heads of FP8.
+fn latents_and_one_byte_elements(gpu: &Gpu, options: &Options) -> Result<u64, Failure> {
+    let (mut random, mut cases) = (Random(6), 0);
+    let layers = if options.quick { 2 } else { 61 };
+    let shapes = [[layers, 1, 1, 64, 576, 2], [layers, 1, 1, 64, 576, 1], [layers, 2, 8, 16, 128, 1]];
+    with_stream(gpu, |stream| {
+        for dims in shapes {
+            for from in FORMS {
+                for to in FORMS {
+                    for backend in [Backend::Kernel, Backend::Auto] {
+                        one_conversion(gpu, stream, (from, to), dims, 3, backend, &mut random)?;
+                        cases += 1;
+                    }
                 }
             }
         }
