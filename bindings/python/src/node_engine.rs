@@ -310,6 +310,12 @@ impl NodeEngine {
         self.call(py, |open| Ok(open.engine.prefetch(chain)?))
     }
 
+    /// As of a manager. 0 while there is no daemon.
+    fn session_resumes(&self, py: Python<'_>, sequence: AnySequence<'_>) -> PyResult<u64> {
+        let chain = sequence.chain();
+        self.call(py, |open| Ok(open.engine.session_resumes(chain)?))
+    }
+
     /// As of a manager: of all engines of the daemon.
     fn wait_offloads(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let timeout = seconds(timeout)?;

@@ -11,7 +11,7 @@ use std::io::{self, Write};
 /// Begins every offer: another program's bytes are found at once.
 const MAGIC: [u8; 8] = *b"KVBMNODE";
 /// Versions of this protocol that this build speaks, the first and the last.
-const PROTOCOLS: [u16; 2] = [4, 4];
+const PROTOCOLS: [u16; 2] = [5, 5];
 /// Longest terms of a process that attaches, in bytes.
 pub const MAX_TERMS: usize = 2000;
 /// Most characters of a refusal.
@@ -179,12 +179,13 @@ mod tests {
 
     #[test]
     fn another_version_and_another_program_are_distinguished() {
-        // The second knew one cache group, the third no replicas.
-        for [first, last] in [[7, 9], [2, 2], [3, 3]] {
+        // The second knew one cache group, the third no replicas, the fourth no sessions that
+        // resume.
+        for [first, last] in [[7, 9], [2, 2], [3, 3], [4, 4]] {
             let protocols = [first, last];
             let strange = Offer { magic: MAGIC, protocols, build: "9".into(), terms: vec![0xff; 1536] };
             let reason = decode_offer(&encode(&strange).unwrap()).unwrap().unwrap_err();
-            let there = format!("protocol {first} to {last} (kvbm 9) there, 4 to 4 (kvbm ");
+            let there = format!("protocol {first} to {last} (kvbm 9) there, 5 to 5 (kvbm ");
             assert!(reason.starts_with(&there), "{reason}");
         }
         let strange =

@@ -60,6 +60,10 @@ impl SchedulerSession {
                 let hashes = run.hashes();
                 Answer::Count(manager.prefetch(run.chain(&hashes)).started as u64)
             }
+            Ask::SessionResumes { run } => {
+                let hashes = run.hashes();
+                Answer::Count(manager.session_resumes(run.chain(&hashes)).started as u64)
+            }
             Ask::Forget { namespace } => {
                 Answer::Count(manager.forget_tag_in_background(NamespaceTag::from_bytes(namespace)))
             }

@@ -264,7 +264,21 @@ impl NodeEngine {
     /// # Errors
     /// [`NodeError::Refused`], [`NodeError::NoScheduler`].
     pub fn prefetch<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Result<u64, NodeError> {
-        match self.shared.call(Ask::Prefetch { run: ChainRun::of(chain.into()) }) {
+        self.bring_up(Ask::Prefetch { run: ChainRun::of(chain.into()) })
+    }
+
+    /// The session of `chain` goes on soon: its blocks count as used now, and
+    /// [`prefetch`](Self::prefetch) begins. How many blocks it copies; 0 without a daemon.
+    ///
+    /// # Errors
+    /// As [`prefetch`](Self::prefetch).
+    pub fn session_resumes<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Result<u64, NodeError> {
+        self.bring_up(Ask::SessionResumes { run: ChainRun::of(chain.into()) })
+    }
+
+    /// How many blocks the daemon brings up; a hint is lost where it does not answer.
+    fn bring_up(&self, ask: Ask) -> Result<u64, NodeError> {
+        match self.shared.call(ask) {
             Ok(Answer::Count(started)) => Ok(started),
             Ok(_) | Err(NodeError::Detached { .. } | NodeError::Late(_)) => Ok(0),
             Err(error) => Err(error),

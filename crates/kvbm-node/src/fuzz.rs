@@ -81,7 +81,10 @@ fn call(bytes: &[u8]) {
             let all: usize = ids.places().into_iter().map(|place| ids.all()[place].len()).sum();
             assert_eq!(all, ids.all().len());
         }
-        Ask::LookUp { run, .. } | Ask::Offload { run, .. } | Ask::Prefetch { run } => {
+        Ask::LookUp { run, .. }
+        | Ask::Offload { run, .. }
+        | Ask::Prefetch { run }
+        | Ask::SessionResumes { run } => {
             let hashes = run.hashes();
             assert_eq!(run.chain(&hashes).len(), hashes.len());
         }

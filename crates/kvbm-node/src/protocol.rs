@@ -117,6 +117,8 @@ pub(crate) enum Ask {
     Busy { ids: Vec<u32> },
     /// Answered with [`Answer::Count`]: blocks that are being brought up.
     Prefetch { run: ChainRun },
+    /// The same, after the blocks count as used now.
+    SessionResumes { run: ChainRun },
     /// Answered with [`Answer::Count`]: blocks that were removed.
     Forget { namespace: [u8; HASH] },
     /// Answered with [`Answer::Known`]: no block is on its way down.
@@ -304,7 +306,7 @@ impl Ask {
             }
             Self::Abandon { request } => name(request),
             Self::Offload { ids, run, .. } => count(ids).and_then(|()| run.check()),
-            Self::Prefetch { run } => run.check(),
+            Self::Prefetch { run } | Self::SessionResumes { run } => run.check(),
             Self::Released { ids } | Self::BeforeReuse { ids, .. } | Self::Busy { ids } => count(ids),
             Self::Forget { .. } | Self::Settled | Self::Prefilled { .. } | Self::Step | Self::Count => Ok(()),
         }

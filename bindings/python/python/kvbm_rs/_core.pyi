@@ -798,6 +798,8 @@ class NodeEngine:
         """As of a manager; whether the daemon counts the step is not known here."""
     def prefetch(self, sequence: TokenSequence | ExternalSequence) -> int:
         """As of a manager. 0 while there is no daemon."""
+    def session_resumes(self, sequence: TokenSequence | ExternalSequence) -> int:
+        """As of a manager. 0 while there is no daemon."""
     def wait_offloads(self, timeout: float) -> bool:
         """As of a manager: of all engines of the daemon."""
     def forget(self, namespace: Namespace, *, wait: bool = False) -> int:

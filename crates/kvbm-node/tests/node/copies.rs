@@ -3,6 +3,7 @@
 use crate::support::{Daemon, EngineMemory, Model, PATIENCE, TestEngine, config, sequence, socket};
 use kvbm::storage::StorageExt;
 use kvbm::{Tier, TokenSequence};
+use kvbm_node::NodeStatus;
 use std::time::{Duration, Instant};
 
 fn saved(engine: &TestEngine, tokens: &TokenSequence) {
@@ -181,5 +182,60 @@ fn a_block_that_is_reused_while_it_is_saved_is_not_kept() {
             assert_eq!(engine.load("r", &tokens, &to).arrived, found);
             assert!(engine.holds(&tokens, 0, &to), "round {round}");
         }
+    }
+}
+
+/// Host memory and the disk have room for four conversations each. Mutation that makes it fail: the
+/// daemon prefetches and does not touch the blocks.
+#[test]
+fn a_session_that_goes_on_keeps_its_blocks_and_comes_up_from_disk() {
+    for resumes in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = folder.path().join("disk");
+        let more = format!(
+            "[host]\ncapacity = \"16 blocks\"\n[disk]\ndir = {disk:?}\ncapacity = \"16 blocks\"\n\
+             drive_writes_per_day = 0\n[policy]\nadmission = \"all\"\neviction = \"lru-leaf\"\nprefetch_share = 0.5\n\
+             [offload.g2_g3]\nwrite_through = true\n",
+        );
+        let (socket, config) = (socket(&folder), config(1, &more));
+        let daemon = Daemon::start(&socket, &config);
+        let engine = TestEngine::attach(&socket, "engine", 32, 1);
+        let manager = daemon.server.manager();
+        let on = |tier: Tier, tokens: &TokenSequence| {
+            manager.look_up(tokens).iter().filter(|places| places.contains(tier)).count()
+        };
+        let all_on = |tier: Tier, tokens: &TokenSequence| {
+            let until = Instant::now() + PATIENCE;
+            while on(tier, tokens) < 4 {
+                assert!(Instant::now() < until, "{} blocks are on {tier}", on(tier, tokens));
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        };
+        let sessions: Vec<_> = (1..6).map(|salt| sequence(&config, salt, 4)).collect();
+        let save = |tokens: &TokenSequence| {
+            saved(&engine, tokens);
+            all_on(Tier::G3, tokens);
+        };
+        sessions[..4].iter().for_each(save);
+        if resumes {
+            assert_eq!(engine.node.session_resumes(&sessions[0]), Ok(0), "host memory has all of it");
+        }
+        save(&sessions[4]);
+        let (kept, gone) = if resumes { (0, 1) } else { (1, 0) };
+        let on_disk = [kept, gone].map(|at| on(Tier::G3, &sessions[at]));
+        assert_eq!(on_disk, [4, 0], "resumes: {resumes}");
+        manager.clear(Tier::G2).unwrap();
+        assert_eq!(engine.node.session_resumes(&sessions[kept]), Ok(4), "the disk has all of it");
+        all_on(Tier::G2, &sessions[kept]);
+        let ids: Vec<u32> = (20..24).collect();
+        assert_eq!(engine.load("r", &sessions[kept], &ids).arrived, 4);
+        assert!(engine.holds_all(&sessions[kept], &ids));
+        drop(daemon);
+        let until = Instant::now() + PATIENCE;
+        while matches!(engine.node.status(), NodeStatus::Attached { .. }) {
+            assert!(Instant::now() < until);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(engine.node.session_resumes(&sessions[0]), Ok(0), "a hint is lost without a daemon");
     }
 }
