@@ -49,6 +49,20 @@ class CudaEvent:
         engine.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
 
+class TimedEvent(CudaEvent):
+    """An event that knows when it was passed."""
+
+    def query(self) -> bool:
+        code: int = self._engine.library.cuEventQuery(ctypes.c_void_p(self.cuda_event))
+        return code == 0
+
+    def elapsed_time(self, end: TimedEvent) -> float:
+        milliseconds = ctypes.c_float()
+        begin, until = (ctypes.c_void_p(event.cuda_event) for event in (self, end))
+        self._engine.call("cuEventElapsedTime", ctypes.byref(milliseconds), begin, until)
+        return milliseconds.value
+
+
 class CudaEngine:
     """Two tensors of blocks on a device, and a stream that computes into them."""
 
@@ -100,6 +114,12 @@ class CudaEngine:
     def event(self) -> CudaEvent:
         """An event behind what was queued so far."""
         return CudaEvent(self).record()
+
+    def timed_event(self) -> TimedEvent:
+        """The same, which knows when it was passed."""
+        event = TimedEvent(self)
+        event.record()
+        return event
 
     def synchronize(self) -> None:
         self.call("cuStreamSynchronize", self.stream)

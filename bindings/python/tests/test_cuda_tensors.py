@@ -228,6 +228,7 @@ def test_the_connector_for_tensorrt_llm_orders_copies_by_events(
     engine: CudaEngine, trtllm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kvbm_rs.trtllm import _trtllm_compat as compat
+    from kvbm_rs.trtllm import step_times
 
     size, recorded = standing_in_trtllm.SIZE, []
 
@@ -244,7 +245,13 @@ def test_the_connector_for_tensorrt_llm_orders_copies_by_events(
         recorded.append(stream)
         return engine.event()
 
+    told: list[tuple[int, float]] = []
     monkeypatch.setattr(compat, "recorded_event", event)
+    monkeypatch.setattr(compat, "timed_event", lambda stream: stream.timed_event())
+    monkeypatch.setattr(step_times.StepTimes, "LEAST_TOKENS", 8)
+    monkeypatch.setattr(
+        KvBlockManager, "prefilled", lambda _, tokens, elapsed: told.append((tokens, elapsed))
+    )
     monkeypatch.setenv("KVBM_HOST_CAPACITY", "64")
     monkeypatch.setenv("KVBM_POLICY_ADMISSION", "all")
     engine.delay(2000)
@@ -266,6 +273,10 @@ def test_the_connector_for_tensorrt_llm_orders_copies_by_events(
         served.finish(request, blocks)
         served.settle()
     assert recorded == [engine] * 7, "a step that saves, and three that load and save"
+    engine.synchronize()
+    served.step(standing_in_trtllm.SchedulerOutput())
+    assert [tokens for tokens, _ in told] == [18], "the others load 16 of their 18 tokens"
+    assert all(0 < seconds < 20 for _, seconds in told)
     assert served.worker._process.counters["errors"] == 0
     served.worker.shutdown()
 

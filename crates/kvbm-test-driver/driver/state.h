@@ -33,6 +33,7 @@ enum Result {
   INVALID_CONTEXT = 201,
   INVALID_HANDLE = 400,
   NOT_FOUND = 500,
+  NOT_READY = 600,
   ILLEGAL_ADDRESS = 700,
   ALREADY_REGISTERED = 712,
   NOT_REGISTERED = 713,
@@ -53,6 +54,10 @@ struct Point {
   void wait() {
     std::unique_lock<std::mutex> lock(mutex);
     changed.wait(lock, [this] { return reached; });
+  }
+  bool is_reached() {
+    std::lock_guard<std::mutex> lock(mutex);
+    return reached;
   }
 };
 

@@ -137,6 +137,13 @@ API int cuEventElapsedTime(float* ms, Event* start, Event* end) {
   *ms = (float)((double)(*end->at_ns - *start->at_ns) / 1e6);
   return OK;
 }
+API int cuEventQuery(Event* event) {
+  ANSWER("cuEventQuery", true);
+  std::lock_guard<std::mutex> lock(driver.mutex);
+  if (!driver.events.count(event)) return INVALID_HANDLE;
+  // As the real one: an event that was never recorded is complete.
+  return event->point && !event->point->is_reached() ? NOT_READY : OK;
+}
 API int cuEventSynchronize(Event* event) {
   ANSWER("cuEventSynchronize", true);
   std::shared_ptr<Point> point;

@@ -587,7 +587,7 @@ section! {
         /// How fast the engine computes prompts, on all ranks together. With it, no copies are made
         /// on a tier from which blocks come back more slowly than they are computed, and a request
         /// computes what would arrive later than that. With 0 it is measured, where the engine
-        /// tells of its steps (the connectors do), and not known before.
+        /// tells of its steps (the connectors for vLLM and TensorRT-LLM do), and not known before.
         prefill_tokens_per_s: f64 = 0.0, ["tokens per second"];
         /// Where a prefix can end in cache groups with a sliding window or state, beside the ends
         /// of requests: what such groups need there is kept too (`KvBlockManager::kept_blocks`). 0

@@ -27,6 +27,7 @@ __all__ = [
     "recorded_event",
     "scheduled",
     "settings_of",
+    "timed_event",
     "trtllm_version",
 ]
 
@@ -175,6 +176,15 @@ def recorded_event(stream: Any) -> Any:
     import torch
 
     event = torch.cuda.Event()
+    event.record(stream)
+    return event
+
+
+def timed_event(stream: Any) -> Any:
+    """The same, which knows when it was passed."""
+    import torch
+
+    event = torch.cuda.Event(enable_timing=True)
     event.record(stream)
     return event
 

@@ -8,6 +8,7 @@ stops rather than answer from wrong bytes. Any other error costs a hit or a copy
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from .. import Fence, TokenSequence
 from ..errors import KvbmError
 from . import _trtllm_compat as compat
 from .process import EngineProcess, join_process
+from .step_times import StepTimes
 
 __all__ = ["KvbmScheduler", "KvbmWorker"]
 
@@ -64,6 +66,8 @@ class _Plan:
     #: Blocks that the step may overwrite; `None`: any.
     reused: list[int] | None = field(default_factory=list)
     saves: list[_Save] = field(default_factory=list)
+    #: Tokens of prompts that the step computes.
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ class KvbmScheduler(_Scheduler):  # type: ignore[misc, valid-type]
             self._plan(plan, scheduler_output)
         except Exception as error:
             # It is not known which blocks the step overwrites: no copy may read any of them.
-            plan.reused, plan.saves = None, []
+            plan.reused, plan.saves, plan.prompt_tokens = None, [], 0
             self._process.failures.add("build_connector_meta", error)
         return StepNumber(self._process.keep_plan(plan))
 
@@ -153,6 +157,8 @@ class KvbmScheduler(_Scheduler):  # type: ignore[misc, valid-type]
             followed = self._requests.get(request.id)
             known = request.computed // size if request.is_new else 0
             reused += request.new_blocks[known:]
+            # A request that generates is planned one token.
+            plan.prompt_tokens += request.planned if request.planned > 1 else 0
             if followed is None:
                 continue
             brought = 0
@@ -198,6 +204,7 @@ class KvbmWorker(_Worker):  # type: ignore[misc, valid-type]
         super().__init__(llm_args)
         compat.check_arguments(llm_args)
         self._process: EngineProcess = join_process("worker", llm_args)
+        self._times = StepTimes(self._process.moment)
 
     def register_kv_caches(self, kv_cache_tensor: Any) -> None:
         """Opens the manager over TensorRT-LLM's blocks. An error fails the start."""
@@ -215,6 +222,7 @@ class KvbmWorker(_Worker):  # type: ignore[misc, valid-type]
         """Loads what was promised to requests of this step, before its forward pass."""
         plan = self._step_plan()
         if plan is None:
+            self._times.begins(0, stream)
             return
         manager = self._process.manager
         reused = plan.reused
@@ -238,6 +246,16 @@ class KvbmWorker(_Worker):  # type: ignore[misc, valid-type]
                     f"request {load.request}: {done.arrived} of {len(blocks)} promised blocks arrived, and TensorRT-LLM cannot "
                     f"compute the others: {why}"
                 )
+        self._measure(lambda: self._times.begins(plan.prompt_tokens, stream))
+
+    def _measure(self, call: Callable[[], None]) -> None:
+        """A step begins or ends. What steps took that are over tells kvbm what computing costs."""
+        try:
+            call()
+            for tokens, seconds in self._times.over():
+                self._process.manager.prefilled(tokens, seconds)
+        except Exception as error:
+            self._process.failures.add("prefilled", error)
 
     def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
         """Loads are whole before the forward pass."""
@@ -249,6 +267,7 @@ class KvbmWorker(_Worker):  # type: ignore[misc, valid-type]
         """The step was submitted: its final blocks are copied to host memory in the background,
         when `stream` has computed them.
         """
+        self._measure(lambda: self._times.ends(stream))
         try:
             plan = self._step_plan()
             if plan is None or not plan.saves:

@@ -15,6 +15,7 @@ from ..failures import Failures
 from ..model_identity import has_operator_version
 from ..recording import RECORD_LIMIT, build_manager
 from . import _trtllm_compat as compat
+from .step_times import HostMoment, Moment
 
 __all__ = ["EngineProcess", "join_process", "settings"]
 
@@ -143,6 +144,11 @@ class EngineProcess:
         if not self._is_on_device:
             return None
         return self.manager.fence_after(compat.recorded_event(stream))
+
+    def moment(self, stream: Any) -> Moment:
+        """The same point, with its time."""
+        moment: Moment = compat.timed_event(stream) if self._is_on_device else HostMoment()
+        return moment
 
     def keep_plan(self, plan: Any) -> int:
         """Keeps the plan of a step for the worker. Its number."""
