@@ -76,7 +76,7 @@ def test_what_an_engine_saves_another_one_loads(tmp_path: Path) -> None:
             tokens = saved(first, node)
             assert [engine[0] for engine in server.engines()] == ["first"]
             assert server.status()["tiers"]["g2"]["inactive"] == 3
-            assert "kvbm_" in server.metrics_text()
+            assert 'kvbm_node_engines{state="ready"} 1' in server.metrics_text()
         with attach(other, tmp_path, "other") as node:
             assert node.wait_ready(PATIENCE), node.status()
             found = node.look_up("r", tokens)

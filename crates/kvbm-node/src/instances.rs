@@ -6,6 +6,7 @@ use crate::points::Points;
 use crate::protocol::{DaemonNotice, Role, Terms, encode};
 use kvbm::Fence;
 use kvbm::device::Event;
+use kvbm::metrics::EngineCounts;
 use kvbm_link::{AttachedSender, Lane};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -136,6 +137,15 @@ impl EngineInstances {
         }
     }
 
+    /// How many engines are attached.
+    pub(crate) fn counts(&self) -> EngineCounts {
+        let mut counts = EngineCounts::default();
+        for instance in self.all() {
+            *if instance.is_ready() { &mut counts.ready } else { &mut counts.attaching } += 1;
+        }
+        counts
+    }
+
     /// Engines that are attached.
     pub(crate) fn all(&self) -> Vec<Arc<EngineInstance>> {
         self.table.lock().by_engine.values().cloned().collect()
@@ -223,6 +233,12 @@ impl EngineInstance {
     pub(crate) fn can_copy(&self) -> bool {
         let members = self.members.lock();
         !members.ended && members.ready.iter().all(|ready| *ready)
+    }
+
+    /// Whether its scheduler is there, and movers of all ranks can copy.
+    fn is_ready(&self) -> bool {
+        let members = self.members.lock();
+        !members.ended && members.newly_ready().is_some()
     }
 
     /// What the manager calls a point of the engine's work; none where nothing has to wait.

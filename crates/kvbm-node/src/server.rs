@@ -110,7 +110,11 @@ impl NodeServer {
         let (open, handed_over) = (RwLock::new(true), AtomicBool::new(false));
         let node =
             Node { manager, movers, hosts, instances, kinds, stopping, open, handover_terms, handed_over };
-        Ok(Self { listener: Arc::new(listener), node: Arc::new(node) })
+        let node = Arc::new(node);
+        let counted = Arc::downgrade(&node);
+        let count = move || counted.upgrade().map(|node| node.instances.counts()).unwrap_or_default();
+        node.manager.metrics().count_engines_by(count);
+        Ok(Self { listener: Arc::new(listener), node })
     }
 
     /// Where it listens.

@@ -64,6 +64,14 @@ const RULES: &[Rule] = &[
         action: "`kvbm ctl status` has the failure. See whether that node runs.",
     },
     Rule {
+        name: "KvbmEngineGone",
+        expr: "kvbm_node_engines{state=\"ready\"} < max_over_time(kvbm_node_engines{state=\"ready\"}[1h])",
+        lasts: "5m",
+        severity: "warning",
+        summary: "Fewer engines are attached to the node daemon {{ $labels.instance }} than in the last hour",
+        action: "`kvbm ctl status` names the engines that are attached; the log of the others says why they are not. The alert ends an hour after an engine was removed on purpose.",
+    },
+    Rule {
         name: "KvbmDamagedBlocks",
         expr: "sum by (instance, tier) (increase(kvbm_corrupt_blocks_total[1h])) > 0",
         lasts: "0m",

@@ -188,6 +188,12 @@ const ROWS: &[(&str, &[Panel])] = &[
                 help: "How long the oldest event waits to be published.",
                 series: &[("max by (instance) (kvbm_event_lag_seconds{SELECT})", "{{instance}}")],
             },
+            Panel {
+                title: "Engines of node daemons",
+                unit: "short",
+                help: "Engines that are attached: ready, or without a process that can copy.",
+                series: &[("sum by (instance, state) (kvbm_node_engines{SELECT})", "{{instance}} {{state}}")],
+            },
         ],
     ),
 ];

@@ -167,6 +167,43 @@ fn without_a_daemon_everything_is_a_miss_at_once() {
 }
 
 #[test]
+fn engines_that_are_attached_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, config) = (socket(&folder), config(2, "[host]\ncapacity = \"16 blocks\"\n"));
+    let daemon = Daemon::start(&socket, &config);
+    let shown = |ready: u64, attaching: u64| {
+        let text = daemon.server.manager().metrics().encode();
+        let value =
+            |state: &str, count| text.contains(&format!("kvbm_node_engines{{state=\"{state}\"}} {count}\n"));
+        value("ready", ready) && value("attaching", attaching)
+    };
+    let until_shown = |ready, attaching| {
+        let until = Instant::now() + PATIENCE;
+        while !shown(ready, attaching) {
+            assert!(Instant::now() < until, "{}", daemon.server.manager().metrics().encode());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    assert!(shown(0, 0));
+    let whole = TestEngine::attach(&socket, "whole", 16, 2);
+    until_shown(1, 0);
+    let scheduler = NodeEngine::attach(terms(&socket, "parts", 16, 2), true, Vec::new()).unwrap();
+    until_shown(1, 1);
+    let mover = |rank: u16| {
+        let g1 = BoundLayout::allocate(layout(16, 1), &SystemAllocator::default()).unwrap();
+        let memory = MoverMemory { rank: Rank(rank), device: None, g1: vec![g1] };
+        NodeEngine::attach(terms(&socket, "parts", 16, 2), false, vec![memory]).unwrap()
+    };
+    let movers = [mover(0), mover(1)];
+    assert!(scheduler.wait_ready(PATIENCE), "{:?}", scheduler.status());
+    until_shown(2, 0);
+    drop((scheduler, whole));
+    until_shown(0, 1);
+    drop(movers);
+    until_shown(0, 0);
+}
+
+#[test]
 fn scheduler_and_movers_may_be_processes_of_their_own() {
     let folder = tempfile::tempdir().unwrap();
     let (socket, config) = (socket(&folder), config(2, "[host]\ncapacity = \"8 blocks\"\n"));

@@ -2,6 +2,7 @@
 //! look-up and no allocation.
 
 use super::disks::DiskMetrics;
+use super::node::EngineMetrics;
 use super::peers::{PeerCounters, RemoteMetrics};
 use super::ranks::RankMetrics;
 use super::tenants::TenantMetrics;
@@ -428,6 +429,8 @@ pub struct Counters {
     ranks: OnceLock<Vec<RankMetrics>>,
     /// Tenants with shares, first all others; not set where there are none.
     tenants: OnceLock<Vec<TenantMetrics>>,
+    /// Of a node daemon; not set elsewhere.
+    engines: OnceLock<EngineMetrics>,
     /// The disk tiers of this process.
     pub disks: DiskMetrics,
     /// Memory of other nodes.
@@ -509,6 +512,16 @@ impl Counters {
     pub(crate) fn set_tenants(&self, names: impl Iterator<Item = String>) {
         let set = self.tenants.set(names.map(TenantMetrics::new).collect());
         debug_assert!(set.is_ok(), "one manager names its tenants");
+    }
+
+    /// Engines of a node daemon; nothing elsewhere.
+    pub fn engines(&self) -> Option<&EngineMetrics> {
+        self.engines.get()
+    }
+
+    /// The same, which there are from now on.
+    pub(super) fn engines_or_new(&self) -> &EngineMetrics {
+        self.engines.get_or_init(EngineMetrics::default)
     }
 
     /// What is counted of a volume.

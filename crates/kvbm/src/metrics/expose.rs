@@ -28,6 +28,7 @@ impl Collector for Exposition {
         self.tiers(&mut encoder)?;
         self.paths(&mut encoder)?;
         super::ranks::encode(self.0.ranks(), &mut encoder)?;
+        super::node::encode(self.0.engines(), &mut encoder)?;
         super::tenants::encode(self.0.tenants(), &mut encoder)?;
         self.0.disks.encode(&mut encoder)?;
         self.0.remote.encode(&mut encoder)?;

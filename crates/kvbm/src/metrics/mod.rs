@@ -22,6 +22,7 @@ mod counters;
 mod disks;
 mod expose;
 mod histogram;
+mod node;
 mod peers;
 mod ranks;
 mod schema;
@@ -44,6 +45,7 @@ pub use counters::{
 };
 pub use disks::{DiskCounters, DiskMetrics};
 pub use histogram::{LatencyBucket, LatencyHistogram, LatencySummary};
+pub use node::{EngineCounts, EngineMetrics};
 pub use peers::{PeerCounters, RemoteMetrics};
 pub use ranks::RankMetrics;
 pub use schema::{MetricFamily, MetricKind};
@@ -74,6 +76,13 @@ impl Metrics {
     /// Has `refresh` run before every [`encode`](Self::encode), beside what was given before.
     pub(crate) fn refresh_by(&self, refresh: impl Fn() + Send + Sync + 'static) {
         self.refreshers.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::new(refresh));
+    }
+
+    /// Of a node daemon: has `count` say how many engines are attached, whenever the metrics are
+    /// read. Once.
+    pub fn count_engines_by(&self, count: impl Fn() -> EngineCounts + Send + Sync + 'static) {
+        let counters = Arc::clone(&self.counters);
+        self.refresh_by(move || counters.engines_or_new().set(count()));
     }
 
     /// Brings everything up to date.

@@ -66,11 +66,13 @@ impl MetricFamily {
 }
 
 impl Metrics {
-    /// Every metric that a manager can have: with volumes, disks, tenants, workers and peers.
+    /// Every metric that a manager can have: with volumes, disks, tenants, workers, peers
+    /// and the engines of a node daemon.
     pub fn schema() -> Vec<MetricFamily> {
         let metrics = Self::new();
         let counters: &Counters = &metrics;
         counters.set_ranks(1);
+        counters.engines_or_new();
         counters.set_tenants(["tenant".to_owned()].into_iter());
         drop((counters.volume(VolumeId(0)), counters.remote.peer(NodeId(0))));
         drop((counters.disks.errors(Rank(0), "dir"), counters.disks.rank(Rank(0))));

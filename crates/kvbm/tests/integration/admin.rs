@@ -3,7 +3,7 @@
 
 use crate::support::{books, fill, serve, soon, three_tiers, tokens};
 use kvbm::admin::{AdminEngine, AdminHost};
-use kvbm::metrics::{MetricFamily, Metrics};
+use kvbm::metrics::{EngineCounts, MetricFamily, Metrics};
 use kvbm::{BuildError, KvBlockManager, Owned, Tier, TierMask};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -458,6 +458,8 @@ fn the_schema_of_metrics_is_what_a_manager_with_everything_says() {
     let socket = Socket(path);
     // As if a peer had been announced.
     drop(manager.metrics().remote.peer(kvbm::plan::NodeId(2)));
+    // As a node daemon does.
+    manager.metrics().count_engines_by(|| EngineCounts { ready: 1, attaching: 0 });
     let mut stream = socket.stream();
     stream.write_all(request("GET", "/metrics", "", "").as_bytes()).unwrap();
     let mut text = String::new();
