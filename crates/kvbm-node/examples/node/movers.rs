@@ -1,5 +1,5 @@
-//! An engine whose movers are processes of their own, as an engine's workers are. They map the memory
-//! of their rank, which the engine's process computes in.
+//! An engine whose movers are processes of their own, as an engine's workers are. They map the
+//! memory of their rank, which the engine's process computes in.
 
 use crate::support::{Model, blocks};
 use crate::{G1_BLOCKS, Options, RANKS, say};
