@@ -1,8 +1,8 @@
 //! A daemon and engines that are killed, stopped and started again at random, for `cargo xtask
 //! node-test` and `cargo xtask soak`.
 //!
-//! `node test --rounds N --take-overs M --seed S --dir DIR` starts a daemon and three engines of two
-//! ranks, each a process of its own. The movers of the third engine are further processes. After
+//! `node test --rounds N --take-overs M --seed S --dir DIR` starts a daemon and three engines of
+//! two ranks, each a process of its own. The movers of the third engine are further processes. After
 //! the rounds, M daemons take over from each other under load. It prints one line of JSON: `rounds,
 //! verified, wrong_bytes, hangs, leaked_slots, found_again, take_overs, lost_blocks, recomputed`.
 //! The last are the requests that computed what they were promised while daemons took over. Its
