@@ -9,7 +9,7 @@ use crate::recorded_slots::SlotRecords;
 use crate::seal::Seal;
 use crate::slot_file::SlotFile;
 use crate::slot_table::{Content, SlotTable};
-use crate::stripes::{self, Stripes};
+use crate::stripes::{self, SLOT_FILE, Stripes};
 use crate::{
     DiskConfig, Dropped, EngineKind, EngineMode, FormatError, OpenError, OwnedBuffer, Recovered,
     RecoveredSlot,
@@ -59,6 +59,9 @@ pub(crate) fn open(config: &DiskConfig, medium: &Arc<dyn Medium>) -> Result<Open
             dropped.duplicates = drop_duplicates(&mut table);
             if !replayed.clean {
                 table.distrust();
+                // The last process may have written a block over its own record and ended before
+                // it synced that: the record alone does not say that the bytes are on the device.
+                slots.sync().map_err(|error| failed("sync", SLOT_FILE, error))?;
             }
             let table = Mutex::new(table);
             let journal = if replayed.header.num_slots == config.num_slots {

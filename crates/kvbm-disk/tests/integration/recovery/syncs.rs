@@ -130,6 +130,31 @@ fn what_was_written_while_a_sync_failed_is_not_durable_with_the_next() {
     assert!((0..4).all(|number| is_served(&after, number, number.into())));
 }
 
+/// Mutation that makes it fail: an opening does not sync the slot files.
+#[test]
+fn a_block_that_was_written_over_its_own_record_is_durable_after_the_next_opening() {
+    let medium = SimMedium::new();
+    let (engine, _) = open(lazy_config(4), &medium);
+    assert!(all_good(&write(&engine, &[(0, 0)])));
+    assert_eq!(engine.flush(PATIENCE).unwrap().durable_blocks, 1);
+    // Another block takes its slot, and then it comes back. The journal has no record of that yet.
+    for number in [1, 0] {
+        engine.release(&[BlockId(0)]);
+        assert!(all_good(&write(&engine, &[(0, number)])));
+    }
+    let later = medium.restart();
+    drop(engine);
+    let (engine, recovered) = open(lazy_config(4), &later);
+    assert_eq!(recovered_numbers(&recovered), [(0, 0)]);
+    assert!(is_served(&engine, 0, 0));
+    assert_eq!(engine.flush(PATIENCE).unwrap().durable_blocks, 1);
+    for seed in 0..20 {
+        let (after, recovered) = open(lazy_config(4), &later.crash(seed));
+        assert_eq!(recovered_numbers(&recovered), [(0, 0)]);
+        assert!(is_served(&after, 0, 0), "seed {seed}");
+    }
+}
+
 #[test]
 fn a_block_whose_sync_failed_and_that_the_system_forgot_is_given_up() {
     let medium = SimMedium::new();
