@@ -200,13 +200,15 @@ fn read(pipe: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
     /// A program in place of Python.
     fn python(folder: &Path, script: &str) -> std::path::PathBuf {
         let path = folder.join("python");
-        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        // By another process: a descriptor of this one that is open for writing may be inherited by
+        // what another test starts, and then the script cannot be started.
+        let mut writes = Command::new("sh");
+        writes.args(["-c", r#"printf '#!/bin/sh\n%s\n' "$1" > "$2" && chmod 755 "$2""#, "sh", script]);
+        assert!(writes.arg(&path).status().unwrap().success());
         path
     }
 
