@@ -81,7 +81,7 @@ fn failed_checks(report: &str) -> String {
             format!("{}: {found}", check["check"].as_str().unwrap_or("a check"))
         })
         .collect();
-    if failed.is_empty() { "no report".into() } else { failed.join("; ") }
+    if failed.is_empty() { "its report names no check that failed".into() } else { failed.join("; ") }
 }
 
 fn suite(workspace: &Workspace, options: &Options) -> anyhow::Result<Command> {
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn failed_checks_are_named_with_what_they_found() {
-        assert_eq!(failed_checks(""), "no report");
+        assert_eq!(failed_checks(""), "its report names no check that failed");
         let checks = r#"{"checks": [{"check": "one", "holds": true, "found": 1},
             {"check": "two", "holds": false, "found": {"left": 3}}]}"#;
         assert_eq!(failed_checks(checks), r#"two: {"left":3}"#);

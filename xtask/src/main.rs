@@ -60,7 +60,7 @@ usage: cargo xtask COMMAND
                                    writes simulated; N defaults to 200; a part that this machine cannot run is named as
                                    skipped, and with --require-all it is a failure
   node-test [--rounds N] [--take-overs N] [--seed N] [--model heads|latent|groups] [--json FILE]
-                                   a node daemon and two engines of two ranks, killed, stopped and started again at random;
+                                   a node daemon, three engines of two ranks and movers, killed, stopped and started again at random;
                                    every byte is verified; N defaults to 200 rounds, and to 50 daemons that then take over
                                    from each other under load
   soak [--hours N] [--seed N] [--json FILE] [--html FILE]

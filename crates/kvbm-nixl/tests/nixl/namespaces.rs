@@ -20,14 +20,19 @@ struct Namespaces([String; 2]);
 
 impl Namespaces {
     /// # Errors
-    /// What the system refuses to a user who is not root.
+    /// The system refuses a namespace: to a user who is not root, for example.
     fn new() -> Result<Self, String> {
         let id = std::process::id();
         let names = [format!("kvbm-reader-{id}"), format!("kvbm-holder-{id}")];
         ip(&["netns", "add", &names[0]])?;
         // From here on both are removed at the end.
         let namespaces = Self(names);
-        let [reader, holder] = &namespaces.0;
+        namespaces.join().unwrap_or_else(|error| panic!("{error}"));
+        Ok(namespaces)
+    }
+
+    fn join(&self) -> Result<(), String> {
+        let [reader, holder] = &self.0;
         ip(&["netns", "add", holder])?;
         let [kind, peer] = [["type", "veth"], ["peer", "name"]];
         ip(&[&["link", "add", DEVICE, "netns", reader][..], &kind, &peer, &[DEVICE, "netns", holder]]
@@ -37,7 +42,7 @@ impl Namespaces {
             ip(&["-n", name, "link", "set", DEVICE, "up"])?;
             ip(&["-n", name, "link", "set", "lo", "up"])?;
         }
-        Ok(namespaces)
+        Ok(())
     }
 
     /// Bytes that the reader's end received.
@@ -78,10 +83,8 @@ fn inside(namespace: &str) -> Command {
 /// The process that reads.
 #[test]
 fn reader_in_a_namespace() {
-    let Ok(namespace) = std::env::var(HOLDERS_NAMESPACE) else {
-        assert!(std::env::var(HOLDERS_NAMESPACE).is_err(), "only as the child of another test");
-        return;
-    };
+    // Only as the child of another test.
+    let Ok(namespace) = std::env::var(HOLDERS_NAMESPACE) else { return };
     let agent = agent("reader");
     let memory = SystemAllocator::default().allocate(BYTES, 4096).expect("as set up");
     let _registration = memory.nixl_register(&agent).expect("as set up");

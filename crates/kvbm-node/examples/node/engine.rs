@@ -38,10 +38,13 @@ pub(crate) fn run(options: &Options) {
         if let Some(movers) = &mut movers {
             movers.restart();
         }
-        let is_free = engine.node.before_reuse(&blocks(&all), begun + DEADLINE).is_ok();
-        // Movers of other processes answer for themselves.
-        if !is_free || movers.as_mut().is_some_and(|movers| !movers.wait_idle(&all)) {
+        if engine.node.before_reuse(&blocks(&all), begun + DEADLINE).is_err() {
             say("hang before_reuse");
+            continue;
+        }
+        // Movers of other processes answer for themselves.
+        if movers.as_mut().is_some_and(|movers| !movers.wait_idle(&all)) {
+            say("hang wait_idle of a mover");
             continue;
         }
         let Loaded { promised, arrived, is_right } = match load(&engine, options, request, tokens, &ids) {

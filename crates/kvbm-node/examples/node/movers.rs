@@ -10,9 +10,11 @@ use kvbm::storage::{
     BoundLayout, HugePages, RegionBinding, SharedStorage, Storage, limit_free_heap, release_free_heap,
 };
 use kvbm_node::{EngineTerms, MoverMemory, NodeEngine};
+use rustix::process::Signal;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdout, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,11 +57,14 @@ impl MoverProcesses {
         (movers, views)
     }
 
-    /// Starts those that are gone again.
+    /// Starts those that are gone again. One that the test did not kill is reported.
     pub(crate) fn restart(&mut self) {
         let mut has_changed = false;
         for (rank, mover) in self.movers.iter_mut().enumerate() {
-            if mover.child.try_wait().unwrap().is_some() {
+            if let Some(status) = mover.child.try_wait().unwrap() {
+                if status.signal() != Some(Signal::KILL.as_raw()) {
+                    say(&format!("hang mover {rank} ended by itself: {status}"));
+                }
                 *mover = MoverProcess::start(&self.options, rank, &self.memory[rank]);
                 // It has not seen the points before.
                 let _gone_again = mover.tell(&format!("point {}", self.passed));
@@ -78,7 +83,7 @@ impl MoverProcesses {
         let line = format!("idle {}", ids.join(" "));
         // All wait at the same time.
         let told: Vec<_> = self.movers.iter_mut().map(|mover| mover.tell(&line)).collect();
-        self.movers.iter_mut().zip(told).all(|(mover, was_told)| {
+        let is_idle = |(mover, was_told): (&mut MoverProcess, bool)| {
             let mut answer = String::new();
             let has_answered = was_told && matches!(mover.answers.read_line(&mut answer), Ok(1..));
             if has_answered {
@@ -86,7 +91,10 @@ impl MoverProcesses {
             }
             mover.child.wait().unwrap();
             true
-        })
+        };
+        // Each answer is read: the next question must not get it.
+        let idle: Vec<bool> = self.movers.iter_mut().zip(told).map(is_idle).collect();
+        idle.into_iter().all(|is_idle| is_idle)
     }
 
     /// The engine has passed a point of its work.

@@ -42,6 +42,8 @@ struct Sums {
 
 /// The engines: one on devices, one in host memory, and one whose movers are other processes.
 const NAMES: [&str; 3] = [ON_DEVICES, "in-host-memory", MOVERS_APART];
+/// The last of them.
+const APART: usize = 2;
 
 pub(crate) fn run(options: &Options) -> ExitCode {
     std::fs::create_dir_all(&options.dir).unwrap();
@@ -115,7 +117,7 @@ impl Test<'_> {
 
     /// Kills a mover that is a process of its own, or stops it, and the engine stays.
     fn hit_mover(&mut self, kills: bool, pause: Duration) {
-        let movers = self.engines[2].progress.lock().unwrap().movers.clone();
+        let movers = self.engines[APART].progress.lock().unwrap().movers.clone();
         let Some(mover) = movers.get(self.random.below(movers.len().max(1) as u64) as usize) else { return };
         // One that has ended is gone until its engine starts it again.
         let send = |signal| kill_process(*mover, signal).is_ok();
