@@ -236,7 +236,7 @@ impl EngineInstance {
     }
 
     /// Whether its scheduler is there, and movers of all ranks can copy.
-    fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         let members = self.members.lock();
         !members.ended && members.newly_ready().is_some()
     }

@@ -21,7 +21,7 @@ pub(crate) struct Node {
     pub(crate) manager: KvBlockManager<Engine>,
     pub(crate) movers: Vec<Arc<RankMovers>>,
     pub(crate) hosts: Vec<SharedHost>,
-    pub(crate) instances: EngineInstances,
+    pub(crate) instances: Arc<EngineInstances>,
     /// What the layers of each cache group keep.
     pub(crate) kinds: Vec<GroupKind>,
     pub(crate) stopping: Arc<AtomicBool>,

@@ -40,7 +40,7 @@ pub struct AttachedEngine {
     pub blocks: u32,
     /// Its processes.
     pub pids: Vec<i32>,
-    /// Whether all its movers can copy.
+    /// Whether its scheduler is attached and all its movers can copy.
     pub ready: bool,
 }
 
@@ -103,18 +103,16 @@ impl NodeServer {
         };
         let hosts: Vec<_> = manager.workers().iter().filter_map(|worker| worker.shared().cloned()).collect();
         let listener = AttachListener::bind(socket, times)?;
-        let instances = EngineInstances::new(engine_blocks, ranks as u16);
+        let instances = Arc::new(EngineInstances::new(engine_blocks, ranks as u16));
         let stopping = Arc::default();
         let handover_terms = HandoverTerms::of(config).map_err(kvbm::BuildError::from)?;
         let kinds = handover::kinds_of(config);
         let (open, handed_over) = (RwLock::new(true), AtomicBool::new(false));
         let node =
             Node { manager, movers, hosts, instances, kinds, stopping, open, handover_terms, handed_over };
-        let node = Arc::new(node);
-        let counted = Arc::downgrade(&node);
-        let count = move || counted.upgrade().map(|node| node.instances.counts()).unwrap_or_default();
-        node.manager.metrics().count_engines_by(count);
-        Ok(Self { listener: Arc::new(listener), node })
+        let counted = Arc::clone(&node.instances);
+        node.manager.metrics().count_engines_by(move || counted.counts());
+        Ok(Self { listener: Arc::new(listener), node: Arc::new(node) })
     }
 
     /// Where it listens.
@@ -180,7 +178,7 @@ fn engines(node: &Node) -> Vec<AttachedEngine> {
         name: instance.engine.clone(),
         blocks: instance.range.blocks,
         pids: instance.pids(),
-        ready: instance.can_copy(),
+        ready: instance.is_ready(),
     };
     node.instances.all().iter().map(engine).collect()
 }

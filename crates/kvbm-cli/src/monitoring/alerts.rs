@@ -68,8 +68,8 @@ const RULES: &[Rule] = &[
         expr: "kvbm_node_engines{state=\"ready\"} < max_over_time(kvbm_node_engines{state=\"ready\"}[1h])",
         lasts: "5m",
         severity: "warning",
-        summary: "Fewer engines are attached to the node daemon {{ $labels.instance }} than in the last hour",
-        action: "`kvbm ctl status` names the engines that are attached; the log of the others says why they are not. The alert ends an hour after an engine was removed on purpose.",
+        summary: "Fewer engines of the node daemon {{ $labels.instance }} are ready than in the last hour",
+        action: "`kvbm ctl status` names the engines that are attached, and whether they are ready; the log of an engine says why it is not. The alert ends an hour after the engine was last ready, mended or not.",
     },
     Rule {
         name: "KvbmDamagedBlocks",

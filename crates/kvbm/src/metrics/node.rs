@@ -11,7 +11,7 @@ use std::fmt;
 pub struct EngineCounts {
     /// Engines with a scheduler whose blocks can be copied on all ranks.
     pub ready: u64,
-    /// Engines that lack a process, or one that can copy.
+    /// Engines with a process that is missing, or that still maps host memory.
     pub attaching: u64,
 }
 
@@ -33,7 +33,7 @@ impl EngineMetrics {
 
 pub(super) fn encode(engines: Option<&EngineMetrics>, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let Some(EngineMetrics { ready, attaching }) = engines else { return Ok(()) };
-    let help = "Engines that are attached to the node daemon: ready, or without a process that can copy";
+    let help = "Engines that are attached to the node daemon: ready, or with a process that is missing or still maps host memory";
     let mut metric = encoder.encode_descriptor("node_engines", help, None, MetricType::Gauge)?;
     for (state, gauge) in [("ready", ready), ("attaching", attaching)] {
         let labels: Labels<'_> = &[("state", state)];
