@@ -417,7 +417,7 @@ def test_private_blocks_of_all_cache_groups_come_back_or_none_does() -> None:
         assert manager.status()["tiers"]["g2"]["free"] == 2, "none of them is parked"
         for page in pages:
             page[:7] = 0
-        with pytest.raises(InvalidArgument, match="1 lists of engine blocks for 3 batches"):
+        with pytest.raises(InvalidArgument, match="engine blocks for 1 of 3 batches"):
             manager.resume(parked, [11, 12])
         with pytest.raises(InvalidArgument, match="2 engine blocks for 3 blocks"):
             manager.resume_groups(parked, [[11, 12], [13, 14], [16]])

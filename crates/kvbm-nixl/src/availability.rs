@@ -68,6 +68,23 @@ pub struct OptionsError {
     rule: &'static str,
 }
 
+impl OptionsError {
+    /// The option: a field of [`NixlOptions`], `UCX parameter` or `UCX_TLS`.
+    pub fn option(&self) -> &str {
+        self.option
+    }
+
+    /// Its value, or the part of it that cannot be used.
+    pub fn value(&self) -> &str {
+        &self.value
+    }
+
+    /// What is allowed.
+    pub fn rule(&self) -> &str {
+        self.rule
+    }
+}
+
 /// What UCX's back end reads of its parameters (`src/plugins/ucx/ucx_backend.cpp` of NIXL). NIXL
 /// ignores others, also `ucx_devices`, which it lists among its own defaults.
 const UCX_PARAMETERS: [&str; 7] = [
@@ -92,11 +109,23 @@ impl NixlOptions {
         }
     }
 
-    /// Checks the values without looking at the machine.
+    /// Checks the values without looking at the machine, and UCX's variable `UCX_TLS`.
     ///
     /// # Errors
     /// The first option with a value that cannot be, and what is allowed.
     pub fn validate(&self) -> Result<(), OptionsError> {
+        if let Some(value) = std::env::var("UCX_TLS").ok().filter(|given| !allows_tcp(given)) {
+            let rule = "UCX needs tcp among its transports: add it";
+            return Err(OptionsError { option: "UCX_TLS", value, rule });
+        }
+        self.check_settings()
+    }
+
+    /// Checks the values alone.
+    ///
+    /// # Errors
+    /// As [`validate`](Self::validate).
+    pub fn check_settings(&self) -> Result<(), OptionsError> {
         let refuse = |option, value: String, rule| Err(OptionsError { option, value, rule });
         if !(1..=255).contains(&self.agent_name.len()) || self.agent_name.contains('\0') {
             let value = self.agent_name.chars().take(40).collect();
@@ -104,7 +133,7 @@ impl NixlOptions {
         }
         if !(Duration::from_micros(1)..=MAX_PROGRESS_DELAY).contains(&self.progress_delay) {
             let value = format!("{:?}", self.progress_delay);
-            return refuse("progress_delay", value, "give 1 us to 10 ms");
+            return refuse("progress_delay", value, "give 1us to 10ms");
         }
         for backend in &self.backends {
             if !["UCX", "POSIX"].contains(&backend.name.as_str()) {
@@ -116,9 +145,6 @@ impl NixlOptions {
                             ucx_num_device_channels, ucx_error_handling_mode or engine_config";
                 return refuse("UCX parameter", unknown.clone(), rule);
             }
-        }
-        if let Some(transports) = std::env::var("UCX_TLS").ok().filter(|given| !allows_tcp(given)) {
-            return refuse("UCX_TLS", transports, "UCX needs tcp among its transports: add it");
         }
         match &self.library {
             Some(path) if !path.is_absolute() => {

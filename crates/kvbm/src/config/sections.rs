@@ -466,8 +466,10 @@ section! {
         /// NIXL's library `libnixl_capi.so`, by its absolute path; not set: it is looked for in the
         /// usual places.
         library: Option<PathBuf> = None, [""];
-        /// Parameters of NIXL's back end UCX, as NIXL documents them, such as
-        /// `device_list=mlx5_0,mlx5_1;num_workers=4`. What is not given keeps NIXL's default.
+        /// Parameters of NIXL's back end UCX, such as `device_list=mlx5_0,mlx5_1;num_workers=4`.
+        /// It reads `device_list`, `num_workers`, `num_threads`, `split_batch_size`,
+        /// `ucx_num_device_channels`, `ucx_error_handling_mode` and `engine_config`. What is not
+        /// given keeps NIXL's default.
         ucx: Parameters = Parameters::default(), [""];
         /// Pause of NIXL's progress thread, from 1 us to 10 ms. A shorter one costs processor time
         /// while nothing moves.

@@ -4,15 +4,17 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | `model` | rules of the model's section | - |
+//! | `remote` | rules of the section about other nodes | - |
 
 mod model;
+mod remote;
 
 use std::time::Duration;
 
 use super::choices::{BandwidthModel, ChainRootKind, CopyWay, DeviceKind, VolumeCompress};
 use super::sections::VolumeConfig;
 use super::{Config, ConfigError, Section, http};
-use kvbm_events::{BucketUrl, EventUrl};
+use kvbm_events::EventUrl;
 use kvbm_link::WorkerAddress;
 use kvbm_plan::{Tier, VolumeDescriptor, shown_uri};
 use kvbm_pool::{RegistryConfig, Share};
@@ -48,7 +50,7 @@ impl Config {
         http::validate("metrics", self.metrics.http, &self.metrics.security())?;
         self.validate_tiers()?;
         self.validate_volumes()?;
-        self.validate_remote()?;
+        remote::check(self)?;
         let offload = &self.offload;
         share(
             "offload.g1_g2.watermark",
@@ -168,79 +170,6 @@ impl Config {
         let lacks = cfg!(all(feature = "worker", not(feature = "compress")));
         if lacks && compress != VolumeCompress::Off {
             return broken("volumes.compress", &compress, "needs a build with the feature compress");
-        }
-        Ok(())
-    }
-
-    fn validate_remote(&self) -> Result<(), ConfigError> {
-        let remote = &self.remote;
-        if !remote.enabled {
-            return Ok(());
-        }
-        if remote.node == 0 {
-            return broken("remote.node", &0, "must be from 1 on, and unique among the peers");
-        }
-        self.validate_discovery()?;
-        if let Some(library) = remote.library.as_ref().filter(|path| !path.is_absolute()) {
-            return broken("remote.library", &library.display(), "must be an absolute path");
-        }
-        self.validate_offered_blocks()?;
-        for (key, value) in [
-            ("remote.refresh", remote.refresh),
-            ("remote.lookup_deadline", remote.lookup_deadline),
-            ("remote.read_deadline", remote.read_deadline),
-            ("remote.longest_pause", remote.longest_pause),
-        ] {
-            positive(key, value)?;
-        }
-        if !(Duration::from_millis(100)..=Duration::from_secs(600)).contains(&remote.lease) {
-            return broken(
-                "remote.lease",
-                &format!("{:?}", remote.lease),
-                "must be from 100 ms to 10 minutes",
-            );
-        }
-        if remote.per_peer > remote.threads {
-            let rule = format!("must be at most remote.threads ({})", remote.threads);
-            return broken("remote.per_peer", &remote.per_peer, &rule);
-        }
-        Ok(())
-    }
-
-    /// Where nodes find each other.
-    fn validate_discovery(&self) -> Result<(), ConfigError> {
-        let (folder, url) = (self.remote.directory.as_ref(), self.remote.url.as_ref());
-        if folder.is_some() == url.is_some() {
-            let found = folder.map_or("none".to_owned(), |path| path.display().to_string());
-            let rule = "or remote.url must name where nodes find each other: one of the two";
-            return broken("remote.directory", &found, rule);
-        }
-        // A URL may hold a password.
-        match url.map(|url| url.text().parse::<BucketUrl>()) {
-            Some(Err(error)) => broken("remote.url", "(not shown)", &error.to_string()),
-            Some(Ok(url)) if !url.is_closed_to_strangers() && self.namespace.deployment_secret.is_none() => {
-                let rule = "needs namespace.deployment_secret where the server is on another machine: else whoever \
-                            may write there could announce a node and serve forged blocks (or allow it with insecure=true)";
-                broken("remote.url", &url, rule)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Whether peers can use the blocks of this node.
-    fn validate_offered_blocks(&self) -> Result<(), ConfigError> {
-        if self.host.capacity.is_none() {
-            let rule = "must be above 0 with remote.enabled: peers read and fill host memory";
-            return broken("host.capacity", &self.host.capacity, rule);
-        }
-        if !self.model.has_heads() || self.model.groups.as_slice().len() > 1 {
-            let rule = "must be false for a model with opaque tensors, several cache groups or scales";
-            return broken("remote.enabled", &true, rule);
-        }
-        if self.namespace.chain_root == ChainRootKind::PerProcess {
-            let rule =
-                "must be \"fixed\" or \"external\" with remote.enabled: otherwise peers compute other hashes";
-            return broken("namespace.chain_root", &"per-process", rule);
         }
         Ok(())
     }

@@ -80,7 +80,7 @@ pub enum EngineError {
     },
     /// Not a list of ids for each batch that was parked.
     #[error(
-        "{lists} lists of engine blocks for {batches} batches that are parked: give one for each (resume_groups)"
+        "engine blocks for {lists} of {batches} batches that are parked: give a list for each (resume_groups)"
     )]
     Batches {
         /// Lists given.

@@ -12,8 +12,7 @@ use crate::metrics::Metrics;
 use crate::workers::Workers;
 use kvbm_layout::{Holders, SliceError, slice_for_rank};
 use kvbm_nixl::{
-    AgentError, BackendOptions, InProcessNetwork, NixlOptions, NodeOptions, RemoteAgent, RemoteError,
-    RemoteNode,
+    AgentError, InProcessNetwork, NixlOptions, NodeOptions, RemoteAgent, RemoteError, RemoteNode,
 };
 use kvbm_plan::{
     BlockId, BlockIdentity, Epoch, HeadRange, NamespaceTag, NodeId, Rank, RankSlice, Replication,
@@ -145,14 +144,7 @@ fn named(config: &Config, epoch: Epoch) -> Result<Arc<dyn RemoteAgent>, RemoteSt
     let name = format!("kvbm-{}-{epoch}", config.remote.node);
     match config.remote.agent {
         RemoteAgentKind::InProcess => Ok(Arc::new(IN_PROCESS.agent(&name)?)),
-        RemoteAgentKind::Nixl => {
-            let mut options = NixlOptions::new(name);
-            options.library.clone_from(&config.remote.library);
-            options.progress_delay = config.remote.progress_delay;
-            let parameters = config.remote.ucx.as_slice().to_vec();
-            options.backends.push(BackendOptions { name: "UCX".into(), parameters });
-            nixl(&options)
-        }
+        RemoteAgentKind::Nixl => nixl(&config.remote.nixl_options(name)),
     }
 }
 

@@ -512,7 +512,7 @@ fn an_engine_s_ids_that_do_not_fit_the_batches_are_refused() {
         ids
     };
     for (ids, wanted) in [
-        (ids(|ids| ids.truncate(4)), "4 lists of engine blocks for 5 batches"),
+        (ids(|ids| ids.truncate(4)), "engine blocks for 4 of 5 batches"),
         (ids(|ids| ids[1].truncate(2)), "2 engine blocks for 3 blocks"),
         (ids(|ids| ids[1][0] = ids[0][0]), "is named twice"),
         (ids(|ids| ids[1][0] = BlockId(DEVICE)), "does not exist"),

@@ -215,7 +215,7 @@ fn what_cannot_be_is_reported() {
     };
     let refused =
         |configure: &dyn Fn(&mut Config)| build(configure).build().map(drop).unwrap_err().to_string();
-    let rules: [(&str, Change); 10] = [
+    let rules: [(&str, Change); 12] = [
         ("one of the two", |config| config.remote.url = Some(Secret::new("nats://h"))),
         ("namespace.deployment_secret", |config| {
             (config.remote.directory, config.remote.url) =
@@ -230,6 +230,8 @@ fn what_cannot_be_is_reported() {
         ("remote.read_deadline", |config| config.remote.read_deadline = Duration::ZERO),
         ("remote.per_peer", |config| config.remote.per_peer = 9),
         ("remote.library", |config| config.remote.library = Some("libnixl_capi.so".into())),
+        ("remote.progress_delay", |config| config.remote.progress_delay = Duration::from_secs(1)),
+        ("remote.ucx", |config| config.remote.ucx = [("ucx_devices", "mlx5_0")].into_iter().collect()),
         ("host.capacity", |config| config.host.capacity = Blocks(0).into()),
     ];
     for (expected, configure) in rules {

@@ -46,7 +46,8 @@ struct History {
     /// It was written since they flipped.
     is_rewritten: bool,
     /// A block whose record recovery passed over for a newer copy in another slot. No commit has
-    /// removed the record yet: where that of the newer copy rots, it counts again.
+    /// removed the record yet: where that of the newer copy rots, it counts again. So it does after
+    /// a write to the slot that a loss of power undid.
     passed_over: Option<Record>,
 }
 
