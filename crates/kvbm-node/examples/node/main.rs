@@ -2,11 +2,11 @@
 //! node-test` and `cargo xtask soak`.
 //!
 //! `node test --rounds N --take-overs M --seed S --dir DIR` starts a daemon and three engines of
-//! two ranks, each a process of its own. The movers of the third engine are further processes. After
-//! the rounds, M daemons take over from each other under load. It prints one line of JSON: `rounds,
-//! verified, wrong_bytes, hangs, leaked_slots, found_again, take_overs, lost_blocks, recomputed`.
-//! The last are the requests that computed what they were promised while daemons took over. Its
-//! exit status is 0 where nothing is wrong.
+//! two ranks, each a process of its own. The movers of the third engine are further processes.
+//! After the rounds, M daemons take over from each other under load. It prints one line of JSON:
+//! `rounds, verified, wrong_bytes, hangs, leaked_slots, found_again, take_overs, lost_blocks,
+//! recomputed`. The last are the requests that computed what they were promised while daemons took
+//! over. Its exit status is 0 where nothing is wrong.
 //!
 //! `node soak --seconds N --seed S --dir DIR --program KVBM` does the same to the engines of a
 //! `kvbm serve` with disk and volume, for a long time, and prints what its processes use

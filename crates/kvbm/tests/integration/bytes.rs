@@ -3,6 +3,7 @@
 
 use crate::support::{compute, fill, holds, serve, soon, three_tiers, tokens, two_tiers};
 use kvbm::{FailureKind, KvBlockManager, Owned, Path, Tier, TokenSequence};
+use std::time::{Duration, Instant};
 
 #[test]
 fn invariant_2_bytes_of_a_registered_block_do_not_change_while_it_is_held() {
@@ -75,7 +76,7 @@ fn two_ranks_each_keep_their_own_slice_through_all_tiers() {
         assert_eq!(serve(&manager, &tokens(&manager, start, 6)), 6);
         assert!(manager.wait_offloads(soon()));
     }
-    assert!(manager.shutdown(std::time::Duration::from_secs(60)).is_complete());
+    assert!(manager.shutdown(Duration::from_secs(60)).is_complete());
     drop(manager);
     let manager = build();
     assert_eq!(serve(&manager, &tokens(&manager, 3, 6)), 6);
@@ -142,6 +143,12 @@ fn eight_threads_on_one_manager_see_no_wrong_byte() {
     });
     assert!(hits > 0);
     assert!(manager.wait_offloads(soon()));
+    // The copies of onboards that were dropped go on until they are over.
+    let (busy, until) =
+        (|| manager.status().tiers.iter().any(|tier| tier.arriving + tier.active > 0), soon());
+    while busy() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     for tier in manager.status().tiers {
         let idle =
             (tier.arriving, tier.held, tier.active, tier.detached, tier.transfer_pins, tier.quarantined);
