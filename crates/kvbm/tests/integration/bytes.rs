@@ -144,8 +144,16 @@ fn eight_threads_on_one_manager_see_no_wrong_byte() {
     assert!(hits > 0);
     assert!(manager.wait_offloads(soon()));
     // The copies of onboards that were dropped go on until they are over.
-    let (busy, until) =
-        (|| manager.status().tiers.iter().any(|tier| tier.arriving + tier.active > 0), soon());
+    let (busy, until) = (
+        || {
+            manager
+                .status()
+                .tiers
+                .iter()
+                .any(|tier| tier.arriving + tier.active > 0 || tier.transfer_pins > 0)
+        },
+        soon(),
+    );
     while busy() && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
     }
