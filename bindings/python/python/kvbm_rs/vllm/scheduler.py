@@ -72,14 +72,15 @@ class SchedulerSide(Transfers):
             # With several groups a prefix cannot be cut off where it is promised.
             found = process.manager.look_up(tracked.view.id, tracked.sequence, first, end=most)
         process.counters.add("look_ups")
-        # It stays until vLLM has room for the request or gives it up: vLLM may ask again, and must
-        # not wait for volumes again. An answer of volumes is a ticket although it has no blocks.
+        # An answer of volumes is a ticket although it has no blocks: vLLM may ask again.
         tracked.has_ticket |= found is None or found.blocks > 0
         if found is None:
             process.counters.add("pending_look_ups")
             return None, False
         blocks = min(found.blocks, most - first)
         if blocks < process.options.min_blocks or process.shadow is not None:
+            if found.blocks:
+                self._end_ticket(tracked)
             if process.shadow is not None and not tracked.was_counted:
                 # Once for each request: vLLM asks again while the request waits.
                 tracked.was_counted = True
@@ -88,6 +89,7 @@ class SchedulerSide(Transfers):
             return 0, False
         if process.audit is not None and process.audit.takes(tracked, first, blocks):
             # vLLM computes them.
+            self._end_ticket(tracked)
             return 0, False
         tracked.promised, tracked.by_tier = blocks, _split(blocks, found.by_tier)
         tracked.groups = found.groups
