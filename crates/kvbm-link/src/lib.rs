@@ -51,12 +51,11 @@
 //! | `leader` | the leader's end: connects, and connects again | `connection`, `listener`, `handshake`, `address`, `peer`, `queue`, `timed`, `frame` |
 //! | `attached` | the end of a process that attaches to a daemon | `daemon`, `attach`, `connection`, `peer`, `queue`, `timed`, `frame` |
 //! | `daemon` | a node daemon's end: serves many processes | `worker`, `attach`, `connection`, `peer`, `queue`, `socket_file`, `timed`, `frame` |
-//! | `worker` | the worker's end: listens, serves one leader at a time | `waiting`, `connection`, `listener`, `handshake`, `address`, `peer`, `timed`, `frame` |
+//! | `worker` | the worker's end: listens, serves one leader at a time | `pending`, `connection`, `listener`, `handshake`, `address`, `peer`, `timed`, `frame` |
 //! | `connection` | reader and writer of an established line | `handshake`, `frame`, `shutdown`, `peer`, `queue`, `stream`, `timed` |
 //! | `fuzz` | what must hold of any bytes that the other end sends | `attach`, `handshake`, `frame` |
 //! | `attach` | how a process attaches to a daemon | `descriptors`, `timed`, `frame` |
 //! | `descriptors` | file descriptors beside the bytes of a socket | `timed` |
-//! | `waiting` | strangers whose handshake is under way | `listener` |
 //! | `listener` | who may enter, and how to get there | `address`, `peer`, `socket_file`, `stream`, `tls_stream` |
 //! | `stream` | a Unix socket, or TLS over TCP | `tls_stream`, `timed` |
 //! | `tls_stream` | TLS 1.3 over TCP | `address`, `tls_config`, `timed`, `pem` |
@@ -68,6 +67,7 @@
 //! | `timed` | a stream with a deadline | - |
 //! | `queue` | frames that wait to be sent, in two lanes | - |
 //! | `peer` | the process at the other end | - |
+//! | `pending` | connections whose peer has not shown yet that it belongs here | - |
 //! | `socket_file` | a socket: private, and no other's | - |
 //! | `shutdown` | the end of a worker that its leader knows of | - |
 //! | `frame` | lengths and kinds on the wire | - |
@@ -88,6 +88,7 @@ mod leader;
 mod listener;
 mod peer;
 mod pem;
+mod pending;
 pub mod private_file;
 mod queue;
 mod shutdown;
@@ -98,7 +99,6 @@ mod timed;
 mod tls_config;
 #[cfg_attr(not(feature = "tls"), path = "tls_stream/absent.rs")]
 mod tls_stream;
-mod waiting;
 mod worker;
 
 pub use address::{TlsFiles, WorkerAddress, WorkerAddressError};
@@ -112,6 +112,7 @@ pub use handshake::{HandshakeError, LeaderTerms, SharedSetting, WorkerTerms};
 pub use leader::{LeaderLine, LineSendError, LineStatus, WorkerNotice};
 pub use peer::{PeerId, ProcessState, expect_same_user};
 pub use pem::{PemFile, TlsError};
+pub use pending::{ConnectionPermit, PendingConnections};
 pub use queue::Lane;
 pub use socket_file::SocketFile;
 #[cfg(feature = "tls")]

@@ -6,8 +6,8 @@ use crate::frame::{FrameKind, MAX_BODY, frame};
 use crate::handshake::{self, HandshakeError, LeaderTerms, Refusal, WorkerTerms};
 use crate::listener::{Listener, UnverifiedConnection};
 use crate::peer::{Peer, PeerId};
+use crate::pending::{ConnectionPermit, PendingConnections};
 use crate::timed::Timed;
-use crate::waiting::{HandshakePermit, MAX_HANDSHAKES, Waiting};
 use kvbm_plan::{Epoch, LogLimit, clock};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 /// Bytes of messages that wait for the leader; who sends more waits.
 const QUEUE_BYTES: usize = 4 * MAX_BODY;
+/// Handshakes at a time.
+const MAX_HANDSHAKES: usize = 32;
 /// How often a listener looks whether it was stopped.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -101,7 +103,7 @@ struct Handshakes<'a> {
     service: &'a Arc<dyn Service>,
     serving: Mutex<Serving>,
     /// Those that are under way.
-    waiting: Waiting,
+    pending: Arc<PendingConnections>,
     /// Whoever connects again and again must not fill the log.
     log_limit: LogLimit<&'static str>,
 }
@@ -150,7 +152,7 @@ impl WorkerListener {
         let handshakes = Handshakes {
             service,
             serving: Mutex::default(),
-            waiting: Waiting::default(),
+            pending: PendingConnections::new(MAX_HANDSHAKES),
             log_limit: LogLimit::default(),
         };
         std::thread::scope(|scope| {
@@ -193,8 +195,8 @@ impl WorkerListener {
         handshakes: &'scope Handshakes<'_>,
     ) {
         let warn = |topic, text: &str| self.warn(&handshakes.log_limit, topic, text);
-        let place = match handshakes.waiting.enter(&stranger) {
-            Ok(Some(place)) => place,
+        let permit = match stranger.socket().map(|socket| handshakes.pending.enter(socket)) {
+            Ok(Some(permit)) => permit,
             Ok(None) => {
                 let why = format!("a connection was refused: {MAX_HANDSHAKES} handshakes are under way");
                 return warn("full", &why);
@@ -203,7 +205,7 @@ impl WorkerListener {
         };
         let thread = std::thread::Builder::new().name("kvbm-link-hand".into());
         let spawned = thread.spawn_scoped(scope, move || {
-            if let Err(error) = self.shake_hands(stranger, &place, handshakes) {
+            if let Err(error) = self.shake_hands(stranger, permit, handshakes) {
                 warn("handshake", &error.to_string());
             }
         });
@@ -223,14 +225,14 @@ impl WorkerListener {
     fn shake_hands(
         &self,
         stranger: UnverifiedConnection,
-        place: &HandshakePermit<'_>,
+        mut permit: ConnectionPermit,
         handshakes: &Handshakes<'_>,
     ) -> Result<(), HandshakeError> {
         let until = kvbm_plan::deadline_after(Instant::now(), self.times.handshake);
         let (stream, peer) = self.listener.admit(stranger, until)?;
         let mut line = Timed::until(&stream, until);
         let (terms, versions) = handshake::read_offer(&mut line)?;
-        if !place.keep() {
+        if !permit.keep() {
             return Err(io::Error::other("its place was given to a later connection").into());
         }
         let mut serving = handshakes.serving.lock();

@@ -12,7 +12,8 @@ pub struct HttpLimits {
     pub head_bytes: usize,
     /// Bytes of a body.
     pub body_bytes: usize,
-    /// Connections at a time, each with a thread; further ones are answered with 503.
+    /// Connections at a time, each with a thread. One more takes the place of a client whose
+    /// request is not there yet; where all are answered, it gets 503.
     pub connections: usize,
 }
 

@@ -9,7 +9,7 @@ use super::security::{HttpSecurity, Prepared};
 use super::stream::DeadlineStream;
 use super::tls::TlsAcceptor;
 use super::token::BearerToken;
-use kvbm_link::SocketFile;
+use kvbm_link::{ConnectionPermit, PendingConnections, SocketFile};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
@@ -90,6 +90,8 @@ struct Served {
     service: Box<dyn HttpService>,
     tls: Option<TlsAcceptor>,
     limits: HttpLimits,
+    /// Clients whose request is not there yet, and those that are answered.
+    connections: Arc<PendingConnections>,
     open: Arc<AtomicUsize>,
     /// When a warning last said that clients are refused.
     last_warning: Mutex<Option<Instant>>,
@@ -148,6 +150,7 @@ impl HttpServer {
             service,
             tls,
             limits,
+            connections: PendingConnections::new(limits.connections),
             open: Arc::clone(&open),
             last_warning: Mutex::default(),
         });
@@ -224,10 +227,17 @@ impl Listener {
     }
 }
 
-/// A place among the connections.
-struct Place(Arc<Served>);
+/// Counts a connection that has a thread.
+struct OpenConnection(Arc<Served>);
 
-impl Drop for Place {
+impl OpenConnection {
+    fn count(served: &Arc<Served>) -> Self {
+        served.open.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(served))
+    }
+}
+
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.0.open.fetch_sub(1, Ordering::AcqRel);
     }
@@ -235,8 +245,8 @@ impl Drop for Place {
 
 impl Served {
     fn admit(self: &Arc<Self>, stream: DeadlineStream, name: &str) {
-        if self.open.fetch_add(1, Ordering::AcqRel) >= self.limits.connections {
-            self.open.fetch_sub(1, Ordering::AcqRel);
+        // Without a descriptor there is no room either.
+        let Some(permit) = stream.socket().ok().and_then(|socket| self.connections.enter(socket)) else {
             self.warn_full(name);
             // A client that waits for a handshake does not read it.
             if self.tls.is_none() {
@@ -244,10 +254,10 @@ impl Served {
                 refuse(&stream, &HttpResponse::error(503, &text));
             }
             return;
-        }
-        let place = Place(Arc::clone(self));
+        };
+        let open = OpenConnection::count(self);
         // A client that goes away or talks nonsense is its own problem.
-        let serve = move || drop(place.0.converse(stream));
+        let serve = move || drop(open.0.converse(stream, permit));
         if let Err(error) = std::thread::Builder::new().name(name.to_owned()).spawn(serve) {
             tracing::error!(target: "kvbm", "no thread for a client: {error}");
         }
@@ -262,7 +272,7 @@ impl Served {
         }
     }
 
-    fn converse(&self, mut stream: DeadlineStream) -> io::Result<()> {
+    fn converse(&self, mut stream: DeadlineStream, mut permit: ConnectionPermit) -> io::Result<()> {
         stream.set_nonblocking(false)?;
         let began = Instant::now();
         stream.set_deadline(kvbm_plan::deadline_after(began, self.limits.client_time));
@@ -279,6 +289,8 @@ impl Served {
         };
         let admit = |head: &HttpRequest| self.service.admit(head);
         match read(stream.as_mut(), &self.limits, &admit)? {
+            // Its place was given away.
+            Ok(_) if !permit.keep() => Ok(()),
             Ok(request) => {
                 let left = self.limits.client_time.saturating_sub(began.elapsed());
                 let response = self.service.answer(&request);

@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -38,6 +39,14 @@ impl DeadlineStream {
     pub fn until(mut self, deadline: Instant) -> Self {
         self.deadline = deadline;
         self
+    }
+
+    /// A descriptor of the connection, to close it by.
+    pub(super) fn socket(&self) -> io::Result<OwnedFd> {
+        match &self.stream {
+            Stream::Tcp(stream) => stream.try_clone().map(OwnedFd::from),
+            Stream::Unix(stream) => stream.try_clone().map(OwnedFd::from),
+        }
     }
 
     /// Nothing more is written: the peer reads the end.
