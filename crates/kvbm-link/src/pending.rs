@@ -107,15 +107,21 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 
-    /// A connection: the peer's end, and a permit.
-    fn enter(connections: &Arc<PendingConnections>) -> Option<(UnixStream, ConnectionPermit)> {
-        let (peer, own) = UnixStream::pair().expect("a pair");
-        Some((peer, connections.enter(own.into())?))
+    /// Both ends of a connection.
+    struct Ends {
+        peer: UnixStream,
+        _own: UnixStream,
     }
 
-    fn is_closed(peer: &mut UnixStream) -> bool {
-        peer.set_nonblocking(true).expect("a socket");
-        matches!(peer.read(&mut [0]), Ok(0))
+    fn enter(connections: &Arc<PendingConnections>) -> Option<(Ends, ConnectionPermit)> {
+        let (peer, own) = UnixStream::pair().expect("a pair");
+        let socket = own.try_clone().expect("a descriptor");
+        Some((Ends { peer, _own: own }, connections.enter(socket.into())?))
+    }
+
+    fn is_closed(ends: &mut Ends) -> bool {
+        ends.peer.set_nonblocking(true).expect("a socket");
+        matches!(ends.peer.read(&mut [0]), Ok(0))
     }
 
     #[test]
