@@ -36,6 +36,7 @@ struct PendingState {
 pub struct ConnectionPermit {
     connections: Arc<PendingConnections>,
     number: u64,
+    has_replaced: bool,
     is_served: bool,
 }
 
@@ -54,17 +55,18 @@ impl PendingConnections {
             return None;
         }
         state.came += 1;
-        let number = state.came;
+        let (number, mut has_replaced) = (state.came, false);
         if state.pending.len() + state.served >= self.most {
             let at = self.random.hash_one(number).checked_rem(state.pending.len() as u64)?;
             if let Some((_, other)) = state.pending.remove(at as usize) {
                 // A socket that is closed already is as good.
                 let _closed = shutdown(&other, Shutdown::Both);
                 state.closed += 1;
+                has_replaced = true;
             }
         }
         state.pending.push_back((number, socket));
-        Some(ConnectionPermit { connections: Arc::clone(self), number, is_served: false })
+        Some(ConnectionPermit { connections: Arc::clone(self), number, has_replaced, is_served: false })
     }
 }
 
@@ -78,6 +80,11 @@ impl PendingState {
 }
 
 impl ConnectionPermit {
+    /// Whether another connection was closed for this one.
+    pub fn has_replaced(&self) -> bool {
+        self.has_replaced
+    }
+
     /// The peer has shown that it belongs here: nobody takes its place any more. `false` where
     /// another connection has it already.
     pub fn keep(&mut self) -> bool {
@@ -132,6 +139,7 @@ mod tests {
         let (mut silent, mut lost) = enter(&connections).expect("room");
         let (mut next, mut last) = enter(&connections).expect("the silent one's place");
         assert!(is_closed(&mut silent) && !lost.keep());
+        assert!(last.has_replaced() && !lost.has_replaced() && !permit.has_replaced());
         assert!(!is_closed(&mut served) && !is_closed(&mut next) && last.keep());
         assert!(enter(&connections).is_none(), "both are served");
         drop((permit, lost));

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 /// How often a listener looks whether it was stopped.
 const TICK: Duration = Duration::from_millis(100);
-/// How often the log says that clients are refused.
+/// How often the log says that all connections are in use.
 const WARN_EVERY: Duration = Duration::from_secs(10);
 /// How long a server that stops waits for its connections, beyond the time of a client.
 const STOP_TIME: Duration = Duration::from_secs(1);
@@ -93,7 +93,7 @@ struct Served {
     /// Clients whose request is not there yet, and those that are answered.
     connections: Arc<PendingConnections>,
     open: Arc<AtomicUsize>,
-    /// When a warning last said that clients are refused.
+    /// When a warning last said that all connections are in use.
     last_warning: Mutex<Option<Instant>>,
 }
 
@@ -255,6 +255,9 @@ impl Served {
             }
             return;
         };
+        if permit.has_replaced() {
+            self.warn_full(name);
+        }
         let open = OpenConnection::count(self);
         // A client that goes away or talks nonsense is its own problem.
         let serve = move || drop(open.0.converse(stream, permit));
@@ -268,7 +271,7 @@ impl Served {
         if last_warning.is_none_or(|last_warning| now.duration_since(last_warning) >= WARN_EVERY) {
             *last_warning = Some(now);
             let connections = self.limits.connections;
-            tracing::warn!(target: "kvbm", server, connections, "clients are refused: all connections are in use");
+            tracing::warn!(target: "kvbm", server, connections, "all connections are in use: clients are refused, or closed before their request is there");
         }
     }
 
