@@ -9,7 +9,7 @@ use crate::recorded_slots::SlotRecords;
 use crate::seal::Seal;
 use crate::slot_file::SlotFile;
 use crate::slot_table::{Content, SlotTable};
-use crate::stripes::{self, SLOT_FILE, Stripes};
+use crate::stripes::{self, Stripes};
 use crate::{
     DiskConfig, Dropped, EngineKind, EngineMode, FormatError, OpenError, OwnedBuffer, Recovered,
     RecoveredSlot,
@@ -59,9 +59,7 @@ pub(crate) fn open(config: &DiskConfig, medium: &Arc<dyn Medium>) -> Result<Open
             dropped.duplicates = drop_duplicates(&mut table);
             if !replayed.clean {
                 table.distrust();
-                // The last process may have written a block over its own record and ended before
-                // it synced that: the record alone does not say that the bytes are on the device.
-                slots.sync().map_err(|error| failed("sync", SLOT_FILE, error))?;
+                sync_slots(&slots)?;
             }
             let table = Mutex::new(table);
             let journal = if replayed.header.num_slots == config.num_slots {
@@ -146,6 +144,15 @@ pub(crate) fn header_of(config: &DiskConfig) -> Result<Header, OpenError> {
         slot_stride: config.slot_stride()?,
         geometry: config.geometry.clone(),
     })
+}
+
+/// Makes the bytes of the slots durable. The last process may have written a block over its own
+/// record and ended before it synced that: the record alone does not say that the bytes are on the
+/// device.
+fn sync_slots(slots: &SlotFile) -> Result<(), OpenError> {
+    let names = stripes::slot_files(slots.files.len());
+    let mut files = slots.files.iter().zip(names);
+    files.try_for_each(|(file, name)| file.sync_data().map_err(|error| failed("sync", &name, error)))
 }
 
 /// Cuts the torn tail and the mark of a shutdown before anything is written.

@@ -5,7 +5,7 @@ use crate::medium::{BlockFile, complete};
 use crate::stripes::Stripes;
 use crate::{EngineChoice, EngineKind};
 use kvbm_plan::BlockId;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 
 #[derive(Debug)]
@@ -53,11 +53,6 @@ impl SlotFile {
     pub(crate) fn file_of(&self, slot: BlockId) -> (&dyn BlockFile, u64) {
         let (file, offset) = self.place(slot);
         (&*self.files[file], offset)
-    }
-
-    /// Makes durable what was written to the files, by any process.
-    pub(crate) fn sync(&self) -> io::Result<()> {
-        self.files.iter().try_for_each(|file| file.sync_data())
     }
 
     /// How long the files are. One that does not say counts as whole.
