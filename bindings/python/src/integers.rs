@@ -79,6 +79,11 @@ pub(crate) fn block_ids(ids: &Bound<'_, PyAny>) -> PyResult<Vec<BlockId>> {
     Ok(u32s(ids, "block ids")?.into_iter().map(BlockId).collect())
 }
 
+/// The same of each cache group.
+pub(crate) fn block_ids_of_groups(ids: &[Bound<'_, PyAny>]) -> PyResult<Vec<Vec<BlockId>>> {
+    ids.iter().map(block_ids).collect()
+}
+
 /// A time to wait, of seconds: a day at most, so that a deadline can be computed.
 pub(crate) fn seconds(timeout: f64) -> Result<Duration> {
     const LONGEST: Duration = Duration::from_secs(24 * 3600);

@@ -9,7 +9,7 @@ use crate::errors::{Error, Result};
 use crate::events::{Event, Events, held};
 use crate::fence::Fence;
 use crate::guard::{caught, detached};
-use crate::integers::{block_ids, duration, seconds};
+use crate::integers::{block_ids, block_ids_of_groups, duration, seconds};
 use crate::layout::Layout;
 use crate::loads::{FinishedLoad, OffloadStarted, Ticket};
 use crate::options::{comparison, load_options, pinnable, tier_of};
@@ -242,7 +242,7 @@ impl KvBlockManager {
         timeout: Option<f64>,
         by_layer: bool,
     ) -> PyResult<()> {
-        let ids = ids.iter().map(block_ids).collect::<PyResult<Vec<_>>>()?;
+        let ids = block_ids_of_groups(&ids)?;
         let options = load_options(after, timeout, by_layer)?;
         self.call(py, |open| {
             let ids: Vec<&[BlockId]> = ids.iter().map(Vec::as_slice).collect();
@@ -384,9 +384,9 @@ impl KvBlockManager {
         self.call(py, |open| Ok(Parked::new(open.manager.park_groups(&[(origin, &ids)], after)?)))
     }
 
-    /// Like `park`, for a request with private blocks in several cache groups: `ids[g]` has those
-    /// of group `g`, from block `positions[g]` of the sequence on (0 where `positions` is `None`).
-    /// All groups are parked or none is.
+    /// Like `park`, for a request with private blocks in several cache groups: `ids[g]` has
+    /// those of group `g`, from block `positions[g]` of the sequence on (0 where `positions` is
+    /// `None`). All groups are parked or none is.
     #[pyo3(signature = (ids, after = None, *, positions = None, namespace = None))]
     fn park_groups(
         &self,
@@ -396,7 +396,7 @@ impl KvBlockManager {
         positions: Option<Vec<u32>>,
         namespace: Option<&Namespace>,
     ) -> PyResult<Parked> {
-        let ids = ids.iter().map(block_ids).collect::<PyResult<Vec<_>>>()?;
+        let ids = block_ids_of_groups(&ids)?;
         let positions = positions.unwrap_or_else(|| vec![0; ids.len()]);
         if positions.len() != ids.len() {
             let (positions, groups) = (positions.len(), ids.len());
@@ -426,8 +426,8 @@ impl KvBlockManager {
         self.call(py, |open| parked.with(|blocks| open.manager.resume_groups(blocks, &[&ids], after)))
     }
 
-    /// Like `resume`, for what `park_groups` parked: `ids[g]` has an engine block for each block of
-    /// group `g`. All arrive, or all stay parked.
+    /// Like `resume`, for what `park_groups` parked: `ids[g]` has an engine block for each block
+    /// of group `g`. All arrive, or all stay parked.
     #[pyo3(signature = (parked, ids, after = None))]
     fn resume_groups(
         &self,
@@ -436,7 +436,7 @@ impl KvBlockManager {
         ids: Vec<Bound<'_, PyAny>>,
         after: Option<&Fence>,
     ) -> PyResult<()> {
-        let ids = ids.iter().map(block_ids).collect::<PyResult<Vec<_>>>()?;
+        let ids = block_ids_of_groups(&ids)?;
         let after = Fence::of_manager(after)?;
         self.call(py, |open| {
             let ids: Vec<&[BlockId]> = ids.iter().map(Vec::as_slice).collect();

@@ -7,7 +7,7 @@ use crate::cuda::EngineEvents;
 use crate::errors::{Error, Result};
 use crate::fence::Fence;
 use crate::guard::detached;
-use crate::integers::{block_ids, seconds};
+use crate::integers::{block_ids, block_ids_of_groups, seconds};
 use crate::layout::{EngineMemory, Layout};
 use crate::loads::{FinishedLoad, OffloadStarted, Ticket};
 use crate::sequence::{AnySequence, Namespace};
@@ -219,7 +219,7 @@ impl NodeEngine {
         after: Option<&Fence>,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        let ids = ids.iter().map(block_ids).collect::<PyResult<Vec<_>>>()?;
+        let ids = block_ids_of_groups(&ids)?;
         let (after, timeout) = (Fence::of_node(after)?, timeout.map(seconds).transpose()?);
         self.call(py, |open| {
             let ids: Vec<&[BlockId]> = ids.iter().map(Vec::as_slice).collect();

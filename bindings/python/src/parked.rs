@@ -6,8 +6,8 @@ use kvbm::{EngineError, ParkRejected, ParkedGroups};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 
-/// Private blocks of a preempted request, in host memory. `KvBlockManager.resume` brings them back,
-/// `resume_groups` those of several cache groups. Dropping it, or `close`, forgets them.
+/// Private blocks of a preempted request, in host memory. `KvBlockManager.resume` brings them
+/// back, `resume_groups` those of several cache groups. Dropping it, or `close`, forgets them.
 #[pyclass(module = "kvbm_rs", frozen)]
 pub(crate) struct Parked {
     made: Process,

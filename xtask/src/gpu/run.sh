@@ -55,7 +55,8 @@ replay replay --capacity $one --block-bytes $block
 replay replay_windows --model gemma-3 --checkpoint-every 4 --dtype fp8_e4m3 --scales token:f16 \
   --capacity $several --block-bytes $small
 replay replay_states --model jamba --checkpoint-every 4 --capacity $several --block-bytes $small
-# One latent in place of keys and values, the same on both ranks; then heads of one byte with scales.
+# One latent in place of keys and values, the same on both ranks. Then heads of one byte, with
+# scales.
 replay replay_latent --model deepseek-v3 --dtype fp8_e4m3 --tp 2 --capacity $one --block-bytes $block
 replay replay_scales --dtype fp8_e4m3 --scales head --capacity $one --block-bytes $block
 

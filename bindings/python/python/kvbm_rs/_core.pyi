@@ -335,8 +335,8 @@ class OffloadStarted:
 
 @final
 class Parked:
-    """Private blocks of a preempted request, in host memory. `KvBlockManager.resume` brings them back,
-    `resume_groups` those of several cache groups. Dropping it, or `close`, forgets them.
+    """Private blocks of a preempted request, in host memory. `KvBlockManager.resume` brings them
+    back, `resume_groups` those of several cache groups. Dropping it, or `close`, forgets them.
     """
 
     def __len__(self) -> int: ...
@@ -579,9 +579,9 @@ class KvBlockManager:
         positions: Sequence[int] | None = None,
         namespace: Namespace | None = None,
     ) -> Parked:
-        """Like `park`, for a request with private blocks in several cache groups: `ids[g]` has those
-        of group `g`, from block `positions[g]` of the sequence on (0 where `positions` is `None`).
-        All groups are parked or none is.
+        """Like `park`, for a request with private blocks in several cache groups: `ids[g]` has
+        those of group `g`, from block `positions[g]` of the sequence on (0 where `positions` is
+        `None`). All groups are parked or none is.
         """
     def resume(
         self, parked: Parked, ids: Sequence[int] | Buffer, after: Fence | None = None
@@ -596,8 +596,8 @@ class KvBlockManager:
         ids: Sequence[Sequence[int] | Buffer],
         after: Fence | None = None,
     ) -> None:
-        """Like `resume`, for what `park_groups` parked: `ids[g]` has an engine block for each block of
-        group `g`. All arrive, or all stay parked.
+        """Like `resume`, for what `park_groups` parked: `ids[g]` has an engine block for each block
+        of group `g`. All arrive, or all stay parked.
         """
     def places(self, sequence: TokenSequence | ExternalSequence) -> list[list[str]]:
         """Whether blocks of `sequence` are on a tier: for each block up to the first that is nowhere,
