@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_trtllm_connector as standing_in_trtllm
+import trtllm_stand_in as standing_in_trtllm
 import vllm_stand_in as standing_in
 from cuda_engine import CudaEngine, test_driver
 from kvbm_rs import (
@@ -26,7 +26,7 @@ from kvbm_rs import (
     Worker,
     layout_of,
 )
-from test_trtllm_connector import trtllm as trtllm  # a fixture
+from trtllm_stand_in import trtllm as trtllm  # a fixture
 from vllm_stand_in import vllm as vllm  # a fixture
 
 BLOCKS, BYTES, PAGE = 16, 4096, 4

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from kvbm_rs import ConfigInvalid, doctor
-from test_trtllm_connector import trtllm as trtllm  # a fixture
+from trtllm_stand_in import trtllm as trtllm  # a fixture
 from vllm_stand_in import vllm as vllm  # a fixture
 
 GOOD = {

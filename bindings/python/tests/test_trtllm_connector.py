@@ -1,230 +1,33 @@
-"""The connector for TensorRT-LLM, called in the engine's order over classes of the published shape.
-
-The engine itself was never run. Classes below have the names, fields and abstract methods that
-version 1.2 publishes; `test_trtllm_interface` compares them with what is published.
-"""
+"""The connector for TensorRT-LLM, called in the engine's order over a stand-in for its classes."""
 
 from __future__ import annotations
 
-import abc
 import functools
 import json
 import logging
 import os
-import pickle
-import sys
-import threading
 import types
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from kvbm_rs import ConfigInvalid, KvBlockManager, KvbmError
-from numpy_tensor import Tensor as Tensor
-
-BLOCKS, SIZE = 32, 4
-
-_MODULE = "tensorrt_llm._torch.pyexecutor.kv_cache_connector"
-
-
-@dataclass
-class RequestData:
-    request_id: int
-    new_tokens: list[int]
-    new_block_ids: list[int]
-    computed_position: int
-    num_scheduled_tokens: int
-
-
-@dataclass
-class SchedulerOutput:
-    new_requests: list[RequestData] = field(default_factory=list)
-    cached_requests: list[RequestData] = field(default_factory=list)
-
-
-class KvCacheConnectorWorker(abc.ABC):
-    def __init__(self, llm_args: Any) -> None:
-        self._llm_args, self._metadata = llm_args, None
-
-    def bind_connector_meta(self, metadata: Any) -> None:
-        self._metadata = metadata
-
-    def get_connector_meta(self) -> Any:
-        return self._metadata
-
-    def register_forward_pass_callable(self) -> Any:
-        return None
-
-    @abc.abstractmethod
-    def register_kv_caches(self, kv_cache_tensor: Any) -> None: ...
-
-    @abc.abstractmethod
-    def start_load_kv(self, stream: Any) -> None: ...
-
-    @abc.abstractmethod
-    def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None: ...
-
-    @abc.abstractmethod
-    def save_kv_layer(self, layer_idx: int, stream: Any) -> None: ...
-
-    @abc.abstractmethod
-    def wait_for_save(self, stream: Any) -> None: ...
-
-    @abc.abstractmethod
-    def get_finished(
-        self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
-    ) -> Any: ...
-
-
-class KvCacheConnectorScheduler(abc.ABC):
-    def __init__(self, llm_args: Any) -> None:
-        self._llm_args = llm_args
-
-    @abc.abstractmethod
-    def build_connector_meta(self, scheduler_output: Any) -> Any: ...
-
-    @abc.abstractmethod
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any: ...
-
-    @abc.abstractmethod
-    def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool: ...
-
-    @abc.abstractmethod
-    def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None: ...
-
-
-@pytest.fixture(scope="module", autouse=True)
-def trtllm() -> Iterator[types.ModuleType]:
-    names = _MODULE.split(".")
-    for end in range(1, len(names)):
-        sys.modules[".".join(names[:end])] = types.ModuleType(names[end - 1])
-    sys.modules["tensorrt_llm"].__dict__["__version__"] = "1.2.1"
-    module = types.ModuleType(_MODULE)
-    classes = (KvCacheConnectorScheduler, KvCacheConnectorWorker, RequestData, SchedulerOutput)
-    module.__dict__.update({published.__name__: published for published in classes})
-    sys.modules[_MODULE] = module
-    yield module
-
-
-@pytest.fixture(autouse=True)
-def settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {
-        "HOST_CAPACITY": "512",
-        "HOST_PINNED": "false",
-        "POLICY_ADMISSION": "all",
-    }.items():
-        monkeypatch.setenv(f"KVBM_{name}", value)
-
-
-def arguments(**changes: Any) -> SimpleNamespace:
-    """What TensorRT-LLM hands to both classes."""
-    cache = SimpleNamespace(tokens_per_block=SIZE, enable_block_reuse=True)
-    return SimpleNamespace(
-        **({"model": "m", "kv_cache_config": cache, "tensor_parallel_size": 1} | changes)
-    )
-
-
-class Request:
-    """An `LlmRequest`."""
-
-    def __init__(self, number: int, tokens: list[int], **more: Any) -> None:
-        self.request_id, self.tokens = number, tokens
-        self.__dict__.update(more)
-
-    def get_tokens(self, beam: int) -> list[int]:
-        assert beam == 0
-        return self.tokens
-
-
-class Engine:
-    """Calls both classes as TensorRT-LLM's executor does, with one block of bytes for each block
-    of tokens.
-    """
-
-    def __init__(self, args: Any = None) -> None:
-        from kvbm_rs.trtllm import KvbmScheduler, KvbmWorker
-
-        args = args or arguments()
-        made: dict[str, Any] = {}
-        # As rank 0 does: one may depend on the other.
-        threads = [
-            threading.Thread(target=lambda: made.update(scheduler=KvbmScheduler(args))),
-            threading.Thread(target=lambda: made.update(worker=KvbmWorker(args))),
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(10)
-        self.scheduler, self.worker = made["scheduler"], made["worker"]
-        assert self.scheduler._process is self.worker._process
-        self.memory = self.tensor()
-        self.worker.register_kv_caches(self.memory)
-        # Of tensors in host memory nobody asks for it.
-        self.stream = object()
-
-    def tensor(self) -> Any:
-        """TensorRT-LLM's one tensor."""
-        return np.zeros((BLOCKS, 2, 2, SIZE * 64), dtype=np.float32).view(Tensor)
-
-    def run(self, request: Request, blocks: list[int], computed: int = 0, chunk: int = 0) -> int:
-        """Prefill of a request in chunks. Tokens that were not computed."""
-        matched, is_async = self.scheduler.get_num_new_matched_tokens(request, computed)
-        assert not is_async
-        self.scheduler.update_state_after_alloc(request, blocks)
-        at, is_new = computed + matched, True
-        while at < len(request.tokens):
-            planned = min(chunk or len(request.tokens), len(request.tokens) - at)
-            data = RequestData(
-                request.request_id,
-                request.tokens if is_new else [],
-                blocks if is_new else [],
-                # The first output does not count what the connector matched.
-                at - matched if is_new else at,
-                planned,
-            )
-            output = SchedulerOutput([data], []) if is_new else SchedulerOutput([], [data])
-            self.step(output, functools.partial(self.compute, request, blocks, at, planned))
-            at, is_new = at + planned, False
-        return int(matched)
-
-    def step(self, output: SchedulerOutput, forward: Any = lambda: None) -> None:
-        # Metadata is broadcast, which may copy it.
-        metadata = pickle.loads(pickle.dumps(self.scheduler.build_connector_meta(output)))
-        self.worker.bind_connector_meta(metadata)
-        self.worker.start_load_kv(self.stream)
-        for layer in range(2):
-            self.worker.wait_for_layer_load(layer, self.stream)
-            self.worker.save_kv_layer(layer, self.stream)
-        forward()
-        self.worker.wait_for_save(self.stream)
-        assert self.worker.get_finished([], []) == ([], [])
-
-    def compute(self, request: Request, blocks: list[int], at: int, count: int) -> None:
-        for position in range(at, at + count):
-            block, token = blocks[position // SIZE], position % SIZE
-            # What a token computes depends on all tokens before it.
-            value = hash(tuple(request.tokens[: position + 1])) % 10_000
-            self.memory[block, :, :, token * 64 : (token + 1) * 64] = value
-
-    def finish(self, request: Request, blocks: list[int]) -> None:
-        assert self.scheduler.request_finished(request, blocks) is False
-
-    def settle(self) -> None:
-        assert self.scheduler._process.manager.wait_offloads(10)
-
-
-@pytest.fixture
-def engine() -> Iterator[Engine]:
-    engine = Engine()
-    yield engine
-    engine.worker.shutdown()
-
-
-PROMPT = list(range(100, 118))  # 4 blocks and two tokens
+from kvbm_rs import ConfigInvalid, KvbmError
+from trtllm_stand_in import (
+    BLOCKS,
+    MODULE,
+    PROMPT,
+    SIZE,
+    Engine,
+    KvCacheConnectorWorker,
+    Request,
+    RequestData,
+    SchedulerOutput,
+    arguments,
+)
+from trtllm_stand_in import engine as engine
+from trtllm_stand_in import settings as settings
+from trtllm_stand_in import trtllm as trtllm
 
 
 def test_a_prompt_that_comes_again_is_loaded(engine: Engine) -> None:
@@ -290,118 +93,6 @@ def test_blocks_that_are_given_away_are_never_stored_with_other_bytes(engine: En
         engine.compute(request, blocks, 0, 18)
         assert (loaded == engine.memory[10 : 10 + matched // SIZE]).all()
     assert hits >= 5 * 16, "those whose copies were over"
-
-
-def test_steps_that_compute_prompts_are_measured(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from kvbm_rs.trtllm import step_times
-
-    told: list[tuple[int, float]] = []
-    now = 0.0
-
-    def takes(owner: Any, name: str, seconds: float) -> None:
-        run = getattr(owner, name)
-
-        def late(*args: Any, **more: Any) -> Any:
-            nonlocal now
-            now += seconds
-            return run(*args, **more)
-
-        monkeypatch.setattr(owner, name, late)
-
-    takes(engine.scheduler, "build_connector_meta", 30.0)
-    takes(KvBlockManager, "load", 2.0)
-    takes(engine, "compute", 0.5)
-    takes(KvBlockManager, "offload", 4.0)
-    monkeypatch.setattr(step_times, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(step_times.StepTimes, "LEAST_TOKENS", 8)
-    monkeypatch.setattr(
-        KvBlockManager, "prefilled", lambda _, tokens, elapsed: told.append((tokens, elapsed))
-    )
-    prompt = list(range(100, 128))  # 7 blocks
-    engine.run(Request(1, prompt[:16]), [0, 1, 2, 3])
-    assert told == [(16, 0.5)], "a pause between steps does not count"
-    engine.settle()
-    assert engine.run(Request(2, prompt), list(range(4, 11))) == 16
-    assert told[1:] == [(12, 0.5)], "neither what was loaded nor the time of that"
-    engine.settle()
-    assert engine.run(Request(3, prompt), list(range(11, 18))) == 24
-    assert told[2:] == [], "four tokens say little"
-    generated = [RequestData(number, [7], [], 18, 1) for number in range(10, 20)]
-    engine.step(SchedulerOutput([], generated))
-    assert told[2:] == [], "they are no prompt"
-    mixed = RequestData(4, list(range(500, 510)), [20, 21, 22], 0, 10)
-    forward = functools.partial(engine.compute, Request(4, mixed.new_tokens), [20, 21, 22], 0, 10)
-    engine.step(SchedulerOutput([mixed], generated), forward)
-    assert told[2:] == [(10, 0.5)]
-    # TensorRT-LLM gave the step up, and takes another one without a plan.
-    engine.scheduler.build_connector_meta(SchedulerOutput([mixed], []))
-    engine.worker.start_load_kv(engine.stream)
-    engine.worker.bind_connector_meta(None)
-    engine.worker.start_load_kv(engine.stream)
-    engine.worker.wait_for_save(engine.stream)
-    assert told[3:] == []
-    assert engine.scheduler._process.counters["errors"] == 0
-
-
-def test_a_time_that_cannot_be_taken_costs_nothing_else(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: Any) -> Any:
-        raise RuntimeError("no clock")
-
-    from kvbm_rs.trtllm import step_times
-
-    monkeypatch.setattr(step_times.StepTimes, "LEAST_TOKENS", 8)
-    monkeypatch.setattr(step_times, "HostMoment", fails)
-    monkeypatch.setattr(engine.worker._times, "_moment", fails)
-    engine.run(Request(1, PROMPT), [0, 1, 2, 3, 4])
-    engine.settle()
-    assert engine.run(Request(2, PROMPT), [5, 6, 7, 8, 9]) == 16
-    assert engine.scheduler._process.failures.counts == {"prefilled": 1}
-
-
-def test_steps_of_a_device_are_over_when_its_stream_says_so() -> None:
-    from kvbm_rs.trtllm.step_times import StepTimes
-
-    class Moment:
-        is_passed = False
-
-        def query(self) -> bool:
-            return self.is_passed
-
-        def elapsed_time(self, end: Any) -> float:
-            assert self.is_passed and end.is_passed
-            return 250.0
-
-    made: list[Moment] = []
-
-    def moment(_stream: Any) -> Moment:
-        made.append(Moment())
-        return made[-1]
-
-    times = StepTimes(moment)
-    for tokens in (1000, StepTimes.LEAST_TOKENS - 1, 2000):
-        times.begins(tokens, "forward")
-        times.ends("forward")
-    assert times.over() == [] and len(made) == 4
-    for one in made[:2]:
-        one.is_passed = True
-    assert times.over() == [(1000, 0.25)] and times.over() == []
-    made[2].is_passed = True
-    assert times.over() == [], "it has begun, and is not over"
-    made[3].is_passed = True
-    assert times.over() == [(2000, 0.25)]
-    times.begins(1000, "one stream")
-    times.ends("another")
-    times.ends("forward")
-    for _ in range(2 * StepTimes.MOST_OPEN):
-        times.begins(1000, "forward")
-        times.ends("forward")
-    for one in made:
-        one.is_passed = True
-    assert times.over() == [(1000, 0.25)] * StepTimes.MOST_OPEN
 
 
 def test_what_is_on_disk_is_staged_after_a_restart(
@@ -608,7 +299,7 @@ def test_what_an_upgrade_dropped_is_named(
     monkeypatch.delattr(KvCacheConnectorWorker, "wait_for_save")
     monkeypatch.delattr(trtllm, "SchedulerOutput")
     dropped = compat.missing()
-    assert f"{_MODULE}.KvCacheConnectorWorker.wait_for_save" in dropped
-    assert f"{_MODULE}.SchedulerOutput" in dropped
+    assert f"{MODULE}.KvCacheConnectorWorker.wait_for_save" in dropped
+    assert f"{MODULE}.SchedulerOutput" in dropped
     with pytest.raises(ConfigInvalid, match=r"TensorRT-LLM 1.2.1 lacks .*wait_for_save"):
         KvbmScheduler(arguments())

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import test_trtllm_connector as stand_ins
-from test_trtllm_connector import trtllm as trtllm  # a fixture
+import trtllm_stand_in as stand_ins
+from trtllm_stand_in import trtllm as trtllm  # a fixture
 
 PUBLISHED = json.loads((Path(__file__).parent / "data/trtllm-connector.json").read_text())
 INTERFACES: list[dict[str, Any]] = PUBLISHED["interfaces"]
@@ -37,7 +37,7 @@ def module_of(published: dict[str, Any]) -> str:
 
 def test_the_stand_ins_have_the_published_shape() -> None:
     published = INTERFACES[0]
-    assert stand_ins._MODULE == module_of(published)
+    assert stand_ins.MODULE == module_of(published)
     for name, fields in published["fields"].items():
         assert [field.name for field in dataclasses.fields(getattr(stand_ins, name))] == fields
     for name, methods in published["methods"].items():
