@@ -40,8 +40,8 @@ fn every_block_comes_back_from_a_cuda_device_as_it_was() {
         let number = |field: &str| json.pointer(field).and_then(Value::as_u64).unwrap();
         assert_eq!((number("/corrupt_blocks"), number("/failed_transfers")), (0, 0), "{line}");
         let hits: u64 = ["/hits/g1", "/hits/g2", "/hits/g3"].into_iter().map(number).sum();
-        // A block of a prefix has several groups' parts, or none where only the last ones count.
-        let groups = json["oracle_hit_ratio"].is_number();
+        // Of several cache groups a block of a prefix has several parts, or none outside a window.
+        let groups = line.contains("--checkpoint-every");
         let verified = number("/verified_blocks");
         assert!(if groups { verified > 0 } else { verified == hits }, "{line}: {json:#}");
         // How many offloads keep up where they may be dropped is the machine's business.

@@ -76,6 +76,12 @@ fn what_a_slow_disk_has_is_computed_and_counted_so() {
         ranks.set_all(Mode::Answer);
         assert_eq!(manager.prefetch(&chains[2]).started, 64);
         let longer = tokens(&manager, 3, 64);
+        // A prefetch is not waited for.
+        let there = || manager.look_up(&chains[2]).iter().filter(|tiers| tiers.contains(Tier::G2)).count();
+        let (is_there, until) = (|| there() == 64, soon());
+        while !is_there() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         assert_eq!(manager.match_prefix(&longer).count(Tier::G2), 64);
         assert_eq!(loads(&manager, Tier::G2, LoadReason::Unknown), 64);
     }
