@@ -518,4 +518,11 @@ impl BlockFile for SimFile {
         }
         Ok(())
     }
+
+    fn drop_cache(&self) {
+        let image = &mut self.sim.state.lock().files[self.index];
+        if image.unsynced.is_empty() {
+            image.now.clone_from(&image.synced);
+        }
+    }
 }

@@ -148,11 +148,14 @@ pub(crate) fn header_of(config: &DiskConfig) -> Result<Header, OpenError> {
 
 /// Makes the bytes of the slots durable. The last process may have written a block over its own
 /// record and ended before it synced that: the record alone does not say that the bytes are on the
-/// device.
+/// device. Where its sync had failed, the page cache may have bytes that this sync does not write
+/// either: reads must not find those.
 fn sync_slots(slots: &SlotFile) -> Result<(), OpenError> {
-    let names = stripes::slot_files(slots.files.len());
-    let mut files = slots.files.iter().zip(names);
-    files.try_for_each(|(file, name)| file.sync_data().map_err(|error| failed("sync", &name, error)))
+    for (file, name) in slots.files.iter().zip(stripes::slot_files(slots.files.len())) {
+        file.sync_data().map_err(|error| failed("sync", &name, error))?;
+        file.drop_cache();
+    }
+    Ok(())
 }
 
 /// Cuts the torn tail and the mark of a shutdown before anything is written.

@@ -258,6 +258,29 @@ mod tests {
         assert!(slots(&open(&medium).1).is_empty());
     }
 
+    /// Mutation that makes it fail: the opening does not drop the page cache of the slot files.
+    #[test]
+    fn what_a_failed_sync_left_in_the_page_cache_is_not_read_by_the_next_process() {
+        let medium = SimMedium::new();
+        let (mut engine, _) = open(&medium);
+        write(&mut engine, 0, 1).unwrap();
+        engine.flush().unwrap();
+        // No record reaches the journal any more. The slot gets another block, whose bytes reach
+        // the device, and then the first block again, whose bytes stay in the page cache.
+        medium.inject(JOURNAL_FILE, Call::Write, 0, u64::MAX, DiskFault::Error(ErrorKind::Other));
+        medium.inject(SLOT_FILE, Call::Sync, 1, 1, DiskFault::Error(ErrorKind::Other));
+        for number in [2, 1] {
+            engine.engine().release(&[BlockId(0)]);
+            write(&mut engine, 0, number).unwrap();
+            assert!(matches!(engine.flush(), Err(FlushError::Io { .. })));
+        }
+        medium.heal();
+        drop(engine);
+        let (mut engine, recovered) = open(&medium);
+        assert_eq!(slots(&recovered), [(0, identity(1))]);
+        assert!(matches!(read(&mut engine, 0, 1), Err(OpError::CutShort { .. })));
+    }
+
     #[test]
     fn bits_that_flip_cost_their_slot() {
         let medium = SimMedium::new();

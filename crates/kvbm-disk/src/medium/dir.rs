@@ -348,6 +348,11 @@ impl BlockFile for RealFile {
         self.0.sync_data()
     }
 
+    fn drop_cache(&self) {
+        // SAFETY: a system call on a descriptor that is open; no memory involved.
+        let _is_hint = unsafe { libc::posix_fadvise(self.0.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    }
+
     fn raw_fd(&self) -> Option<RawFd> {
         Some(self.0.as_raw_fd())
     }

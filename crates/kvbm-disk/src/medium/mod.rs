@@ -2,8 +2,9 @@
 //! ([`crate::fault::SimMedium`]).
 //!
 //! What the engine assumes about a medium, and nothing more: a completed `sync_data` makes all
-//! writes that completed before it survive power loss. `rename` is atomic, and lasting after
-//! `sync_dir`. Everything else may be lost, torn at any byte or, once written, read back changed.
+//! writes that completed before it survive power loss, unless a sync failed after they were made.
+//! `rename` is atomic, and lasting after `sync_dir`. Everything else may be lost, torn at any byte
+//! or, once written, read back changed.
 
 mod access;
 pub(crate) mod complete;
@@ -64,6 +65,10 @@ pub trait BlockFile: Debug + Send + Sync {
     fn reserve(&self, bytes: u64) -> io::Result<bool>;
     /// `fdatasync`.
     fn sync_data(&self) -> io::Result<()>;
+    /// Drops what the page cache has of the file and no later sync writes, so that reads find the
+    /// bytes of the device. After a failed sync of an earlier process the two may differ. A hint:
+    /// the kernel may keep pages that are in use. A medium without a page cache does nothing.
+    fn drop_cache(&self) {}
     /// The descriptor, for executors that talk to the kernel themselves. `None` for a simulated
     /// file.
     fn raw_fd(&self) -> Option<RawFd> {

@@ -165,4 +165,8 @@ impl BlockFile for FaultFile {
         self.faults.apply_sync_fault()?;
         self.inner.sync_data()
     }
+
+    fn drop_cache(&self) {
+        self.inner.drop_cache();
+    }
 }
