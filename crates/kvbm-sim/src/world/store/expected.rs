@@ -22,6 +22,16 @@ pub(crate) struct Entry {
     pub(super) is_damaged: bool,
     /// Its data key may be gone: it may be unreadable, and nothing is wrong then.
     pub(super) may_lack_key: bool,
+    /// A write that was reported as failed put it in the place of a damaged one. Its worker may
+    /// still take it for that one, and remove it.
+    pub(super) replaces_damaged: bool,
+}
+
+impl Entry {
+    /// Whether it may be removed as damaged.
+    pub(super) fn may_count_as_damaged(&self) -> bool {
+        self.is_damaged || self.may_lack_key || self.replaces_damaged
+    }
 }
 
 /// See the module.

@@ -250,8 +250,12 @@ impl Store {
         let put = worker.volumes.put(VOLUME, identity, &self.content(bytes, name));
         medium.set_fault(None);
         self.reconcile(Some(Write { identity, rank: name, bytes, asked, may_lack_key: is_stale }), |_| false);
-        if put.is_ok() && self.expected.get(&key(identity, name)).is_none() {
-            self.breaks(format!("{} was put, and nothing was written", identity.hash));
+        if put.is_ok() {
+            match self.expected.get_mut(&key(identity, name)) {
+                // The worker has forgotten what was damaged there.
+                Some(entry) => entry.replaces_damaged = false,
+                None => self.breaks(format!("{} was put, and nothing was written", identity.hash)),
+            }
         }
         let writes = medium.take_late();
         let landing = (!writes.is_empty()).then(|| {
@@ -318,9 +322,7 @@ impl Store {
             key.3 == name
                 && match request {
                     VolumeRequest::Discard(blocks) => is_named(blocks),
-                    VolumeRequest::DiscardDamaged(blocks) => {
-                        is_named(blocks) && (entry.is_damaged || entry.may_lack_key)
-                    }
+                    VolumeRequest::DiscardDamaged(blocks) => is_named(blocks) && entry.may_count_as_damaged(),
                     VolumeRequest::Purge(label) => label.is_none_or(|label| label == key.0),
                     _ => false,
                 }
@@ -406,9 +408,20 @@ impl Store {
                     Some(Write { identity, rank, bytes, asked, may_lack_key })
                         if object == self.object(identity, rank) =>
                     {
+                        let key = key(identity, rank);
+                        let replaces_damaged =
+                            self.expected.get(&key).is_some_and(Entry::may_count_as_damaged);
                         let (identity, is_damaged) = (*identity, false);
-                        let entry = Entry { identity, bytes, asked, stored, is_damaged, may_lack_key };
-                        self.expected.put(key(&identity, rank), entry);
+                        let entry = Entry {
+                            identity,
+                            bytes,
+                            asked,
+                            stored,
+                            is_damaged,
+                            may_lack_key,
+                            replaces_damaged,
+                        };
+                        self.expected.put(key, entry);
                     }
                     _ => self.breaks(format!("{object} was written, and nobody asked for it")),
                 },
