@@ -209,6 +209,24 @@ mod tests {
         assert_eq!(worker.answer(VOLUME, &discard).0, Ok(VolumeAnswer::Removed(1)));
     }
 
+    /// Mutation that makes it fail: `read` of `ObjectReader` notes what `is_corrupt` says.
+    #[test]
+    fn an_object_of_a_newer_version_is_a_miss_and_stays() {
+        let (store, ranks) = ranks();
+        let worker = &ranks[0];
+        worker.put(VOLUME, &block(1, 1), &[1; 16]).expect("room");
+        let slice = BlobSlice { first_layer: 0, num_layers: 2, first_head: 0, num_heads: 2 };
+        let key = BlobKey::of(TAG, &block(1, 1), slice);
+        // The version stands behind the eight bytes of the magic number.
+        assert!(store.tamper(&key, |object| object[8] = 99));
+        let found = worker.get(VOLUME, &block(1, 1)).unwrap_err();
+        assert!(found.kind == FailureKind::Corrupt && found.detail.contains("version 99"), "{found}");
+        let discard = VolumeRequest::DiscardDamaged(vec![block(1, 1)]);
+        assert_eq!(worker.answer(VOLUME, &discard).0, Ok(VolumeAnswer::Removed(0)));
+        assert!(store.tamper(&key, |object| object[8] = 1));
+        assert_eq!(worker.get(VOLUME, &block(1, 1)), Ok(vec![1; 16]), "its own build reads it");
+    }
+
     /// Mutation that makes it fail: `is_store_failure` knows `RegistryError::Open` alone.
     #[test]
     fn a_store_that_does_not_tell_its_keys_may_be_opened_later_and_one_of_other_keys_may_not() {

@@ -20,7 +20,7 @@ pub enum VolumeError {
         key: BlobKey,
     },
     /// The object is damaged or is another one. A miss: recompute the block, and delete the object.
-    #[error("volume {volume}: object {key} is corrupt ({reason}); treat it as a miss and delete it")]
+    #[error("volume {volume}: object {key} is corrupt ({reason}); treat it as a miss")]
     Corrupt {
         /// The volume.
         volume: VolumeId,
@@ -172,9 +172,17 @@ impl VolumeError {
         }
     }
 
-    /// Whether the object was damaged: count it and delete it.
+    /// Whether the object cannot be used as it is: count it. It may be another build's:
+    /// [`is_damaged`](Self::is_damaged).
     pub fn is_corrupt(&self) -> bool {
         matches!(self, Self::Corrupt { .. })
+    }
+
+    /// Whether no reader can use the object: delete it. One of a newer version, of a build with
+    /// compression, or of nodes that encrypt (or do not) is useful to others of a shared volume.
+    pub fn is_damaged(&self) -> bool {
+        use ObjectCorruption::{Compressed, Encryption, Version};
+        matches!(self, Self::Corrupt { reason, .. } if !matches!(reason, Version(_) | Encryption { .. } | Compressed))
     }
 }
 

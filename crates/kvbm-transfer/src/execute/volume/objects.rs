@@ -124,7 +124,7 @@ impl ObjectReader {
         }
         let fetched = volume.get(&mut requests, deadline);
         for (request, result) in requests.iter().zip(&fetched) {
-            if result.as_ref().is_err_and(VolumeError::is_corrupt) {
+            if result.as_ref().is_err_and(VolumeError::is_damaged) {
                 self.damaged.note(volume.descriptor().id, request.key);
             }
         }
