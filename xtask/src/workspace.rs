@@ -103,7 +103,7 @@ impl Crate {
 
 /// Features of every build of tests and lints: one set, so that no crate is compiled twice. The
 /// Python package has those of its wheel.
-pub(crate) const FEATURES: &str = "kvbm-cli/nats,kvbm-cli/zmq,kvbm-cli/s3,kvbm-cli/tls,\
+pub(crate) const FEATURES: &str = "kvbm-cli/compress,kvbm-cli/nats,kvbm-cli/zmq,kvbm-cli/s3,kvbm-cli/tls,\
      kvbm-python/compress,kvbm-python/nats,kvbm-python/zmq,kvbm-python/s3,kvbm-python/tls";
 
 /// How programs are built.
