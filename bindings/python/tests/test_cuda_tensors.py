@@ -248,7 +248,7 @@ def test_the_connector_for_tensorrt_llm_orders_copies_by_events(
     told: list[tuple[int, float]] = []
     monkeypatch.setattr(compat, "recorded_event", event)
     monkeypatch.setattr(compat, "timed_event", lambda stream: stream.timed_event())
-    monkeypatch.setattr(step_times.StepTimes, "LEAST_TOKENS", 8)
+    monkeypatch.setattr(step_times, "LEAST_TOKENS", 8)
     monkeypatch.setattr(
         KvBlockManager, "prefilled", lambda _, tokens, elapsed: told.append((tokens, elapsed))
     )

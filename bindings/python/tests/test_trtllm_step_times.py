@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from kvbm_rs import KvBlockManager
+from kvbm_rs.prefill_speed import LEAST_TOKENS
 from trtllm_stand_in import PROMPT, Engine, Request, RequestData, SchedulerOutput
 from trtllm_stand_in import engine as engine
 from trtllm_stand_in import settings as settings
@@ -37,7 +38,7 @@ def test_steps_that_compute_prompts_are_measured(
     takes(engine, "compute", 0.5)
     takes(KvBlockManager, "offload", 4.0)
     monkeypatch.setattr(step_times, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(step_times.StepTimes, "LEAST_TOKENS", 8)
+    monkeypatch.setattr(step_times, "LEAST_TOKENS", 8)
     monkeypatch.setattr(
         KvBlockManager, "prefilled", lambda _, tokens, elapsed: told.append((tokens, elapsed))
     )
@@ -75,7 +76,7 @@ def test_a_time_that_cannot_be_taken_costs_nothing_else(
 
     from kvbm_rs.trtllm import step_times
 
-    monkeypatch.setattr(step_times.StepTimes, "LEAST_TOKENS", 8)
+    monkeypatch.setattr(step_times, "LEAST_TOKENS", 8)
     monkeypatch.setattr(step_times, "HostMoment", fails)
     monkeypatch.setattr(engine.worker._times, "_moment", fails)
     engine.run(Request(1, PROMPT), [0, 1, 2, 3, 4])
@@ -104,7 +105,7 @@ def test_steps_of_a_device_are_over_when_its_stream_says_so() -> None:
         return made[-1]
 
     times = StepTimes(moment)
-    for tokens in (1000, StepTimes.LEAST_TOKENS - 1, 2000):
+    for tokens in (1000, LEAST_TOKENS - 1, 2000):
         times.begins(tokens, "forward")
         times.ends("forward")
     assert times.over() == [] and len(made) == 4

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 
 import pytest
+from kvbm_rs.prefill_speed import PrefillSpeed
 from kvbm_rs.vllm import shadow
-from kvbm_rs.vllm.shadow import DistinctBlocks, PrefillSpeed, ShadowReport
+from kvbm_rs.vllm.shadow import DistinctBlocks, ShadowReport
 
 
 def hashes(first: int, end: int) -> list[bytes]:

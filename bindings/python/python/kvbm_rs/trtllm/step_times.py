@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from ..prefill_speed import LEAST_TOKENS
+
 __all__ = ["HostMoment", "Moment", "StepTimes"]
 
 
@@ -39,8 +41,6 @@ class StepTimes:
     is the time of the stream, so neither loads nor pauses between steps count.
     """
 
-    #: A step of fewer tokens says little about prompts.
-    LEAST_TOKENS = 128
     #: Steps that the device has not ended; more are not measured.
     MOST_OPEN = 16
 
@@ -53,7 +53,7 @@ class StepTimes:
     def begins(self, tokens: int, stream: Any) -> None:
         """A step that computes so many tokens of prompts is submitted to `stream` from now on."""
         self._begun = None
-        if tokens >= self.LEAST_TOKENS and len(self._open) < self.MOST_OPEN:
+        if tokens >= LEAST_TOKENS and len(self._open) < self.MOST_OPEN:
             self._begun = tokens, stream, self._moment(stream)
 
     def ends(self, stream: Any) -> None:

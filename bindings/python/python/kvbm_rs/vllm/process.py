@@ -27,6 +27,7 @@ from .. import (
 )
 from ..errors import BuildFailed, KvbmError
 from ..model_identity import adapter_stamp, adapter_version, weights_version
+from ..prefill_speed import PrefillSpeed
 from ..recording import build_manager
 from . import _vllm_compat as compat
 from . import node
@@ -36,7 +37,7 @@ from .groups import CacheGroups, layout_of_groups
 from .identity import namespace_of, process_root_is_random, root_is_fixed, tensor_shapes
 from .options import Options
 from .requests import TrackedRequest
-from .shadow import PrefillSpeed, ShadowReport
+from .shadow import ShadowReport
 from .stats import Counters
 
 __all__ = ["EngineProcess", "RankMemory", "engine_process", "logger"]
