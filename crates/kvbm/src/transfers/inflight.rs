@@ -39,10 +39,18 @@ struct Pending<O> {
     queued_us: u64,
     busy_us: u64,
     since: Instant,
-    /// Worker starts that were announced before it had been sent to all ranks.
-    sent: Option<u64>,
+    sent: Option<SentAmong>,
     /// The ranks that have answered did so themselves.
     own: bool,
+}
+
+/// When a plan was sent, as numbers of worker starts that were announced by then: when its sending
+/// began, and when it was over. Of a start in between nobody knows whether the worker before it was
+/// sent the plan, or the one after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SentAmong {
+    pub(super) before: u64,
+    pub(super) after: u64,
 }
 
 /// A plan that every rank has answered.
@@ -110,10 +118,10 @@ impl<O> Inflight<O> {
         plan_id
     }
 
-    /// A plan was sent to all ranks; by now so many worker starts had been announced.
-    pub(super) fn sent(&self, plan_id: PlanId, starts_announced: u64) {
+    /// A plan was sent to all ranks.
+    pub(super) fn sent(&self, plan_id: PlanId, among: SentAmong) {
         if let Some(pending) = self.table.lock().plans.get_mut(&plan_id) {
-            pending.sent = Some(starts_announced);
+            pending.sent = Some(among);
         }
     }
 
@@ -173,7 +181,7 @@ impl<O> Inflight<O> {
     pub(super) fn owed_by(
         &self,
         rank: Rank,
-        select: impl Fn(&O, Option<u64>) -> bool,
+        select: impl Fn(&O, Option<SentAmong>) -> bool,
     ) -> Vec<(PlanId, Path)> {
         let table = self.table.lock();
         let owes = |pending: &Pending<O>| {
@@ -395,13 +403,13 @@ mod tests {
     fn what_was_sent_before_a_start_was_reported_is_known() {
         let inflight = Inflight::new(Epoch(2), 2);
         let [early, late, leaving] = std::array::from_fn(|_| inflight.enter((), PATH, 1));
-        inflight.sent(early, 4);
-        inflight.sent(late, 5);
-        let before = |rank| inflight.owed_by(Rank(rank), |(), sent| sent.is_some_and(|sent| sent < 5));
+        inflight.sent(early, SentAmong { before: 4, after: 4 });
+        inflight.sent(late, SentAmong { before: 4, after: 5 });
+        let before = |rank| inflight.owed_by(Rank(rank), |(), sent| sent.is_some_and(|sent| sent.after < 5));
         assert_eq!(before(0), [(early, PATH)], "{leaving:?} is still being sent");
         assert!(matches!(inflight.answer(report(early, 0, done(1))), Answer::Waiting));
         assert_eq!((before(0), before(1)), (vec![], vec![(early, PATH)]));
-        inflight.sent(PlanId(99), 1);
+        inflight.sent(PlanId(99), SentAmong { before: 1, after: 1 });
     }
 
     #[test]

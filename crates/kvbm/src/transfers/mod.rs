@@ -34,7 +34,7 @@
 //! | `disk_reads` | results of reads from the disk tier | `transfer` |
 //! | `joins` | blocks on their way to G1, for later requests | `handle`, `transfer` |
 //! | `late` | transfers past their deadline | `transfer` |
-//! | `send` | starting a transfer | `handle`, `transfer`, `plans` |
+//! | `send` | starting a transfer | `handle`, `transfer`, `plans`, `inflight` |
 //! | `settle` | what follows when all plans are over | `transfer` |
 //! | `handle` | a caller's share in a transfer | `transfer` |
 //! | `transfer` | one transfer and its state | `plans`, `layers` |
@@ -66,7 +66,7 @@ use crate::ranks::Ranks;
 use crate::slots::Slots;
 pub(crate) use handle::Handle;
 use history::CopyHistory;
-use inflight::{Answer, Finished, Inflight};
+use inflight::{Answer, Finished, Inflight, SentAmong};
 pub(crate) use joins::Arriving;
 use joins::Joins;
 use kvbm_plan::{
@@ -374,7 +374,8 @@ impl Transfers {
     }
 
     /// Of those, plans that went to an earlier worker of the rank, before start number `announced`,
-    /// and whose time is over since `started`.
+    /// and whose time is over since `started`. A plan that was being sent when the worker announced
+    /// its start may be the new worker's: it has twice the time.
     pub(crate) fn owed_by_earlier(
         &self,
         rank: Rank,
@@ -384,9 +385,11 @@ impl Transfers {
     ) -> Vec<(PlanId, Path)> {
         // The earlier worker has had the time of a transfer, should the plan have reached it after
         // all.
-        self.inflight.owed_by(rank, |part, sent| {
-            sent.is_some_and(|sent| sent < announced)
-                && now.saturating_duration_since(started) >= part.transfer.limit
+        let elapsed = now.saturating_duration_since(started);
+        self.inflight.owed_by(rank, |part, sent| match sent {
+            Some(SentAmong { after, .. }) if after < announced => elapsed >= part.transfer.limit,
+            Some(SentAmong { before, .. }) if before < announced => elapsed / 2 >= part.transfer.limit,
+            _ => false,
         })
     }
 

@@ -1,5 +1,6 @@
 //! Starting a transfer: its plans and their way to the workers.
 
+use super::inflight::SentAmong;
 use super::plans::Part;
 use super::transfer::{PlanPart, Transfer};
 use super::{Handle, Move, Purpose, Request, Transfers, VolumeEnd, plans};
@@ -118,9 +119,10 @@ impl Transfers {
             tag: transfer.tag,
             compare: transfer.compare,
         };
+        let before = self.ranks.starts_announced();
         let not_sent = self.ranks.broadcast(&Command::Transfer(plan));
-        // After it was sent: a worker whose start is announced later has not got it.
-        self.inflight.sent(plan_id, self.ranks.starts_announced());
+        // A worker whose start is announced later has not got it.
+        self.inflight.sent(plan_id, SentAmong { before, after: self.ranks.starts_announced() });
         for (rank, failure) in not_sent {
             self.fail_plans(rank, &[(plan_id, path)], &failure);
         }

@@ -10,6 +10,7 @@ use kvbm::{
     BlockBatch, BlockId, Complete, EngineError, FailureKind, G1, KvBlockManager, Lost, OffloadError, Owned,
     ParkError, Partial, Path, Rank, Tier, TokenSequence,
 };
+use std::time::Duration;
 
 /// How a rank loses its memory.
 type Loss = fn(&Ranks, &KvBlockManager<Owned>);
@@ -135,6 +136,25 @@ fn private_blocks_that_move_during_a_restart_are_lost() {
     assert!(matches!(rejected.error, ParkError::Lost(Lost { tier: Tier::G2 })), "{rejected}");
     drop(rejected);
     assert!(all_slots_are_back(&manager));
+}
+
+/// Mutation that makes it fail: only starts that are announced after a plan was sent count.
+#[test]
+fn a_plan_whose_worker_ends_while_it_is_sent_is_over_in_the_end() {
+    let (ranks, manager) =
+        manager([16, 16, 0], |config| config.transfer.deadline = Duration::from_millis(50));
+    drop(fill(&manager, &tokens(&manager, 1, 4), 0));
+    ranks.set(1, Mode::Restart);
+    let blocks = fill(&manager, &tokens(&manager, 2, 4), 0);
+    manager.offload(&blocks, Tier::G2).unwrap();
+    drop(blocks);
+    assert!(manager.wait_offloads(soon()), "{:?}", manager.status());
+    assert_eq!(manager.metrics().path(Path::G1_G2).failures(FailureKind::Io).get(), 4);
+    ranks.set(1, Mode::Answer);
+    let blocks = fill(&manager, &tokens(&manager, 3, 4), 0);
+    manager.offload(&blocks, Tier::G2).unwrap();
+    drop(blocks);
+    assert!(manager.wait_offloads(soon()) && all_slots_are_back(&manager), "{:?}", manager.status());
 }
 
 #[test]

@@ -30,6 +30,8 @@ pub enum Mode {
     Dead,
     /// Has no time for anything.
     Busy,
+    /// Its worker ends with a plan that it has just been sent, and another one starts at once.
+    Restart,
 }
 
 /// Handles to all ranks of a manager.
@@ -232,6 +234,7 @@ impl WorkerLink for Link {
         match (mode, command) {
             (Mode::Dead, _) => return Err(LinkError::Closed),
             (Mode::Busy, _) => return Err(LinkError::Refused("busy".into())),
+            (Mode::Restart, Command::Transfer(_)) => self.ranks.start(self.rank),
             (Mode::Answer, Command::Transfer(plan)) => self.ranks.done(self.rank, &plan),
             (Mode::Hold | Mode::Shut | Mode::Silent, Command::Transfer(plan)) => {
                 self.ranks.lock()[self.rank].held.push_back(plan);
