@@ -55,6 +55,21 @@ struct Past {
 }
 
 impl Past {
+    /// The blocks of a deployment of `ranks` ranks, of which nothing has moved yet.
+    fn begin(config: &Config, predecessor: Predecessor, ranks: u32, mark: Mark, look_again: bool) -> Self {
+        Self {
+            predecessor,
+            ranks,
+            to_come: config.writers().count() as u32,
+            time: config.disk.take_over,
+            began: Instant::now(),
+            flush_deadline: config.disk.flush_deadline,
+            mark,
+            look_again,
+            refused: None,
+        }
+    }
+
     /// Moves blocks into the disk of a rank.
     fn move_in(&mut self, rank: Rank, ours: &[SlotGeometry], tier: &mut DiskTier) {
         let (rank, ranks) = (rank.0, self.ranks);
@@ -171,15 +186,14 @@ fn lock(config: &Config, tag: NamespaceTag) -> Option<File> {
 /// The deployment whose blocks move in, and those that cannot. It is the one that wrote last and
 /// has some, if our ranks are all new or an earlier start did not come to the end of this.
 fn find(config: &Config, keys: &DiskKeys, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<TookOver>) {
-    let mut refused = Vec::new();
     let Some(first) = rank_dirs(config, tag, 0, config.parallelism.tensor_parallel).into_iter().next() else {
-        return (None, refused);
+        return (None, Vec::new());
     };
     let mark = Mark::in_folder(&first);
     let again = mark.is_set();
     let new = || config.writers().all(|rank| is_new(config, tag, rank));
     if blocks == 0 || config.disk.take_over.is_zero() || !(again || new()) {
-        return (None, refused);
+        return (None, Vec::new());
     }
     if !config.model.divides_anew() {
         return (
@@ -193,41 +207,23 @@ fn find(config: &Config, keys: &DiskKeys, blocks: u32, tag: NamespaceTag) -> (Op
         .collect::<Option<Result<Vec<_>, _>>>()
         .transpose()
     else {
-        return (None, refused);
+        return (None, Vec::new());
     };
     // Opening it tells what is wrong.
-    let Ok(held) = held(config, keys, tag) else { return (None, refused) };
-    let mut look_again = false;
+    let Ok(held) = held(config, keys, tag) else { return (None, Vec::new()) };
+    let (mut refused, mut look_again) = (Vec::new(), false);
     for ranks in others(config, tag) {
         let folders = folders(config, tag, ranks);
         match open((config, keys), &folders, tag, &geometries, blocks, &held) {
-            Ok(predecessor) if predecessor.is_empty() => {
-                let left_behind = predecessor.left_out().total();
-                if left_behind > 0 {
-                    let reason = format!("none of its blocks can be used: {:?}", predecessor.left_out());
-                    refused.push(TookOver { ranks, blocks: 0, left_behind, refused: Some(reason) });
-                }
-            }
+            Ok(predecessor) if predecessor.is_empty() => refused.extend(unusable(ranks, &predecessor)),
             Ok(predecessor) => {
-                let time = config.disk.take_over;
+                let left_out = predecessor.left_out();
                 tracing::info!(
-                    target: "kvbm", ranks, blocks = predecessor.len(), left_out = ?predecessor.left_out(), again, ?time,
+                    target: "kvbm", ranks, blocks = predecessor.len(), ?left_out, again, time = ?config.disk.take_over,
                     "G3: blocks of another number of ranks are taken over"
                 );
                 mark.set();
-                let (began, flush_deadline) = (Instant::now(), config.disk.flush_deadline);
-                let past = Past {
-                    predecessor,
-                    ranks,
-                    to_come: config.writers().count() as u32,
-                    time,
-                    began,
-                    flush_deadline,
-                    mark,
-                    look_again,
-                    refused: None,
-                };
-                return (Some(past), refused);
+                return (Some(Past::begin(config, predecessor, ranks, mark, look_again)), refused);
             }
             Err(error) => {
                 let busy = matches!(error, PredecessorError::Open { source: OpenError::Busy { .. }, .. });
@@ -242,6 +238,13 @@ fn find(config: &Config, keys: &DiskKeys, blocks: u32, tag: NamespaceTag) -> (Op
         mark.clear();
     }
     (None, refused)
+}
+
+/// What is said of blocks of which none can be used.
+fn unusable(ranks: u32, predecessor: &Predecessor) -> Option<TookOver> {
+    let left_behind = predecessor.left_out().total();
+    let reason = format!("none of its blocks can be used: {:?}", predecessor.left_out());
+    (left_behind > 0).then_some(TookOver { ranks, blocks: 0, left_behind, refused: Some(reason) })
 }
 
 /// Ranks of a deployment of `ranks` ranks that wrote.
