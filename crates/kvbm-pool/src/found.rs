@@ -1,6 +1,6 @@
 //! Blocks that a lookup found.
 
-use kvbm_plan::{BlockId, Tier};
+use kvbm_plan::{BlockId, NodeId, Tier, VolumeId};
 
 /// The location of a block of a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,4 +26,13 @@ pub struct ArrivingBlock {
     pub tier: Tier,
     /// Ticket of the arrival.
     pub ticket: u64,
+}
+
+/// Where blocks are that lie on no tier of the registry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outside {
+    /// On a volume.
+    Volume(VolumeId),
+    /// In the memory of a peer.
+    Node(NodeId),
 }

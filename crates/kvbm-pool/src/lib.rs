@@ -129,11 +129,11 @@ pub use block_state::{
 };
 pub use blocks::{BlockBatch, MutableBlock};
 pub use config::{ConfigError, GroupConfig, PolicyKind, RegistryConfig};
-pub use core::match_groups::OnVolume;
+pub use core::match_groups::FoundOutside;
 pub use entry::BlockMemory;
 pub use error::{AllocError, PinError, RegisterError, RejectedBatch, SequenceError, TtlError};
 pub use event::{Drained, EventBacklog, EventRecord, EventRecordKind};
-pub use found::{ArrivingBlock, PrefixBlock};
+pub use found::{ArrivingBlock, Outside, PrefixBlock};
 #[cfg(feature = "hold-times")]
 pub use hold_times::measure_holds;
 pub use losses::{Losses, Lost};

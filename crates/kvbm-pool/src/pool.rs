@@ -3,9 +3,10 @@
 use crate::arrivals::Arrivals;
 use crate::block_state::{BatchState, BlockTrigger, Complete, Reset};
 use crate::blocks::BlockBatch;
-use crate::core::lookup::PrefixLookup;
+use crate::core::lookup::{FoundPrefix, PrefixLookup};
 use crate::core::register::RegisterBatch;
 use crate::core::registered::Reference;
+use crate::core::state::Core;
 use crate::error::{AllocError, RegisterError, RejectedBatch};
 use crate::metadata::{BlockMetadata, Duplicates};
 use crate::pinned::{Cached, Pinned};
@@ -13,7 +14,7 @@ use crate::shared::RegistryState;
 use crate::status::TierStatus;
 use crate::sync::Arc;
 use crate::tier::{TierMask, TierTag};
-use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash};
+use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -57,12 +58,27 @@ impl<T: TierTag> BlockPool<T> {
     /// Full only the blocks at its end that are needed (see
     /// [`Registry::match_prefix`](crate::Registry::match_prefix)).
     pub fn match_sequence_hashes(&self, group: GroupId, hashes: &[SequenceHash]) -> Cached<T> {
+        let lookup = PrefixLookup::new(group, hashes, TierMask::only(T::TIER));
+        self.matched(hashes.len(), |core, ids| lookup.pin(core, |block| ids.push(block.block)))
+    }
+
+    /// The blocks from the first of `hashes` on that are on this tier, pinned, whatever the kind of
+    /// the group.
+    pub fn match_run(&self, group: GroupId, hashes: &[SequenceHash]) -> Cached<T> {
+        let lookup = PrefixLookup::new(group, hashes, TierMask::only(T::TIER));
+        self.matched(hashes.len(), |core, ids| lookup.pin_run(core, |block| ids.push(block.block)))
+    }
+
+    /// What `pin` has pinned on this tier, `most` blocks at most.
+    fn matched(
+        &self,
+        most: usize,
+        pin: impl FnOnce(&mut Core, &mut Vec<BlockId>) -> FoundPrefix,
+    ) -> Cached<T> {
         // Before anything is found: what is lost meanwhile counts as found before.
         let losses = self.shared.store.losses.now();
-        let mut ids = self.shared.vectors.take_ids(hashes.len());
-        let tier = TierMask::only(T::TIER);
-        let lookup = PrefixLookup::new(group, hashes, tier);
-        lookup.pin(&mut self.shared.store.lock(), |block| ids.push(block.block));
+        let mut ids = self.shared.vectors.take_ids(most);
+        pin(&mut self.shared.store.lock(), &mut ids);
         Cached::new(Pinned {
             shared: Arc::clone(&self.shared),
             tier: T::TIER,

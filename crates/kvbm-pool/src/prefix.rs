@@ -1,7 +1,7 @@
 //! A matched prefix, over several tiers.
 
 use crate::core::registered::Reference;
-use crate::found::{ArrivingBlock, PrefixBlock};
+use crate::found::{ArrivingBlock, Outside, PrefixBlock};
 use crate::losses::{Losses, Lost};
 use crate::pinned::{Cached, Pinned};
 use crate::shared::RegistryState;
@@ -32,14 +32,6 @@ pub struct Prefix {
     pub(crate) arriving: Vec<ArrivingBlock>,
     /// Where the blocks on G4 are.
     pub(crate) outside: Option<Outside>,
-}
-
-/// Where blocks are that lie on no tier of the registry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outside {
-    Volume(VolumeId),
-    /// In the memory of a peer.
-    Node(NodeId),
 }
 
 /// The time fits beside the namespace.

@@ -43,6 +43,11 @@ impl<'h> PrefixLookup<'h> {
         }
     }
 
+    /// Pins the blocks from the first on that are there, whatever the kind of the group.
+    pub(crate) fn pin_run(self, core: &mut Core, mut out: impl FnMut(PrefixBlock)) -> FoundPrefix {
+        self.pin_full(core, &mut out)
+    }
+
     /// A Full prefix: every block from the first on.
     fn pin_full(self, core: &mut Core, out: &mut impl FnMut(PrefixBlock)) -> FoundPrefix {
         let Self { group, hashes, tiers } = self;

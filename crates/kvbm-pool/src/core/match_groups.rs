@@ -6,44 +6,44 @@ use super::lookup::{FoundPrefix, PrefixLookup};
 use super::registered::Reference;
 use super::state::Core;
 use crate::entry::{NONE, PresentOn};
-use crate::found::PrefixBlock;
+use crate::found::{Outside, PrefixBlock};
 use crate::tier::TierMask;
-use kvbm_plan::{BlockId, GroupId, SequenceHash, Tier, VolumeId};
+use kvbm_plan::{BlockId, GroupId, SequenceHash, Tier};
 use std::ops::Range;
 
-/// What a volume has of a chain that is looked up, as the caller knows.
+/// What a volume or a peer has of a chain that is looked up, as the caller knows.
 #[derive(Debug)]
-pub struct OnVolume {
-    /// The volume.
-    pub volume: VolumeId,
-    /// For each cache group, whether the volume has each block of the chain.
+pub struct FoundOutside {
+    /// Where.
+    pub place: Outside,
+    /// For each cache group, whether each block of the chain is there.
     pub there: Vec<Vec<bool>>,
 }
 
-impl OnVolume {
+impl FoundOutside {
     fn has(&self, group: usize, at: usize) -> bool {
         self.there.get(group).and_then(|there| there.get(at)).copied().unwrap_or(false)
     }
 }
 
-/// Where blocks of a group may be: on tiers, and on one volume.
+/// Where blocks of a group may be: on tiers, and in one place outside.
 #[derive(Clone, Copy)]
 struct Source<'a> {
     group: GroupId,
     tiers: PresentOn,
-    volume: Option<&'a OnVolume>,
+    outside: Option<&'a FoundOutside>,
 }
 
 impl Source<'_> {
     fn has(&self, entries: &Entries, hashes: &[SequenceHash], at: usize) -> bool {
         let found = entries.find(self.group, hashes[at]);
         found.is_some_and(|index| entries[index].nearest_of(self.tiers).is_some())
-            || self.volume.is_some_and(|volume| volume.has(usize::from(self.group.0), at))
+            || self.outside.is_some_and(|outside| outside.has(usize::from(self.group.0), at))
     }
 
     /// Blocks from the first on that it has.
     fn count_from_front(&self, entries: &Entries, hashes: &[SequenceHash]) -> usize {
-        match self.volume {
+        match self.outside {
             None => present_from_front(entries, self.group, hashes, self.tiers),
             Some(_) => (0..hashes.len()).take_while(|&at| self.has(entries, hashes, at)).count(),
         }
@@ -80,34 +80,34 @@ impl EndSearch<'_> {
 pub(crate) struct GroupPart {
     pub(crate) found: FoundPrefix,
     /// Where the blocks are that are on no tier.
-    pub(crate) volume: Option<VolumeId>,
+    pub(crate) outside: Option<Outside>,
 }
 
-/// The longest prefix that every group can serve from `tiers` and one of `volumes`. Pins each block
-/// that a group needs on its nearest tier and passes it to `out` with its group, group by group.
-/// What only a volume has counts as on G4 and is not pinned.
+/// The longest prefix that every group can serve from `tiers` and one of the places `outside`. Pins
+/// each block that a group needs on its nearest tier and passes it to `out` with its group, group
+/// by group. What only such a place has counts as on G4 and is not pinned.
 pub(crate) fn match_groups(
     core: &mut Core,
     hashes: &[SequenceHash],
     tiers: TierMask,
-    volumes: &[OnVolume],
+    outside: &[FoundOutside],
     mut out: impl FnMut(usize, PrefixBlock),
 ) -> Vec<GroupPart> {
     let present = PresentOn::some_of(tiers);
-    let length = common_length(&core.entries, hashes, present, volumes);
+    let length = common_length(&core.entries, hashes, present, outside);
     let mut parts = Vec::with_capacity(core.entries.groups().len());
     for at in 0..core.entries.groups().len() {
         let group = GroupId(at as u16);
-        if volumes.is_empty() {
+        if outside.is_empty() {
             let lookup = PrefixLookup::new(group, &hashes[..length], tiers);
             let found = lookup.pin(core, |block| out(at, block));
-            parts.push(GroupPart { found, volume: None });
+            parts.push(GroupPart { found, outside: None });
             continue;
         }
         let needed = core.entries.groups()[at].blocks_needed().unwrap_or(length).min(length);
         let places = length - needed..length;
         let serves = |source: &Source<'_>| places.clone().all(|at| source.has(&core.entries, hashes, at));
-        let source = sources(group, present, volumes).find(serves);
+        let source = sources(group, present, outside).find(serves);
         parts.push(pin_part(core, source, hashes, places, |block| out(at, block)));
     }
     parts
@@ -121,7 +121,7 @@ fn pin_part(
     places: Range<usize>,
     mut out: impl FnMut(PrefixBlock),
 ) -> GroupPart {
-    let mut part = GroupPart { found: FoundPrefix::default(), volume: None };
+    let mut part = GroupPart { found: FoundPrefix::default(), outside: None };
     let Some(source) = source else { return part };
     part.found = FoundPrefix { start: places.start, count: places.len(), ..part.found };
     for at in places {
@@ -134,7 +134,7 @@ fn pin_part(
             core.add_reference(tier, slot, Reference::Use);
             out(PrefixBlock { block: BlockId(slot), tier: Tier::SLOTTED[tier] });
         } else {
-            part.volume = source.volume.map(|known| known.volume);
+            part.outside = source.outside.map(|known| known.place);
             out(PrefixBlock::OUTSIDE);
         }
     }
@@ -145,12 +145,12 @@ fn common_length(
     entries: &Entries,
     hashes: &[SequenceHash],
     tiers: PresentOn,
-    volumes: &[OnVolume],
+    outside: &[FoundOutside],
 ) -> usize {
     let mut length = hashes.len();
     let mut searches: Vec<Vec<EndSearch<'_>>> = Vec::new();
     for (at, config) in entries.groups().iter().enumerate() {
-        let sources = sources(GroupId(at as u16), tiers, volumes);
+        let sources = sources(GroupId(at as u16), tiers, outside);
         match config.blocks_needed() {
             None => {
                 let there = sources.map(|source| source.count_from_front(entries, &hashes[..length]));
@@ -189,11 +189,11 @@ fn present_from_front(entries: &Entries, group: GroupId, hashes: &[SequenceHash]
     count
 }
 
-/// Where blocks of `group` may be: the tiers with each of the volumes, or alone.
-fn sources(group: GroupId, tiers: PresentOn, volumes: &[OnVolume]) -> impl Iterator<Item = Source<'_>> {
-    let alone = volumes.is_empty().then_some(Source { group, tiers, volume: None });
-    let with = move |volume| Source { group, tiers, volume: Some(volume) };
-    alone.into_iter().chain(volumes.iter().map(with))
+/// Where blocks of `group` may be: the tiers with each of the places outside, or alone.
+fn sources(group: GroupId, tiers: PresentOn, outside: &[FoundOutside]) -> impl Iterator<Item = Source<'_>> {
+    let alone = outside.is_empty().then_some(Source { group, tiers, outside: None });
+    let with = move |place| Source { group, tiers, outside: Some(place) };
+    alone.into_iter().chain(outside.iter().map(with))
 }
 
 #[cfg(all(test, not(any(kvbm_loom, kvbm_shuttle))))]
@@ -202,7 +202,7 @@ mod tests {
     use crate::random::Random;
     use crate::test_chains::{chain, register_as};
     use crate::{BlockChain, G1, G2, GroupConfig, Prefix, Registry, RegistryConfig};
-    use kvbm_plan::{GroupKind, NamespaceId};
+    use kvbm_plan::{GroupKind, NamespaceId, VolumeId};
 
     const KINDS: [GroupKind; 4] =
         [GroupKind::SlidingWindow(40), GroupKind::Full, GroupKind::State, GroupKind::SlidingWindow(16)];
@@ -291,8 +291,8 @@ mod tests {
             let hashes = chain(round, BLOCKS as u64);
             let odds = [2, 4, 12][random.below(3)];
             let mut is_there = |_| (0..BLOCKS).map(|_| random.below(odds) > 0).collect::<Vec<_>>();
-            let known = [7, 8].map(|id| OnVolume {
-                volume: VolumeId(id),
+            let known = [7, 8].map(|id| FoundOutside {
+                place: Outside::Volume(VolumeId(id)),
                 there: KINDS.iter().map(&mut is_there).collect(),
             });
             let mut on_tiers = [[false; BLOCKS]; 4];
@@ -309,7 +309,7 @@ mod tests {
                     drop(register_as::<G1>((NamespaceId(5), GroupId(group)), &registry, &hashes[..=at], at));
                 }
             }
-            let serves = |volume: &OnVolume, group: usize, length: usize| {
+            let serves = |volume: &FoundOutside, group: usize, length: usize| {
                 needed(KINDS[group], length).all(|at| on_tiers[group][at] || volume.there[group][at])
             };
             let all_serve = |length: &usize| {
@@ -335,6 +335,23 @@ mod tests {
             assert_eq!(registry.occupancy(Tier::G1).active, 0);
         }
         assert!(on_both > 50, "parts on tiers and a volume: {on_both}");
+    }
+
+    /// Mutation that makes it fail: `match_run` looks a prefix up, of which a window needs the end.
+    #[test]
+    fn a_run_of_a_window_is_pinned_from_its_first_block_on() {
+        let registry = registry();
+        let hashes = chain(1, 5);
+        for group in 0..4 {
+            for at in 0..4 {
+                drop(register_as::<G2>((NamespaceId(5), GroupId(group)), &registry, &hashes[..=at], at));
+            }
+        }
+        for group in (0..4).map(GroupId) {
+            let run = registry.pool::<G2>().match_run(group, &hashes[1..]).erase();
+            let found: Vec<_> = run.identities().iter().map(|identity| identity.hash).collect();
+            assert_eq!(found, hashes[1..4], "group {group}");
+        }
     }
 
     #[test]

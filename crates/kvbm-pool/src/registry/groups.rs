@@ -1,32 +1,38 @@
 //! Lookups over all cache groups.
 
 use super::Registry;
-use crate::core::match_groups::{GroupPart, OnVolume, match_groups};
+use crate::core::match_groups::{FoundOutside, GroupPart, match_groups};
 use crate::found::PrefixBlock;
-use crate::prefix::{Outside, Prefix};
+use crate::prefix::Prefix;
 use crate::sync::Arc;
 use crate::tier::TierMask;
 use kvbm_plan::{GroupId, NamespaceId};
 use kvbm_tokens::{BlockChain, ChainOrigin};
 
 impl Registry {
-    /// The longest prefix that every cache group can serve from `tiers` and `volumes`, in one look.
+    /// The longest prefix that every cache group can serve from `tiers` and what is known of places
+    /// `outside`, in one look.
     /// Each group has its part, all of one length, with the blocks that the group needs pinned. A
-    /// part has blocks of one volume at most; they are listed as on
+    /// part has blocks of one such place at most; they are listed as on
     /// [`Tier::G4`](kvbm_plan::Tier::G4) and not pinned. A chain that need not begin with the first
     /// block of a sequence, as with [`match_chain`](Self::match_chain): where a group disagrees
     /// about it, all parts are empty.
-    pub fn match_groups(&self, chain: BlockChain<'_>, tiers: TierMask, volumes: &[OnVolume]) -> Vec<Prefix> {
+    pub fn match_groups(
+        &self,
+        chain: BlockChain<'_>,
+        tiers: TierMask,
+        outside: &[FoundOutside],
+    ) -> Vec<Prefix> {
         let losses = self.losses();
         let hashes = chain.hashes();
         let mut hold = self.shared.store.lock();
         let mut blocks = vec![Vec::new(); hold.entries.groups().len()];
-        let found = match_groups(&mut hold, hashes, tiers, volumes, |group, block| blocks[group].push(block));
+        let found = match_groups(&mut hold, hashes, tiers, outside, |group, block| blocks[group].push(block));
         drop(hold);
-        let part = |((group, GroupPart { found, volume }), blocks): ((usize, _), Vec<PrefixBlock>)| Prefix {
+        let part = |((group, GroupPart { found, outside }), blocks): ((usize, _), Vec<PrefixBlock>)| Prefix {
             shared: Arc::clone(&self.shared),
-            // Those of a volume are of the namespace that was asked for.
-            namespace: volume.map_or(found.namespace, |_| NamespaceId::from(chain.namespace())),
+            // Those outside are of the namespace that was asked for.
+            namespace: outside.map_or(found.namespace, |_| NamespaceId::from(chain.namespace())),
             group: GroupId(group as u16),
             hashes: hashes.to_vec(),
             origin: ChainOrigin::Root,
@@ -34,7 +40,7 @@ impl Registry {
             losses,
             blocks,
             arriving: Vec::new(),
-            outside: volume.map(Outside::Volume),
+            outside,
         };
         let mut parts: Vec<_> = found.into_iter().enumerate().zip(blocks).map(part).collect();
         let agrees = |part: &mut Prefix| chain.origin() == ChainOrigin::Root || part.begin_at(chain.origin());

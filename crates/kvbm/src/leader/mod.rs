@@ -47,7 +47,7 @@ pub use key_notices::ForgottenKey;
 use key_notices::KeyNotices;
 use kvbm_plan::{GroupId, GroupKind, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{
-    AllocError, BlockBatch, G1, GroupConfig, OnVolume, PinError, Prefix, Registry, Reset, TierMask,
+    AllocError, BlockBatch, FoundOutside, G1, GroupConfig, PinError, Prefix, Registry, Reset, TierMask,
 };
 use kvbm_tokens::BlockChain;
 use leaving::Leaving;
@@ -253,7 +253,7 @@ impl Leader {
     }
 
     /// The parts on tiers that answer and on volumes that are known to have them.
-    fn match_known(&self, chain: BlockChain<'_>, known: &[OnVolume]) -> Vec<Prefix> {
+    fn match_known(&self, chain: BlockChain<'_>, known: &[FoundOutside]) -> Vec<Prefix> {
         let mut parts = self.registry.match_groups(chain, TierMask::ALL, known);
         let is_shorter = |part: &mut Prefix| {
             let found = part.len();

@@ -182,7 +182,7 @@ impl PinnedBlocks for Pinning {
     }
 
     fn pin(&self, hashes: &[SequenceHash]) -> Pins {
-        let pinned = self.0.pool::<G2>().match_sequence_hashes(FIRST_GROUP, hashes);
+        let pinned = self.0.pool::<G2>().match_run(FIRST_GROUP, hashes);
         // That a peer reads it is no use of the copy here: the peer has a younger one from now on.
         // Of copies on several nodes, the one that was used last is the youngest.
         let pinned = pinned.erase().into_transfer();

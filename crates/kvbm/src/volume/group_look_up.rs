@@ -5,7 +5,7 @@
 
 use super::{VolumeTier, Volumes};
 use kvbm_plan::{BlockIdentity, Command, GroupId, NamespaceId};
-use kvbm_pool::OnVolume;
+use kvbm_pool::{FoundOutside, Outside};
 use kvbm_tokens::BlockChain;
 use std::ops::Range;
 use std::sync::Arc;
@@ -40,23 +40,27 @@ impl GroupChain<'_> {
 }
 
 /// What each of the volumes that a chain may be read from is known to have of it.
-pub(crate) fn known_of(volumes: &Volumes, chain: BlockChain<'_>, groups: usize) -> Vec<OnVolume> {
+pub(crate) fn known_of(volumes: &Volumes, chain: BlockChain<'_>, groups: usize) -> Vec<FoundOutside> {
     let Some(&root) = chain.hashes().first() else { return Vec::new() };
     let usable = volumes.usable(root, NamespaceId::from(chain.namespace())).into_iter();
     usable.map(|volume| known(&volume, chain, groups)).collect()
 }
 
-fn known(volume: &VolumeTier, chain: BlockChain<'_>, groups: usize) -> OnVolume {
+fn known(volume: &VolumeTier, chain: BlockChain<'_>, groups: usize) -> FoundOutside {
     let index = volume.index.lock();
     let of = |group| chain.hashes().iter().map(|hash| index.contains(GroupId(group), *hash)).collect();
-    OnVolume { volume: volume.descriptor.id, there: (0..groups as u16).map(of).collect() }
+    FoundOutside { place: Outside::Volume(volume.descriptor.id), there: (0..groups as u16).map(of).collect() }
 }
 
 impl Volumes {
     /// Asks volumes for what is not known to be there of a chain, and adds it to `known`. Whether
     /// anything was found.
-    pub(crate) fn ask_groups(&self, chain: &GroupChain<'_>, known: &mut [OnVolume]) -> bool {
-        let volumes: Vec<_> = known.iter().map(|known| self.get(known.volume)).collect();
+    pub(crate) fn ask_groups(&self, chain: &GroupChain<'_>, known: &mut [FoundOutside]) -> bool {
+        let volume = |known: &FoundOutside| match known.place {
+            Outside::Volume(volume) => self.get(volume),
+            Outside::Node(_) => None,
+        };
+        let volumes: Vec<_> = known.iter().map(volume).collect();
         let mut search = Search { volumes: &volumes, chain, recheck: self.policy.recheck, known };
         let (full, found) = search.full_length();
         found | search.ends_before(full)
@@ -71,7 +75,7 @@ struct Search<'a> {
     chain: &'a GroupChain<'a>,
     recheck: Duration,
     /// Of each volume.
-    known: &'a mut [OnVolume],
+    known: &'a mut [FoundOutside],
 }
 
 impl Search<'_> {
