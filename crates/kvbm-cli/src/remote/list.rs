@@ -83,10 +83,11 @@ fn describe(text: &mut String, node: &NodeAnnouncement) {
         let (slice, size) = (&set.slice, memory_of(set));
         let _ = writeln!(
             text,
-            "  rank {}: {} blocks in {}, layers {}..{}, heads {}..{}, namespace {}",
+            "  rank {}: {} blocks in {}, group {}, layers {}..{}, heads {}..{}, namespace {}",
             slice.rank,
             count(layout.num_blocks.into()),
             bytes(size),
+            set.group,
             slice.first_layer,
             slice.first_layer.saturating_add(slice.num_layers),
             slice.heads.start,
@@ -106,6 +107,7 @@ fn value_of(node: &NodeAnnouncement) -> Value {
         json!({
             "namespace": set.namespace.to_string(),
             "rank": set.slice.rank.0,
+            "group": set.group.0,
             "first_layer": set.slice.first_layer,
             "layers": set.slice.num_layers,
             "first_head": set.slice.heads.start,
