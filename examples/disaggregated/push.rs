@@ -35,7 +35,7 @@ pub(crate) fn prefill(folder: &Path) -> Result<()> {
     let slots = loop {
         // Decode answers once it has imported our announcement.
         let until = deadline_after(Instant::now(), RETRY);
-        match node.get_remote_blocks_mutable(&plans, (namespace, &hashes), hashes.len(), until) {
+        match node.get_remote_blocks_mutable(&plans, (namespace, &hashes, 0), hashes.len(), until) {
             Err(RemoteError::NoAnswer { .. }) if Instant::now() < deadline => {}
             answer => break answer?,
         }

@@ -234,7 +234,7 @@ mod tests {
                 None => {}
             }
         }
-        assert_eq!((messages_found.len(), ranges_found), (15, 3));
+        assert_eq!((messages_found.len(), ranges_found), (17, 3));
     }
 
     /// Otherwise nothing behind the signature is reached.

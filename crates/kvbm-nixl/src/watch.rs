@@ -116,6 +116,8 @@ impl PeerWatch {
             seen.insert(name.clone(), Seen { bytes: Arc::clone(bytes), of });
         }
         self.seen = seen;
+        // Also one whose newer announcement cannot be used: what it had before may be gone with
+        // its process, and nothing says where it is now. It is known again when one can be used.
         for peer in known.difference(&self.peers()) {
             // An agent that cannot forget a peer keeps what it knows of it.
             let _kept = node.forget(*peer);

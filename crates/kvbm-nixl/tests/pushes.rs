@@ -212,7 +212,7 @@ fn pair(network: &InProcessNetwork) -> (Side, Side) {
 fn room(writer: &Side, receiver: &Side, count: u32) -> Result<RemoteSlots, RemoteError> {
     let plans =
         writer.node.plan_writes(receiver.node.node(), NAMESPACE, GROUP, &writer.ranks).expect("plans");
-    writer.node.get_remote_blocks_mutable(&plans, (NAMESPACE, &hashes(count)), 1024, soon())
+    writer.node.get_remote_blocks_mutable(&plans, (NAMESPACE, &hashes(count), 0), 1024, soon())
 }
 
 /// Writes what is wanted of the writer's blocks, which lie in slots of their number.
@@ -297,7 +297,7 @@ fn a_receiver_refuses_what_it_has_no_room_for() {
     let plans = writer.node.plan_writes(NodeId(4), NAMESPACE, GROUP, &writer.ranks).expect("plans");
     let error = writer
         .node
-        .get_remote_blocks_mutable(&plans, (NAMESPACE, &hashes(1)), 8, soon())
+        .get_remote_blocks_mutable(&plans, (NAMESPACE, &hashes(1), 0), 8, soon())
         .expect_err("refused");
     assert_eq!(error, refused_by(4, RefusedRead::NotTaken));
 }

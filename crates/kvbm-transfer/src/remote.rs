@@ -7,7 +7,8 @@
 use crate::host::{HostTier, ReadClaim, WriteClaim};
 use crate::manager::TransferManager;
 use kvbm_nixl::{
-    BlockSource, Export, HeldBlock, LocalRank, PeerPlans, RefusedRead, RemoteError, RemoteNode, WritePlans,
+    BlockSource, Export, HeldBlock, LocalRank, NodeAnnouncement, PeerPlans, RefusedRead, RemoteError,
+    RemoteNode, ShapeError, WritePlans,
 };
 use kvbm_plan::{
     BlockId, BlockIdentity, Failure, FailureKind, GroupId, NamespaceTag, NodeId, RankSlice, SequenceHash,
@@ -19,18 +20,19 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The cache group of all blocks: models with several groups have no remote blocks.
-const GROUP: GroupId = GroupId(0);
 /// Bytes of all ranks that one lease covers: its owner computes their digests before it answers.
 pub(crate) const LEASE_BYTES: u64 = 64 << 20;
 
 /// What the leader knows of G2. Asked when a peer asks.
 pub trait PinnedBlocks: Send + Sync {
-    /// How many of these blocks are on G2, from the first on.
-    fn count(&self, hashes: &[SequenceHash]) -> usize;
+    /// How many of these blocks of a cache group are on G2, from the first on.
+    fn count(&self, group: GroupId, hashes: &[SequenceHash]) -> usize;
 
-    /// Pins as many of these blocks as are on G2, from the first on.
-    fn pin(&self, hashes: &[SequenceHash]) -> Pins;
+    /// Whether each of these blocks of a cache group is on G2.
+    fn has_each(&self, group: GroupId, hashes: &[SequenceHash]) -> Vec<bool>;
+
+    /// Pins as many of these blocks of a cache group as are on G2, from the first on.
+    fn pin(&self, group: GroupId, hashes: &[SequenceHash]) -> Pins;
 }
 
 /// Blocks of G2 that are not evicted.
@@ -59,45 +61,68 @@ pub struct HostRead {
 /// G2 of all ranks of this process, offered to peers.
 pub struct RemoteHost {
     // Dropped first: nothing more is granted.
-    pub(crate) export: Export,
+    pub(crate) exports: Vec<Export>,
     pub(crate) node: RemoteNode,
     pub(crate) namespace: NamespaceTag,
-    pub(crate) ranks: Vec<LocalRank>,
+    /// By cache group, then by rank.
+    pub(crate) ranks: Vec<Vec<LocalRank>>,
     pub(crate) hosts: Vec<Arc<HostTier>>,
-    pub(crate) source: Arc<Source>,
-    plans: Mutex<HashMap<NodeId, Arc<PeerPlans>>>,
-    pub(crate) write_plans: Mutex<HashMap<NodeId, Arc<WritePlans>>>,
+    /// By cache group.
+    pub(crate) sources: Vec<Arc<Source>>,
+    known: Mutex<HashMap<NodeId, KnownPeer>>,
+    pub(crate) write_plans: Mutex<HashMap<NodeId, Vec<Arc<WritePlans>>>>,
+}
+
+/// What was made of a peer's announcement.
+struct KnownPeer {
+    announced: Arc<NodeAnnouncement>,
+    /// How its blocks of each cache group are read, or why they cannot be.
+    plans: Result<Vec<Arc<PeerPlans>>, Failure>,
 }
 
 impl RemoteHost {
-    /// Offers G2 of these workers, each with the part of every block that its rank holds.
+    /// Offers G2 of these workers, each with the part of every block that its rank holds, by cache
+    /// group.
     ///
     /// # Errors
-    /// [`RemoteError::Storage`] where a worker has no G2, and those of
-    /// [`RemoteNode::export_local_blockset`].
+    /// [`RemoteError::Storage`] where a worker has no G2, or not as many groups as there are
+    /// slices, and those of [`RemoteNode::export_groups`].
     pub fn offer(
         node: RemoteNode,
         namespace: NamespaceTag,
-        workers: &[(&TransferManager, RankSlice)],
-        pins: Arc<dyn PinnedBlocks>,
+        workers: &[(&TransferManager, Vec<RankSlice>)],
+        pins: &Arc<dyn PinnedBlocks>,
     ) -> Result<Self, RemoteError> {
-        let host = |(worker, slice): &(&TransferManager, RankSlice)| {
-            let missing = || RemoteError::Storage(format!("rank {} has no host memory (G2)", slice.rank));
-            worker.host.clone().ok_or_else(missing)
+        let mut hosts: Vec<Arc<HostTier>> = Vec::new();
+        let mut ranks: Vec<Vec<LocalRank>> = Vec::new();
+        for (worker, slices) in workers {
+            let missing = || RemoteError::Storage("a rank has no host memory (G2)".to_owned());
+            let host = worker.host.clone().ok_or_else(missing)?;
+            let groups = host.layouts().count();
+            if groups != slices.len() {
+                let detail = format!("host memory of {groups} cache groups is offered as {}", slices.len());
+                return Err(RemoteError::Storage(detail));
+            }
+            ranks.resize_with(groups, Vec::new);
+            for ((slice, bound), of_group) in slices.iter().zip(host.layouts()).zip(&mut ranks) {
+                of_group.push(LocalRank { slice: *slice, bound: bound.clone() });
+            }
+            hosts.push(host);
+        }
+        let source = |at: usize| {
+            let (hosts, pins, group) = (hosts.clone(), Arc::clone(pins), GroupId(at as u16));
+            Arc::new(Source { group, hosts, pins })
         };
-        let hosts: Vec<Arc<HostTier>> = workers.iter().map(host).collect::<Result<_, _>>()?;
-        let local = |(host, (_, slice)): (&Arc<HostTier>, &(&TransferManager, RankSlice))| LocalRank {
-            slice: *slice,
-            bound: host.bound().clone(),
-        };
-        let ranks: Vec<LocalRank> = hosts.iter().zip(workers).map(local).collect();
-        let source = Arc::new(Source { hosts: hosts.clone(), pins });
-        let given = Arc::clone(&source) as Arc<dyn BlockSource>;
+        let sources: Vec<_> = (0..ranks.len()).map(source).collect();
+        let offered = sources
+            .iter()
+            .zip(&ranks)
+            .map(|(source, ranks)| (source.group, ranks.clone(), Arc::clone(source) as Arc<dyn BlockSource>));
         // SAFETY: a held block has a read claim on its slot of every rank. Workers write no slot
         // that has one.
-        let export = unsafe { node.export_source(namespace, GROUP, ranks.clone(), given) }?;
-        let (plans, write_plans) = (Mutex::default(), Mutex::default());
-        Ok(Self { export, node, namespace, ranks, hosts, source, plans, write_plans })
+        let exports = unsafe { node.export_groups(namespace, offered.collect()) }?;
+        let (known, write_plans) = (Mutex::default(), Mutex::default());
+        Ok(Self { exports, node, namespace, ranks, hosts, sources, known, write_plans })
     }
 
     /// The node.
@@ -105,12 +130,18 @@ impl RemoteHost {
         &self.node
     }
 
-    /// Peers that offer blocks of this namespace.
+    /// Peers that offer blocks of this namespace which can be read here, in every cache group.
     pub fn peers(&self) -> Vec<NodeId> {
-        let offers = |peer: &Arc<kvbm_nixl::NodeAnnouncement>| {
-            peer.sets.iter().any(|set| set.namespace == self.namespace && set.group == GROUP)
-        };
-        self.node.peers().iter().filter(|peer| offers(peer)).map(|peer| peer.node).collect()
+        let offers =
+            |peer: &Arc<NodeAnnouncement>| peer.sets.iter().any(|set| set.namespace == self.namespace);
+        let mut peers = self.node.peers();
+        peers.retain(|peer| offers(peer) && self.plans_of(peer).is_ok());
+        peers.iter().map(|peer| peer.node).collect()
+    }
+
+    /// Why the blocks of a peer cannot be read here, where that is known.
+    pub fn refusal(&self, peer: NodeId) -> Option<Failure> {
+        self.known.lock().get(&peer)?.plans.as_ref().err().cloned()
     }
 
     /// Most blocks that one question names: what comes behind is not asked for.
@@ -120,15 +151,27 @@ impl RemoteHost {
     pub fn find(
         &self,
         peers: &[NodeId],
+        group: GroupId,
         hashes: &[SequenceHash],
         deadline: Instant,
     ) -> Vec<(NodeId, Option<usize>)> {
-        self.node.find(peers, self.namespace, GROUP, hashes, deadline)
+        self.node.find(peers, self.namespace, group, hashes, deadline)
     }
 
-    /// Reads blocks of a peer into slots of G2, the same on every rank. Waits until they are there,
-    /// at most until `deadline`. `hold` is dropped when no hardware can write to the slots any
-    /// more, which may be later: it keeps them out of use.
+    /// Which of these blocks each of `peers` has in each cache group: see
+    /// [`RemoteNode::find_each`].
+    pub fn find_each(
+        &self,
+        peers: &[NodeId],
+        hashes: &[SequenceHash],
+        deadline: Instant,
+    ) -> Vec<(NodeId, Option<Vec<Vec<bool>>>)> {
+        self.node.find_each(peers, self.namespace, self.ranks.len(), hashes, deadline)
+    }
+
+    /// Reads blocks of a peer, of one cache group, into slots of G2, the same on every rank. Waits
+    /// until they are there, at most until `deadline`. `hold` is dropped when no hardware can write
+    /// to the slots any more, which may be later: it keeps them out of use.
     pub fn read(
         &self,
         peer: NodeId,
@@ -136,9 +179,10 @@ impl RemoteHost {
         hold: &Arc<dyn Any + Send + Sync>,
         deadline: Instant,
     ) -> HostRead {
-        let plans = match self.plans(peer) {
+        let Some((first, _)) = blocks.first() else { return HostRead { arrived: 0, failure: None } };
+        let plans = match self.plans(peer, first.group) {
             Ok(plans) => plans,
-            Err(error) => return HostRead { arrived: 0, failure: Some(failure_of(&error)) },
+            Err(failure) => return HostRead { arrived: 0, failure: Some(failure) },
         };
         let step = usize::try_from(LEASE_BYTES / plans.bytes_per_block().max(1)).unwrap_or(1).max(1);
         let mut arrived = 0;
@@ -196,23 +240,44 @@ impl RemoteHost {
         }
     }
 
-    /// How a peer's blocks are read; made anew when its announcement has changed.
-    fn plans(&self, peer: NodeId) -> Result<Arc<PeerPlans>, RemoteError> {
-        if let Some(known) = self.plans.lock().get(&peer).filter(|known| self.node.is_current(known)) {
-            return Ok(Arc::clone(known));
+    /// How a peer's blocks of a cache group are read.
+    fn plans(&self, peer: NodeId, group: GroupId) -> Result<Arc<PeerPlans>, Failure> {
+        let unknown = || failure_of(&RemoteError::UnknownNode { node: peer });
+        let announced = self.node.announced(peer).ok_or_else(unknown)?;
+        let plans = self.plans_of(&announced)?;
+        plans
+            .get(usize::from(group.0))
+            .cloned()
+            .ok_or_else(|| failure_of(&ShapeError::NoSets { group }.into()))
+    }
+
+    /// How a peer's blocks of each cache group are read; made anew when its announcement has
+    /// changed.
+    fn plans_of(&self, peer: &Arc<NodeAnnouncement>) -> Result<Vec<Arc<PeerPlans>>, Failure> {
+        let is_known = |known: &&KnownPeer| Arc::ptr_eq(&known.announced, peer);
+        if let Some(known) = self.known.lock().get(&peer.node).filter(is_known) {
+            return known.plans.clone();
         }
-        let plans = self.node.plan_reads(peer, self.namespace, GROUP, &self.ranks)?;
-        let mut known = self.plans.lock();
+        let plan = |(source, ranks): (&Arc<Source>, &Vec<LocalRank>)| {
+            self.node.plan_reads(peer.node, self.namespace, source.group, ranks)
+        };
+        let plans: Result<Vec<_>, _> = self.sources.iter().zip(&self.ranks).map(plan).collect();
+        let plans = plans.map_err(|error| failure_of(&error));
+        if let Err(failure) = &plans {
+            tracing::warn!(peer = %peer.node, %failure, "blocks of this peer cannot be read");
+        }
+        let current: Vec<_> = self.node.peers().iter().map(|peer| peer.node).collect();
+        let mut known = self.known.lock();
         // Peers that are gone leave nothing behind.
-        known.retain(|_, known| self.node.is_current(known));
-        known.insert(peer, Arc::clone(&plans));
-        Ok(plans)
+        known.retain(|node, _| current.contains(node));
+        known.insert(peer.node, KnownPeer { announced: Arc::clone(peer), plans: plans.clone() });
+        plans
     }
 }
 
 impl fmt::Debug for RemoteHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RemoteHost({:?}, {} ranks, {:?})", self.node, self.ranks.len(), self.export)
+        write!(f, "RemoteHost({:?}, {} ranks, {:?})", self.node, self.hosts.len(), self.exports)
     }
 }
 
@@ -241,6 +306,7 @@ impl Landing {
 
 /// What peers are given of G2.
 pub(crate) struct Source {
+    pub(crate) group: GroupId,
     hosts: Vec<Arc<HostTier>>,
     pins: Arc<dyn PinnedBlocks>,
 }
@@ -265,7 +331,11 @@ impl Source {
 
 impl BlockSource for Source {
     fn count(&self, hashes: &[SequenceHash]) -> usize {
-        self.pins.count(hashes)
+        self.pins.count(self.group, hashes)
+    }
+
+    fn has_each(&self, hashes: &[SequenceHash]) -> Vec<bool> {
+        self.pins.has_each(self.group, hashes)
     }
 
     fn hold(&self, hashes: &[SequenceHash]) -> Vec<HeldBlock> {
@@ -277,7 +347,7 @@ impl BlockSource for Source {
 impl Source {
     /// The first of these blocks that are on G2, verified: slots, and what keeps them in place.
     pub(crate) fn hold_blocks(&self, hashes: &[SequenceHash]) -> Vec<(u32, Arc<dyn Any + Send + Sync>)> {
-        let Pins { blocks, guard } = self.pins.pin(hashes);
+        let Pins { blocks, guard } = self.pins.pin(self.group, hashes);
         let held = |(slot, identity): (BlockId, BlockIdentity)| match self.claims(slot, &identity) {
             Ok(claims) => {
                 let guard: Arc<dyn Any + Send + Sync> =

@@ -5,8 +5,10 @@
 //! ended.
 
 use crate::host::{HostTier, WriteClaim};
-use crate::remote::{LEASE_BYTES, RemoteHost, failure_of};
-use kvbm_nixl::{BlockSink, Landing, OfferedChain, RefusedRead, RemoteError, WritePlans};
+use crate::remote::{LEASE_BYTES, RemoteHost, Source, failure_of};
+use kvbm_nixl::{
+    BlockSink, Landing, LocalRank, OfferedChain, RefusedRead, RemoteError, ShapeError, WritePlans,
+};
 use kvbm_plan::{
     BlockId, BlockIdentity, Failure, FailureKind, GroupId, NamespaceId, NamespaceTag, NodeId, SequenceHash,
 };
@@ -48,44 +50,49 @@ pub struct HostWrite {
 
 impl RemoteHost {
     /// Has peers write blocks into the slots that `reserved` sets aside. Once.
-    pub fn accept_writes(&self, reserved: Arc<dyn ReservedBlocks>) {
-        let sink = Arc::new(Sink { hosts: self.hosts.clone(), reserved });
-        // SAFETY: a landing has a write claim on each of its slots of every rank until it is
-        // dropped. Those of blocks that have arrived end before that, as the contract allows.
-        unsafe { self.export.accept_writes(sink) };
+    pub fn accept_writes(&self, reserved: &Arc<dyn ReservedBlocks>) {
+        for (export, source) in self.exports.iter().zip(&self.sources) {
+            let reserved = Arc::clone(reserved);
+            let sink = Arc::new(Sink { group: source.group, hosts: self.hosts.clone(), reserved });
+            // SAFETY: a landing has a write claim on each of its slots of every rank until it is
+            // dropped. Those of blocks that have arrived end before that, as the contract allows.
+            unsafe { export.accept_writes(sink) };
+        }
     }
 
-    /// Writes the blocks of a chain that a peer lacks into its G2, as many from the first on as are
-    /// on G2 here. Waits until the peer has verified them, at most until `deadline`. `chain` is the
-    /// namespace that the hashes are chained in.
+    /// Writes those blocks of a chain, of one cache group and from index `from` on, into a peer's
+    /// G2 that it lacks, as many as are on G2 here one after another. Waits until the peer has
+    /// verified them, at most until `deadline`. `chain` is the namespace that the hashes are
+    /// chained in.
     pub fn write(
         &self,
-        peer: NodeId,
-        chain: NamespaceTag,
-        hashes: &[SequenceHash],
+        (peer, group): (NodeId, GroupId),
+        (chain, hashes, from): (NamespaceTag, &[SequenceHash], usize),
         deadline: Instant,
     ) -> HostWrite {
         let mut done = HostWrite { written: 0, bytes: 0, failure: None };
-        let plans = match self.write_plans(peer) {
+        let plans = match self.write_plans(peer, group) {
             Ok(plans) => plans,
             Err(error) => return HostWrite { failure: Some(failure_of(&error)), ..done },
         };
-        let held = self.source.hold_blocks(hashes);
-        if held.is_empty() && !hashes.is_empty() {
-            let detail = format!("block {} is not in host memory (G2): offload it first", hashes[0]);
+        let wanted = hashes.get(from..).unwrap_or_default();
+        let source = self.sources.get(usize::from(group.0));
+        let held = source.map_or_else(Vec::new, |source| source.hold_blocks(wanted));
+        if held.is_empty() && !wanted.is_empty() {
+            let detail = format!("block {} is not in host memory (G2): offload it first", wanted[0]);
             return HostWrite { failure: Some(Failure::new(FailureKind::Missing, detail)), ..done };
         }
         let (slots, guards): (Vec<u32>, Vec<_>) = held.into_iter().unzip();
         let claim: Arc<dyn Any + Send + Sync> = Arc::new(guards);
         let step = usize::try_from(LEASE_BYTES / plans.bytes_per_block().max(1)).unwrap_or(1).max(1);
         loop {
-            let hashes = (chain, &hashes[..slots.len()]);
+            let hashes = (chain, &hashes[..from + slots.len()], from);
             let remote = match self.node.get_remote_blocks_mutable(&plans, hashes, step, deadline) {
                 Ok(remote) if remote.is_empty() => return done,
                 Ok(remote) => remote,
                 Err(error) => return HostWrite { failure: Some(failure_of(&error)), ..done },
             };
-            let sources: Vec<u32> = remote.places().iter().map(|at| slots[*at]).collect();
+            let sources: Vec<u32> = remote.places().iter().map(|at| slots[*at - from]).collect();
             // SAFETY: `claim` has a read claim on each slot of every rank: nobody writes there.
             let written = unsafe { remote.write_from(&sources, &claim, deadline) };
             let failure = match written {
@@ -102,23 +109,43 @@ impl RemoteHost {
         }
     }
 
-    /// How a peer's slots are written; made anew when its announcement has changed.
-    fn write_plans(&self, peer: NodeId) -> Result<Arc<WritePlans>, RemoteError> {
-        let is_current = |known: &Arc<WritePlans>| self.node.is_current_for_writes(known);
-        if let Some(known) = self.write_plans.lock().get(&peer).filter(|known| is_current(known)) {
-            return Ok(Arc::clone(known));
-        }
-        let plans = self.node.plan_writes(peer, self.namespace, GroupId(0), &self.ranks)?;
+    /// How a peer's slots of a cache group are written. Where one group cannot be, none is: a
+    /// request sees all groups or none.
+    fn write_plans(&self, peer: NodeId, group: GroupId) -> Result<Arc<WritePlans>, RemoteError> {
+        let of_group = |plans: &[Arc<WritePlans>]| plans.get(usize::from(group.0)).cloned();
+        let plans = match self.known_write_plans(peer) {
+            Some(known) => of_group(&known),
+            None => of_group(&self.make_write_plans(peer)?),
+        };
+        Ok(plans.ok_or(ShapeError::NoSets { group })?)
+    }
+
+    /// By cache group, while the peer's announcement stays the same.
+    fn known_write_plans(&self, peer: NodeId) -> Option<Vec<Arc<WritePlans>>> {
+        let known = self.write_plans.lock();
+        known.get(&peer).filter(|known| self.is_current(known)).cloned()
+    }
+
+    fn is_current(&self, plans: &[Arc<WritePlans>]) -> bool {
+        plans.iter().all(|plans| self.node.is_current_for_writes(plans))
+    }
+
+    fn make_write_plans(&self, peer: NodeId) -> Result<Vec<Arc<WritePlans>>, RemoteError> {
+        let of_group = |(source, ranks): (&Arc<Source>, &Vec<LocalRank>)| {
+            self.node.plan_writes(peer, self.namespace, source.group, ranks)
+        };
+        let plans: Vec<_> = self.sources.iter().zip(&self.ranks).map(of_group).collect::<Result<_, _>>()?;
         let mut known = self.write_plans.lock();
         // Peers that are gone leave nothing behind.
-        known.retain(|_, known| is_current(known));
-        known.insert(peer, Arc::clone(&plans));
+        known.retain(|_, known| self.is_current(known));
+        known.insert(peer, plans.clone());
         Ok(plans)
     }
 }
 
 /// What peers are given room in.
 struct Sink {
+    group: GroupId,
     hosts: Vec<Arc<HostTier>>,
     reserved: Arc<dyn ReservedBlocks>,
 }
@@ -126,7 +153,8 @@ struct Sink {
 impl BlockSink for Sink {
     fn set_aside(&self, offer: OfferedChain<'_>) -> Result<Box<dyn Landing>, RefusedRead> {
         let namespace = NamespaceId::from(offer.chain);
-        let chain: Vec<BlockIdentity> = BlockIdentity::chain(namespace, GroupId(0), offer.hashes).collect();
+        let chain = BlockIdentity::chain(namespace, self.group, offer.hashes).skip(offer.from);
+        let chain: Vec<BlockIdentity> = chain.collect();
         let reservation = self.reserved.reserve(&chain, offer.most).ok_or(RefusedRead::NoRoom)?;
         let claim = |(identity, slot): &(BlockIdentity, BlockId)| {
             let claims = self.hosts.iter().map(|host| host.write(slot.0, identity, None));

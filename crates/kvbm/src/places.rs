@@ -50,7 +50,7 @@ pub(crate) fn look_up_with_peers(
     chain: BlockChain<'_>,
 ) -> Vec<Places> {
     let mut places = look_up(registry, volumes, group, chain);
-    if let Some((node, blocks)) = peers.and_then(|peers| peers.holder(chain, places.len())) {
+    if let Some((node, blocks)) = peers.and_then(|peers| peers.holder(group, chain, places.len())) {
         let there = Places { node: Some(node), ..Places::from(TierMask::NONE) };
         places.extend(std::iter::repeat_n(there, blocks));
     }

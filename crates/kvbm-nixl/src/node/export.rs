@@ -33,6 +33,9 @@ pub trait BlockSource: Send + Sync {
     /// How many of these blocks are there, from the first on. Nothing is held.
     fn count(&self, hashes: &[SequenceHash]) -> usize;
 
+    /// Whether each of these blocks is there. Nothing is held.
+    fn has_each(&self, hashes: &[SequenceHash]) -> Vec<bool>;
+
     /// Holds as many of these blocks as there are, from the first on.
     fn hold(&self, hashes: &[SequenceHash]) -> Vec<HeldBlock>;
 }
@@ -63,7 +66,7 @@ pub(super) struct Offered {
     /// Takes blocks that peers write.
     pub(super) sink: OnceLock<Arc<dyn BlockSink>>,
     // Dropped last of all, when no lease holds a block: deregisters the memory.
-    pub(super) _registrations: Vec<Registration>,
+    pub(super) registrations: Arc<Vec<Registration>>,
 }
 
 impl Offered {
@@ -75,6 +78,17 @@ impl Offered {
         };
         let rest = &hashes[published..];
         published + self.source.as_ref().map_or(0, |source| source.count(rest).min(rest.len()))
+    }
+
+    /// Whether each of these blocks is there.
+    pub(super) fn has_each(&self, hashes: &[SequenceHash]) -> Vec<bool> {
+        let mut there = self.source.as_ref().map_or_else(Vec::new, |source| source.has_each(hashes));
+        there.resize(hashes.len(), false);
+        let published = self.published.lock();
+        for (there, hash) in there.iter_mut().zip(hashes) {
+            *there |= published.contains_key(hash);
+        }
+        there
     }
 
     /// Those blocks, held.

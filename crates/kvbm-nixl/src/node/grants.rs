@@ -34,6 +34,8 @@ pub struct OfferedChain<'a> {
     pub chain: NamespaceTag,
     /// The chain, from its first block on.
     pub hashes: &'a [SequenceHash],
+    /// Index of the first block that the writer has.
+    pub from: usize,
     /// Most blocks that slots may be set aside for.
     pub most: usize,
 }

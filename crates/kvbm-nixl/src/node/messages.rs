@@ -10,13 +10,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::ModelPart;
 
-const VERSION: u16 = 4;
+const VERSION: u16 = 5;
 
 /// Most blocks that one request asks for.
 pub(crate) const MAX_BLOCKS: usize = 1024;
 
 /// Most blocks that one question for what a node has names.
 pub(crate) const MAX_FIND: usize = 8192;
+
+/// Most cache groups that one question names.
+pub(crate) const MAX_GROUPS: usize = 64;
+
+/// Blocks that a word of an answer is about: one a bit, from the lowest on.
+pub(crate) const WORD_BITS: usize = u64::BITS as usize;
 
 /// Most parts of each block that a request asks digests of: one for each rank of the reader.
 pub(crate) const MAX_PARTS: usize = 64;
@@ -43,6 +49,11 @@ pub(crate) enum Message {
     Find { request: u64, namespace: NamespaceTag, group: GroupId, hashes: Vec<SequenceHash> },
     /// Owner to reader: so many. Nothing is held.
     Found { request: u64, blocks: u32 },
+    /// Reader to owner: which of these blocks have you in each of so many cache groups, from group
+    /// 0 on?
+    FindEach { request: u64, namespace: NamespaceTag, groups: u16, hashes: Vec<SequenceHash> },
+    /// Owner to reader: by group, a bit for each block: whether it is there. Nothing is held.
+    FoundEach { request: u64, there: Vec<Vec<u64>> },
     /// Reader to owner: I am still reading.
     Renew { lease: LeaseId },
     /// Owner to reader: the lease goes on for this long from your `Renew`.
@@ -51,9 +62,9 @@ pub(crate) enum Message {
     Ended { lease: LeaseId },
     /// Reader to owner: I have what I need.
     Release { lease: LeaseId },
-    /// Writer to receiver: I have this chain, from its first block on. Set slots aside for those of
-    /// its blocks that you lack, for `most` of them. `chain` is the namespace that its hashes are
-    /// chained in.
+    /// Writer to receiver: of this chain I have the blocks from index `from` on. Set slots aside
+    /// for those of them that you lack, for `most` of them. `chain` is the namespace that its
+    /// hashes are chained in.
     Offer {
         request: u64,
         epoch: Epoch,
@@ -61,6 +72,7 @@ pub(crate) enum Message {
         group: GroupId,
         chain: NamespaceTag,
         hashes: Vec<SequenceHash>,
+        from: u32,
         most: u32,
     },
     /// Receiver to writer: write these blocks (by index in the chain) into these slots.
@@ -115,6 +127,21 @@ impl std::fmt::Display for RefusedRead {
     }
 }
 
+impl Message {
+    /// The request that it answers, if it is an answer.
+    pub(crate) fn request(&self) -> Option<u64> {
+        match self {
+            Self::Grant { request, .. }
+            | Self::Refuse { request, .. }
+            | Self::Found { request, .. }
+            | Self::FoundEach { request, .. }
+            | Self::Room { request, .. }
+            | Self::Taken { request, .. } => Some(*request),
+            _ => None,
+        }
+    }
+}
+
 /// Bytes of a message.
 pub(crate) fn encode(message: &Message) -> Vec<u8> {
     // Plain data into a vector: nothing to fail.
@@ -139,7 +166,14 @@ fn is_bounded(message: &Message) -> bool {
                 && hashes.len() * parts.len() <= MAX_DIGESTS
                 && parts.iter().all(is_part)
         }
-        Message::Find { hashes, .. } | Message::Offer { hashes, .. } => hashes.len() <= MAX_FIND,
+        Message::Find { hashes, .. } => hashes.len() <= MAX_FIND,
+        Message::FindEach { groups, hashes, .. } => {
+            hashes.len() <= MAX_FIND && (1..=MAX_GROUPS).contains(&usize::from(*groups))
+        }
+        Message::FoundEach { there, .. } => {
+            there.len() <= MAX_GROUPS && there.iter().all(|group| group.len() <= MAX_FIND / WORD_BITS)
+        }
+        Message::Offer { hashes, from, .. } => hashes.len() <= MAX_FIND && *from as usize <= hashes.len(),
         Message::Grant { blocks, digests, .. } => blocks.len() <= MAX_BLOCKS && digests.len() <= MAX_DIGESTS,
         Message::Room { places, slots, .. } => places.len() <= MAX_BLOCKS && places.len() == slots.len(),
         Message::Written { digests, .. } => digests.len() <= MAX_DIGESTS,
@@ -176,6 +210,19 @@ mod tests {
         }
     }
 
+    fn find_each(blocks: usize, groups: u16) -> Message {
+        Message::FindEach {
+            request: 8,
+            namespace: NamespaceTag::from_bytes([1; 16]),
+            groups,
+            hashes: vec![SequenceHash::from_bytes([3; 16]); blocks],
+        }
+    }
+
+    fn found_each(words: usize, groups: usize) -> Message {
+        Message::FoundEach { request: 8, there: vec![vec![u64::MAX; words]; groups] }
+    }
+
     fn offer(blocks: usize) -> Message {
         Message::Offer {
             request: 9,
@@ -184,6 +231,7 @@ mod tests {
             group: GroupId(0),
             chain: NamespaceTag::from_bytes([2; 16]),
             hashes: vec![SequenceHash::from_bytes([4; 16]); blocks],
+            from: 0,
             most: u32::MAX,
         }
     }
@@ -199,7 +247,9 @@ mod tests {
         let written = Message::Written { request: 3, lease: LeaseId(u64::MAX), blocks: 7, digests };
         let offer = offer(MAX_FIND);
         let ended = Message::Ended { lease: LeaseId(4) };
-        for message in [ask(MAX_BLOCKS, 16), find(MAX_FIND), grant, ended, room, written, offer] {
+        let each = [find_each(MAX_FIND, MAX_GROUPS as u16), found_each(MAX_FIND / WORD_BITS, MAX_GROUPS)];
+        let others = [ask(MAX_BLOCKS, 16), find(MAX_FIND), grant, ended, room, written, offer];
+        for message in others.into_iter().chain(each) {
             let bytes = encode(&message);
             assert!(bytes.len() <= crate::MAX_NOTIFICATION_BYTES, "{}", bytes.len());
             assert_eq!(decode(&bytes), Some(message));
@@ -213,6 +263,20 @@ mod tests {
         }
         assert_eq!(decode(&encode(&find(MAX_FIND + 1))), None);
         assert_eq!(decode(&encode(&offer(MAX_FIND + 1))), None);
+        let mut begins_behind_its_end = offer(3);
+        if let Message::Offer { from, .. } = &mut begins_behind_its_end {
+            *from = 4;
+        }
+        assert_eq!(decode(&encode(&begins_behind_its_end)), None);
+        for message in [
+            find_each(MAX_FIND + 1, 1),
+            find_each(1, 0),
+            find_each(1, MAX_GROUPS as u16 + 1),
+            found_each(1, MAX_GROUPS + 1),
+            found_each(MAX_FIND / WORD_BITS + 1, 1),
+        ] {
+            assert_eq!(decode(&encode(&message)), None);
+        }
         let room = Message::Room { request: 1, lease: LeaseId(1), ttl_ms: 9, places: vec![0], slots: vec![] };
         assert_eq!(decode(&encode(&room)), None);
         let bytes = rmp_serde::to_vec(&(VERSION + 1, Message::Release { lease: LeaseId(1) })).unwrap();

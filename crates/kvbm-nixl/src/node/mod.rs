@@ -39,7 +39,8 @@ use kvbm_plan::{
 };
 use parking_lot::{Mutex, RwLock};
 
-use crate::agent::RemoteAgent;
+use crate::agent::{Registration, RemoteAgent};
+use crate::shapes::check_whole;
 use crate::{BlockSet, BlockSetRegistry, NixlEnabledStorage, NodeAnnouncement, ReadPlan};
 
 pub use error::RemoteError;
@@ -264,6 +265,29 @@ impl RemoteNode {
         self.shared.options.epoch
     }
 
+    /// The same for several cache groups, each with a source of its own. Groups whose blocks lie in
+    /// the same memory register it once.
+    ///
+    /// # Errors
+    /// As [`export_local_blockset`](Self::export_local_blockset). Nothing is offered then.
+    ///
+    /// # Safety
+    /// As [`export_source`](Self::export_source), for each source.
+    pub unsafe fn export_groups(
+        &self,
+        namespace: NamespaceTag,
+        groups: Vec<(GroupId, Vec<LocalRank>, Arc<dyn BlockSource>)>,
+    ) -> Result<Vec<Export>, RemoteError> {
+        let mut exports: Vec<Export> = Vec::with_capacity(groups.len());
+        for (group, ranks, source) in groups {
+            let mut known = exports.iter().map(|export| &export.offered.registrations);
+            let known = known.find(|known| is_memory_of(known, &ranks)).cloned();
+            let registered = known.map_or_else(|| self.register(&ranks), Ok)?;
+            exports.push(self.offer(namespace, group, ranks, Some(source), registered)?);
+        }
+        Ok(exports)
+    }
+
     /// Offers the blocks of these ranks, whose memory is registered with the agent. Peers see it in
     /// the next [`announcement`](Self::announcement).
     ///
@@ -302,15 +326,29 @@ impl RemoteNode {
         ranks: Vec<LocalRank>,
         source: Option<Arc<dyn BlockSource>>,
     ) -> Result<Export, RemoteError> {
+        let registered = self.register(&ranks)?;
+        self.offer(namespace, group, ranks, source, registered)
+    }
+
+    fn register(&self, ranks: &[LocalRank]) -> Result<Arc<Vec<Registration>>, RemoteError> {
         let registrations = ranks.iter().map(|rank| rank.bound.nixl_register(&*self.shared.agent));
-        let registrations = registrations.collect::<Result<Vec<_>, _>>()?;
+        Ok(Arc::new(registrations.collect::<Result<Vec<_>, _>>()?))
+    }
+
+    fn offer(
+        &self,
+        namespace: NamespaceTag,
+        group: GroupId,
+        ranks: Vec<LocalRank>,
+        source: Option<Arc<dyn BlockSource>>,
+        registrations: Arc<Vec<Registration>>,
+    ) -> Result<Export, RemoteError> {
         for rank in &ranks {
             rank.bound.describe().map_err(|error| RemoteError::Storage(error.to_string()))?;
         }
         let id = BlockSetId(self.shared.next.fetch_add(1, Ordering::Relaxed));
         let (published, sink) = (Mutex::default(), OnceLock::new());
-        let offered =
-            Offered { id, namespace, group, ranks, published, source, sink, _registrations: registrations };
+        let offered = Offered { id, namespace, group, ranks, published, source, sink, registrations };
         let offered = Arc::new(offered);
         self.shared.offered.write().insert(id, Arc::clone(&offered));
         self.shared.sequence.fetch_add(1, Ordering::AcqRel);
@@ -366,6 +404,11 @@ impl RemoteNode {
         self.shared.registry.all()
     }
 
+    /// What is known of a peer.
+    pub fn announced(&self, peer: NodeId) -> Option<Arc<NodeAnnouncement>> {
+        self.shared.registry.get(peer)
+    }
+
     /// How our ranks read a peer's blocks.
     ///
     /// # Errors
@@ -383,6 +426,7 @@ impl RemoteNode {
             return Err(RemoteError::Option { option, value: ranks.len().to_string(), rule });
         }
         let sets = peer.sets_of(&namespace, group);
+        check_whole(ranks.iter().map(|rank| &rank.bound), &sets)?;
         let plan = |rank: &LocalRank| -> Result<_, RemoteError> {
             Ok((rank.clone(), ReadPlan::new(&rank.slice, &rank.bound, group, &sets)?))
         };
@@ -496,6 +540,16 @@ impl RemoteNode {
             grants_expired: of(&counters.grants_expired),
         }
     }
+}
+
+/// Whether memory that is registered already is that of these ranks.
+fn is_memory_of(registered: &[Registration], ranks: &[LocalRank]) -> bool {
+    let is_known = |(known, rank): (&Registration, &LocalRank)| {
+        let storages = rank.bound.storages();
+        let has = |storage: &_| known.storages().iter().any(|known| Arc::ptr_eq(known, storage));
+        storages.iter().all(has)
+    };
+    registered.len() == ranks.len() && registered.iter().zip(ranks).all(is_known)
 }
 
 /// The next answer, by `deadline`.

@@ -87,12 +87,17 @@ impl RemoteNodeState {
                 self.counters.found.fetch_add(u64::from(blocks), Ordering::Relaxed);
                 self.answer(from, &Message::Found { request, blocks });
             }
+            Message::FindEach { request, namespace, groups, hashes } => {
+                let there = self.found_each(namespace, groups, &hashes);
+                self.answer(from, &Message::FoundEach { request, there });
+            }
             Message::Renew { lease } => self.renew(from, lease),
             Message::Release { lease } => self.leases.release(from, lease),
             Message::Renewed { lease, ttl_ms } => self.renewed(peer, lease, ttl_ms),
             Message::Ended { lease } => self.ended(peer, lease),
-            Message::Offer { request, epoch, namespace, group, chain, hashes, most } => {
-                let offer = OfferedChain { writer: peer, chain, hashes: &hashes, most: most as usize };
+            Message::Offer { request, epoch, namespace, group, chain, hashes, from: first, most } => {
+                let (first, most) = (first as usize, most as usize);
+                let offer = OfferedChain { writer: peer, chain, hashes: &hashes, from: first, most };
                 let room = self
                     .check_epoch(epoch)
                     .and_then(|()| self.set_aside(from, request, (namespace, group), offer));
@@ -111,6 +116,7 @@ impl RemoteNodeState {
             Message::Grant { request, .. }
             | Message::Refuse { request, .. }
             | Message::Found { request, .. }
+            | Message::FoundEach { request, .. }
             | Message::Room { request, .. }
             | Message::Taken { request, .. } => {
                 self.deliver(from, request, message);

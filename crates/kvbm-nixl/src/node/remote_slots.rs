@@ -15,7 +15,7 @@ use super::messages::{self, MAX_FIND, MAX_PARTS, Message};
 use super::{Held, LocalRank, RemoteError, RemoteNode, RemoteNodeState, receive};
 use crate::agent::{RemoteRequest, RemoteTransfer, TransferDirection};
 use crate::digest::digest;
-use crate::shapes::{ModelPart, cover};
+use crate::shapes::{ModelPart, check_whole, cover};
 use crate::{NodeAnnouncement, ReadPlan, TransferLists};
 
 /// Bytes that are written at a time, over all ranks: digests of the next batch are computed while
@@ -114,6 +114,7 @@ impl RemoteNode {
             return Err(RemoteError::Option { option, value: ranks.len().to_string(), rule });
         }
         let sets = peer.sets_of(&namespace, group);
+        check_whole(ranks.iter().map(|rank| &rank.bound), &sets)?;
         let ours: Vec<RankSlice> = ranks.iter().map(|rank| rank.slice).collect();
         let mut parts = Vec::with_capacity(sets.len());
         let mut given = vec![Vec::new(); ranks.len()];
@@ -136,16 +137,16 @@ impl RemoteNode {
         self.shared.registry.get(plans.node()).is_some_and(|known| Arc::ptr_eq(&known, &plans.peer))
     }
 
-    /// Asks a peer to set slots aside for the blocks of a chain that it lacks, for `most` of them
-    /// at most (up to 1024). `hashes` is the chain from its first block on, up to 8192 blocks;
-    /// `chain` is the namespace that they are chained in.
+    /// Asks a peer to set slots aside for the blocks of a chain, from index `from` on, that it
+    /// lacks, for `most` of them at most (up to 1024). `hashes` is the chain from its first block
+    /// on, up to 8192 blocks; `chain` is the namespace that they are chained in.
     ///
     /// # Errors
     /// [`RemoteError::NoAnswer`] at the deadline, [`RemoteError::Refused`], [`RemoteError::Agent`].
     pub fn get_remote_blocks_mutable(
         &self,
         plans: &Arc<WritePlans>,
-        (chain, hashes): (NamespaceTag, &[SequenceHash]),
+        (chain, hashes, from): (NamespaceTag, &[SequenceHash], usize),
         most: usize,
         deadline: Instant,
     ) -> Result<RemoteSlots, RemoteError> {
@@ -159,6 +160,7 @@ impl RemoteNode {
             group: plans.group,
             chain,
             hashes: hashes.to_vec(),
+            from: from.min(hashes.len()) as u32,
             most: u32::try_from(most).unwrap_or(u32::MAX),
         };
         // The grant counts from before the peer gives it, so that ours ends first.
@@ -174,7 +176,9 @@ impl RemoteNode {
         shared.writing.lock().insert((node, lease));
         let writing = Writing { shared: Arc::downgrade(shared), node, agent: agent.clone(), lease };
         let places: Vec<usize> = places.into_iter().map(|at| at as usize).collect();
-        let wanted: Option<Vec<SequenceHash>> = places.iter().map(|at| hashes.get(*at).copied()).collect();
+        // A block that was not offered is none of ours.
+        let wanted = |at: &usize| hashes.get(*at).copied().filter(|_| *at >= from);
+        let wanted: Option<Vec<SequenceHash>> = places.iter().map(wanted).collect();
         let plans = Arc::clone(plans);
         // Dropping what was made of it gives the slots back.
         let writing = Arc::new(writing);

@@ -9,10 +9,12 @@ mod plan;
 
 use std::ops::Range;
 
-use kvbm_layout::PlanError;
+use kvbm_layout::{BlockLayout, LayoutConfig, PlanError};
 use kvbm_plan::{GroupId, RankSlice};
-use kvbm_storage::StorageError;
+use kvbm_storage::{BoundLayout, StorageError};
 use serde::{Deserialize, Serialize};
+
+use crate::BlockSet;
 
 pub(crate) use cover::cover;
 pub use plan::{ReadPlan, TransferLists};
@@ -56,6 +58,23 @@ impl std::fmt::Display for ModelPart {
     }
 }
 
+/// Refuses blocks with parts that no other number of ranks can divide anew, where both sides do not
+/// have the same number. What each rank holds is compared later, by the copy plans.
+pub(crate) fn check_whole<'a>(
+    ranks: impl Iterator<Item = &'a BoundLayout>,
+    sets: &[BlockSet],
+) -> Result<(), ShapeError> {
+    let has_planes = |config: &LayoutConfig| !config.planes.is_empty();
+    let ours: Vec<bool> = ranks.map(|bound| has_planes(bound.layout().config())).collect();
+    let is_whole = ours.contains(&true) || sets.iter().any(|set| has_planes(set.layout.layout().config()));
+    match sets.first() {
+        Some(set) if is_whole && sets.len() != ours.len() => {
+            Err(ShapeError::Ranks { group: set.group, ours: ours.len(), theirs: sets.len() })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Why a peer's blocks cannot be read into a rank's memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -65,6 +84,19 @@ pub enum ShapeError {
     NoSets {
         /// The group.
         group: GroupId,
+    },
+    /// Blocks that cannot be divided anew, of another number of ranks.
+    #[error(
+        "blocks of group {group} are divided among {theirs} ranks at the peer and among {ours} here, and have parts \
+         without heads (opaque tensors, states or scales): give both sides the same number of ranks"
+    )]
+    Ranks {
+        /// The group.
+        group: GroupId,
+        /// Ranks of this node.
+        ours: usize,
+        /// Ranks of the peer.
+        theirs: usize,
     },
     /// The peer's ranks do not hold all of the part, or hold some of it twice in different cuts.
     #[error(

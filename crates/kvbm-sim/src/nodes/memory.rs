@@ -199,6 +199,11 @@ impl BlockSource for Source {
         hashes.iter().take_while(|hash| slots.slot_of(hash).is_some()).count()
     }
 
+    fn has_each(&self, hashes: &[SequenceHash]) -> Vec<bool> {
+        let slots = self.0.lock();
+        hashes.iter().map(|hash| slots.slot_of(hash).is_some()).collect()
+    }
+
     fn hold(&self, hashes: &[SequenceHash]) -> Vec<HeldBlock> {
         let mut slots = self.0.lock();
         let found: Vec<usize> = hashes.iter().map_while(|hash| slots.slot_of(hash)).collect();

@@ -314,15 +314,6 @@ impl ModelConfig {
         !self.is_opaque() && self.cache_groups().iter().all(has_heads)
     }
 
-    /// KV heads of a layer, where blocks are of one group that keeps tokens; else 1.
-    #[cfg(feature = "worker")]
-    pub(crate) fn heads(&self) -> u32 {
-        match self.cache_group(GroupId(0)).content {
-            LayerContent::Kv { num_kv_heads, .. } => num_kv_heads,
-            LayerContent::State { .. } | LayerContent::Opaque { .. } => 1,
-        }
-    }
-
     /// Of `ranks` ranks the one that writes what `rank` holds to storage that they share: the first
     /// that holds the same bytes of every group. Heads are replicated where there are more ranks
     /// than heads; the latent of MLA is one head. Of tensors without axes the model says how many

@@ -39,11 +39,11 @@ impl PinnedParts {
         first: usize,
         probe: Probe,
     ) -> (Self, bool) {
-        let found = |chain, probe| -> (Vec<Prefix>, bool) {
-            let (parts, asks) = leader.match_groups(chain, probe);
-            (parts.into_iter().map(|mut part| part.split_off(first)).collect(), asks)
+        let lacking = |parts: Vec<Prefix>| -> Vec<Prefix> {
+            parts.into_iter().map(|mut part| part.split_off(first)).collect()
         };
-        let (mut parts, asks) = found(chain, probe);
+        let (parts, asks, known) = leader.find_groups(chain, probe);
+        let mut parts = lacking(parts);
         if let Some(full) = parts.get_mut(usize::from(leader.full_group().0)) {
             let whole = full.len();
             leave_out_slow(leader, full, 0, Tier::G1);
@@ -51,7 +51,7 @@ impl PinnedParts {
             if kept < whole {
                 // Pins of the longer one end first.
                 drop(parts);
-                parts = found(chain.slice(0..kept), Probe::Never).0;
+                parts = lacking(leader.match_known(chain.slice(0..kept), &known));
             }
         }
         (Self { parts, first }, asks)

@@ -200,8 +200,9 @@ impl Leader {
     /// tier, and whether peers or volumes were asked, or would be. Counts as one use of every block
     /// in it.
     pub(crate) fn match_prefix(&self, chain: BlockChain<'_>, probe: Probe) -> (Prefix, bool) {
-        if self.has_groups() {
-            let (mut parts, asks) = self.match_groups(chain, probe);
+        // Of a window or state at a peer its first blocks are not needed.
+        if self.has_groups() || (self.peers.get().is_some() && !self.needs_all(FIRST_GROUP)) {
+            let (mut parts, asks, _) = self.find_groups(chain, probe);
             return (parts.swap_remove(0), asks);
         }
         let (mut prefix, agrees) = self.registry.match_chain(FIRST_GROUP, chain);
@@ -230,18 +231,41 @@ impl Leader {
             let (prefix, asks) = self.match_prefix(chain, probe);
             return (vec![prefix], asks);
         }
+        let (parts, asks, _) = self.find_groups(chain, probe);
+        (parts, asks)
+    }
+
+    /// The same, and what peers and volumes are known to have of the chain.
+    pub(crate) fn find_groups(
+        &self,
+        chain: BlockChain<'_>,
+        probe: Probe,
+    ) -> (Vec<Prefix>, bool, Vec<FoundOutside>) {
         let mut parts = self.match_known(chain, &[]);
         let lacks_some = |parts: &[Prefix]| parts.iter().all(|part| part.len() < chain.len());
-        let mut known = Vec::new();
-        if lacks_some(&parts) {
-            known = known_of(&self.volumes, chain, self.groups.len());
-        }
+        // Memory of a peer is nearer than a store.
+        let peers = self.peers.get().filter(|_| lacks_some(&parts));
+        let (asks_peers, found) =
+            peers.map_or((false, None), |peers| peers.find_groups(&self.group_chain(chain), probe));
+        let mut known = Vec::from_iter(found);
         if !known.is_empty() {
             parts = self.match_known(chain, &known);
         }
-        let asks = self.volumes.policy.probe && !known.is_empty() && lacks_some(&parts);
-        if asks && probe == Probe::Wait && self.volumes.ask_groups(&self.group_chain(chain), &mut known) {
-            parts = self.match_known(chain, &known);
+        let mut asks_volumes = false;
+        if lacks_some(&parts) {
+            let at_peers = known.len();
+            known.extend(known_of(&self.volumes, chain, self.groups.len()));
+            if known.len() > at_peers {
+                parts = self.match_known(chain, &known);
+                asks_volumes = self.volumes.policy.probe && lacks_some(&parts);
+            }
+            let on_volumes = &mut known[at_peers..];
+            if asks_volumes
+                && probe == Probe::Wait
+                && self.volumes.ask_groups(&self.group_chain(chain), on_volumes)
+            {
+                parts = self.match_known(chain, &known);
+            }
         }
         for (group, part) in self.groups().zip(&parts) {
             // With a window or state, what was found is used, and nothing before it.
@@ -249,11 +273,11 @@ impl Leader {
             self.registry.touch(group, used);
             self.volumes.touch(group, used);
         }
-        (parts, asks)
+        (parts, asks_peers || asks_volumes, known)
     }
 
-    /// The parts on tiers that answer and on volumes that are known to have them.
-    fn match_known(&self, chain: BlockChain<'_>, known: &[FoundOutside]) -> Vec<Prefix> {
+    /// The parts on tiers that answer, at peers, and on volumes that are known to have them.
+    pub(crate) fn match_known(&self, chain: BlockChain<'_>, known: &[FoundOutside]) -> Vec<Prefix> {
         let mut parts = self.registry.match_groups(chain, TierMask::ALL, known);
         let is_shorter = |part: &mut Prefix| {
             let found = part.len();
@@ -268,7 +292,7 @@ impl Leader {
         parts
     }
 
-    /// What tiers have of `chain` in each cache group, for a search on volumes.
+    /// What tiers have of `chain` in each cache group, for a search elsewhere.
     fn group_chain<'a>(&self, chain: BlockChain<'a>) -> GroupChain<'a> {
         let needed = self.groups.iter().map(|group| group.blocks_needed()).collect();
         let on_tiers = |group| {

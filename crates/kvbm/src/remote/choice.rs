@@ -1,9 +1,9 @@
 //! Which peers a look-up asks, where there are more than one question can go to.
 //!
-//! Half of the places are for peers that had blocks lately: who serves one chain of a tenant often
-//! has the next. The others are chosen by rendezvous hashing of the chain's first block: each chain
-//! asks other peers, the same ones again for every request of it, and a peer that comes or goes
-//! changes one of them at most.
+//! Half of the places are for peers whose blocks came lately: who serves one chain of a tenant
+//! often has the next. The others are chosen by rendezvous hashing of the chain's first block: each
+//! chain asks other peers, the same ones again for every request of it, and a peer that comes or
+//! goes changes one of them at most.
 
 use kvbm_plan::{NodeId, SequenceHash};
 use std::cmp::Reverse;
@@ -11,11 +11,11 @@ use std::time::Instant;
 
 /// Most peers that one look-up asks.
 const MAX_ASKED: usize = 32;
-/// Of those, how many because they had blocks lately, at most.
+/// Of those, how many because blocks of theirs came lately, at most.
 const MAX_LATE: usize = MAX_ASKED / 2;
 
-/// Up to 32 of `peers` for the chain that begins with `first`. `last_hit` is when a peer last had
-/// blocks that were asked for.
+/// Up to 32 of `peers` for the chain that begins with `first`. `last_hit` is when blocks of a peer
+/// last came, verified.
 pub(super) fn choose(
     mut peers: Vec<NodeId>,
     first: &SequenceHash,

@@ -15,11 +15,12 @@
 //! |---|---|---|
 //! | `start` | agent, node and threads of a manager | `push`, `node`, `queue`, `directory`, `discovery`, `table` |
 //! | `push` | blocks written to peers, and by them | `node`, `table` |
-//! | `node` | this node among its peers | `queue`, `directory`, `choice`, `table`, `fetch` |
+//! | `node` | this node among its peers | `queue`, `directory`, `choice`, `groups`, `table`, `fetch` |
 //! | `queue` | prefixes that wait to be read | `fetch` |
 //! | `directory` | finding peers by what they announce | `discovery`, `table` |
 //! | `discovery` | announcements in a folder, or on a NATS server | - |
 //! | `choice` | which of many peers a look-up asks | - |
+//! | `groups` | how much of a chain a peer can serve in all cache groups | - |
 //! | `table` | what is known of each peer | - |
 //! | `fetch` | blocks on their way from a peer, and what follows | - |
 
@@ -30,6 +31,8 @@ mod directory;
 #[cfg(feature = "worker")]
 mod discovery;
 mod fetch;
+#[cfg(feature = "worker")]
+mod groups;
 #[cfg(feature = "worker")]
 mod node;
 #[cfg(feature = "worker")]
@@ -42,12 +45,12 @@ mod start;
 mod table;
 
 use crate::circuit_breaker::CircuitState;
-use crate::volume::Probe;
+use crate::volume::{GroupChain, Probe};
 #[cfg(feature = "worker")]
 pub use discovery::DiscoveryError;
 pub(crate) use fetch::{Fetching, Then};
-use kvbm_plan::{Failure, NodeId};
-use kvbm_pool::Prefix;
+use kvbm_plan::{Failure, GroupId, NodeId};
+use kvbm_pool::{FoundOutside, Prefix};
 use kvbm_tokens::BlockChain;
 #[cfg(feature = "worker")]
 pub use start::RemoteStartError;
@@ -61,15 +64,20 @@ pub(crate) trait Peers: Send + Sync {
     /// peers were asked, or would be.
     fn extend(&self, prefix: &mut Prefix, chain: BlockChain<'_>, probe: Probe) -> bool;
 
-    /// The peer that has most of `chain` from block `from` on, and how many.
-    fn holder(&self, chain: BlockChain<'_>, from: usize) -> Option<(NodeId, usize)>;
+    /// What one peer has of a chain in each cache group: the one with which the longest prefix can
+    /// be served, if that is longer than what tiers have. Whether peers were asked, or would be.
+    fn find_groups(&self, chain: &GroupChain<'_>, probe: Probe) -> (bool, Option<FoundOutside>);
 
-    /// Brings the blocks of `prefix` that are not on G2 from its peer, or from another one that has
-    /// them, by `until` at the latest; then calls `then`, whatever came of it.
+    /// The peer that has most of `chain` in a cache group from block `from` on, and how many.
+    fn holder(&self, group: GroupId, chain: BlockChain<'_>, from: usize) -> Option<(NodeId, usize)>;
+
+    /// Brings the blocks of `prefix`, a part of one cache group, that are not on G2 from its peer,
+    /// or from another one that has them, by `until` at the latest; then calls `then`, whatever
+    /// came of it.
     fn fetch(&self, prefix: &Prefix, until: Option<Instant>, then: Then) -> Fetching;
 
     /// Writes the blocks of a chain that a peer lacks into its host memory, as many from the first
-    /// on as are on G2 here; waits for that until `deadline`.
+    /// on as every cache group can serve from G2 here; waits for that until `deadline`.
     fn push(&self, node: NodeId, chain: BlockChain<'_>, deadline: Instant) -> Pushed;
 
     /// Measured time of a block from this peer, if some came lately.
@@ -83,8 +91,8 @@ pub(crate) trait Peers: Send + Sync {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Pushed {
-    /// Blocks that were written and that the peer has verified and registered. Without a failure it
-    /// has had the others, or they are on their way to it.
+    /// Blocks of all cache groups that were written and that the peer has verified and registered.
+    /// Without a failure it has had the others, or they are on their way to it.
     pub written: usize,
     /// Why the peer did not get all that it lacks: it can still read them.
     pub failure: Option<Failure>,
@@ -97,7 +105,7 @@ pub struct PeerStatus {
     pub node: NodeId,
     /// Whether requests are sent to it.
     pub circuit: CircuitState,
-    /// Why not, where they are not.
+    /// Why not, where they are not; or why its blocks cannot be read here.
     pub failure: Option<String>,
     /// Prefixes that are being read from it.
     pub reading: usize,

@@ -3,17 +3,17 @@
 use super::choice::choose;
 use super::directory::Directory;
 use super::fetch::{Fetching, Then};
+use super::groups::served;
 use super::queue::{Job, Queue, Turn};
 use super::table::PeerTable;
 use super::{PeerStatus, Peers, Pushed};
-use crate::config::FIRST_GROUP;
 use crate::metrics::Metrics;
-use crate::volume::Probe;
+use crate::volume::{GroupChain, Probe};
 use kvbm_plan::{
-    BlockId, BlockIdentity, Failure, FailureKind, NamespaceId, NodeId, SequenceHash, Tier, clock,
+    BlockId, BlockIdentity, Failure, FailureKind, GroupId, NamespaceId, NodeId, SequenceHash, Tier, clock,
     deadline_after,
 };
-use kvbm_pool::{AnyArrivals, Arrival, Prefix, Registry, Withheld};
+use kvbm_pool::{AnyArrivals, Arrival, FoundOutside, Outside, Prefix, Registry, Withheld};
 use kvbm_tokens::BlockChain;
 use kvbm_transfer::RemoteHost;
 use parking_lot::{Condvar, Mutex};
@@ -49,8 +49,10 @@ pub(super) struct NodeState {
     pub(super) times: Times,
     pub(super) directory: Mutex<Directory>,
     pub(super) metrics: Metrics,
-    /// Bytes of a block on all ranks.
-    pub(super) block_bytes: u64,
+    /// Bytes of a block on all ranks, by cache group.
+    pub(super) block_bytes: Vec<u64>,
+    /// Whether a cache group needs every block of a prefix, by group.
+    pub(super) needs_all: Vec<bool>,
     pub(super) stop: Mutex<bool>,
     pub(super) stopped: Condvar,
 }
@@ -92,16 +94,23 @@ impl Peers for Node {
         if probe == Probe::Never {
             return !self.shared.usable(&[]).is_empty();
         }
-        let (asked, best) = self.shared.ask(chain.hashes()[0], rest, &[]);
+        let (asked, best) = self.shared.ask(chain.hashes()[0], prefix.group(), rest, &[]);
         if let Some((node, blocks)) = best {
             prefix.extend_on_node(node, NamespaceId::from(chain.namespace()), blocks);
         }
         asked
     }
 
-    fn holder(&self, chain: BlockChain<'_>, from: usize) -> Option<(NodeId, usize)> {
+    fn find_groups(&self, chain: &GroupChain<'_>, probe: Probe) -> (bool, Option<FoundOutside>) {
+        if probe == Probe::Never {
+            return (!self.shared.usable(&[]).is_empty(), None);
+        }
+        self.shared.find_groups(chain)
+    }
+
+    fn holder(&self, group: GroupId, chain: BlockChain<'_>, from: usize) -> Option<(NodeId, usize)> {
         let rest = chain.hashes().get(from..).filter(|rest| !rest.is_empty())?;
-        self.shared.ask(chain.hashes()[0], rest, &[]).1
+        self.shared.ask(chain.hashes()[0], group, rest, &[]).1
     }
 
     fn fetch(&self, prefix: &Prefix, until: Option<Instant>, then: Then) -> Fetching {
@@ -111,10 +120,17 @@ impl Peers for Node {
             fetching.share().finish(None);
             return fetching;
         };
+        let chain = prefix.chain_identities();
+        let Some(first) = chain.first().map(|first| first.hash) else {
+            fetching.share().finish(None);
+            return fetching;
+        };
         let job = Job {
             fetch: fetching.share(),
             node,
-            identities: prefix.chain_identities(),
+            group: prefix.group(),
+            first,
+            identities: if self.shared.needs_all(prefix.group()) { chain } else { outside(prefix) },
             deadline: until.map_or(most, |until| until.min(most)),
         };
         if let Err(job) = self.shared.queue.push(job) {
@@ -133,7 +149,8 @@ impl Peers for Node {
     }
 
     fn status(&self) -> Vec<PeerStatus> {
-        self.shared.table.status(|node| self.shared.queue.reading(node))
+        let refusal = |node| self.shared.host.refusal(node).map(|failure| failure.to_string());
+        self.shared.table.status(|node| self.shared.queue.reading(node), refusal)
     }
 }
 
@@ -142,6 +159,8 @@ impl NodeState {
     pub(super) fn watch(&self) {
         loop {
             self.directory.lock().refresh(self.host.node(), &self.table);
+            // What is made of a new announcement is made here, not by the first request.
+            let _usable = self.host.peers();
             self.note_counts();
             let mut stop = self.stop.lock();
             if !*stop {
@@ -191,11 +210,66 @@ impl NodeState {
         self.table.allowed(&peers, clock::now())
     }
 
-    /// Asks peers for these blocks of the chain that begins with `first`: whether any was asked,
-    /// and the one that has most.
+    /// Whether a cache group needs every block of a prefix.
+    fn needs_all(&self, group: GroupId) -> bool {
+        self.needs_all.get(usize::from(group.0)).copied().unwrap_or(true)
+    }
+
+    /// See [`Peers::find_groups`].
+    fn find_groups(&self, chain: &GroupChain<'_>) -> (bool, Option<FoundOutside>) {
+        let hashes = chain.chain.hashes();
+        let Some(first) = hashes.first() else { return (false, None) };
+        let peers = choose(self.usable(&[]), first, |peer| self.table.last_hit(peer));
+        if peers.is_empty() {
+            return (false, None);
+        }
+        let ask = |deadline| self.host.find_each(&peers, hashes, deadline);
+        let answers = self.answers(&peers, ask, |_| false);
+        let served = |there: Option<&Vec<Vec<bool>>>| {
+            let is_there = |group: usize, at: usize| {
+                there.and_then(|there| there.get(group)?.get(at)).is_some_and(|there| *there)
+            };
+            served(&chain.needed, hashes.len(), |group, at| chain.on_tiers[group][at] || is_there(group, at))
+        };
+        let least = served(None);
+        let lengths = answers.into_iter().map(|(node, there)| (served(Some(&there)), node, there));
+        // Of those with as much, the one that is least busy.
+        let best = lengths.filter(|(length, ..)| *length > least);
+        let best = best.max_by_key(|(length, node, _)| (*length, usize::MAX - self.queue.reading(*node)));
+        (true, best.map(|(_, node, there)| FoundOutside { place: Outside::Node(node), there }))
+    }
+
+    /// The answers of those peers that answer a question in time. The others count as late, unless
+    /// an answer `is_enough`.
+    fn answers<T>(
+        &self,
+        peers: &[NodeId],
+        ask: impl FnOnce(Instant) -> Vec<(NodeId, Option<T>)>,
+        is_enough: impl Fn(&T) -> bool,
+    ) -> Vec<(NodeId, T)> {
+        let began = clock::now();
+        for peer in peers {
+            self.table.note_request(*peer, began);
+        }
+        let answers = ask(deadline_after(began, self.times.lookup));
+        let now = clock::now();
+        // The others were not waited for then.
+        let has_all = answers.iter().any(|(_, found)| found.as_ref().is_some_and(&is_enough));
+        let late = Failure::new(FailureKind::Deadline, "it did not answer in time which blocks it has");
+        for (node, found) in &answers {
+            if found.is_some() || !has_all {
+                self.table.note_answer(*node, found.is_none().then_some(&late), began, now);
+            }
+        }
+        answers.into_iter().filter_map(|(node, found)| Some((node, found?))).collect()
+    }
+
+    /// Asks peers for these blocks of a cache group, of the chain that begins with `first`: whether
+    /// any was asked, and the one that has most.
     fn ask(
         &self,
         first: SequenceHash,
+        group: GroupId,
         hashes: &[SequenceHash],
         except: &[NodeId],
     ) -> (bool, Option<(NodeId, usize)>) {
@@ -203,27 +277,11 @@ impl NodeState {
         if peers.is_empty() {
             return (false, None);
         }
-        let began = clock::now();
-        for peer in &peers {
-            self.table.note_request(*peer, began);
-        }
         // A question names no more, so a peer that has all of these is enough.
         let hashes = &hashes[..hashes.len().min(RemoteHost::MAX_FIND)];
-        let answers = self.host.find(&peers, hashes, deadline_after(began, self.times.lookup));
-        let now = clock::now();
-        // The others were not waited for, where one has all.
-        let has_all = answers.iter().any(|(_, found)| *found == Some(hashes.len()));
-        let late = Failure::new(FailureKind::Deadline, "it did not answer in time which blocks it has");
-        for (node, found) in &answers {
-            if found.is_some_and(|found| found > 0) {
-                self.table.note_hit(*node, now);
-            }
-            if found.is_some() || !has_all {
-                self.table.note_answer(*node, found.is_none().then_some(&late), began, now);
-            }
-        }
-        let found =
-            answers.into_iter().filter_map(|(node, found)| Some((node, found.filter(|found| *found > 0)?)));
+        let ask = |deadline| self.host.find(&peers, group, hashes, deadline);
+        let answers = self.answers(&peers, ask, |found| *found == hashes.len());
+        let found = answers.into_iter().filter(|(_, found)| *found > 0);
         // Of those with as much, the one that is least busy.
         let best = found.max_by_key(|(node, found)| (*found, usize::MAX - self.queue.reading(*node)));
         (true, best)
@@ -240,7 +298,7 @@ impl NodeState {
             }
             let missing = self.missing(&job.identities);
             let first = missing.first()?;
-            if self.registry.is_arriving(Tier::G2, FIRST_GROUP, first.hash) {
+            if self.registry.is_arriving(Tier::G2, job.group, first.hash) {
                 // Another transfer brings it.
                 std::thread::sleep(ARRIVAL_TICK);
                 continue;
@@ -261,7 +319,7 @@ impl NodeState {
             let hashes: Vec<_> = reserved.iter().map(|(_, identity, _)| identity.hash).collect();
             let (peer, _turn) = match turn.take() {
                 Some(turn) => (job.node, turn),
-                None => match self.another(job.identities[0].hash, &hashes, &tried) {
+                None => match self.another(job, &hashes, &tried) {
                     Some(other) => other,
                     None => return Some(last.unwrap_or_else(late)),
                 },
@@ -281,19 +339,14 @@ impl NodeState {
     /// Those of a chain's blocks that are not on G2.
     fn missing(&self, identities: &[BlockIdentity]) -> Vec<BlockIdentity> {
         let is_missing = |identity: &&BlockIdentity| {
-            !self.registry.tiers_of(FIRST_GROUP, identity.hash).contains(Tier::G2)
+            !self.registry.tiers_of(identity.group, identity.hash).contains(Tier::G2)
         };
         identities.iter().filter(is_missing).copied().collect()
     }
 
     /// Another peer that has the first of these blocks, with a turn to read from it.
-    fn another(
-        &self,
-        first: SequenceHash,
-        hashes: &[SequenceHash],
-        tried: &[NodeId],
-    ) -> Option<(NodeId, Turn<'_>)> {
-        let (node, _) = self.ask(first, hashes, tried).1?;
+    fn another(&self, job: &Job, hashes: &[SequenceHash], tried: &[NodeId]) -> Option<(NodeId, Turn<'_>)> {
+        let (node, _) = self.ask(job.first, job.group, hashes, tried).1?;
         Some((node, self.queue.turn(node)?))
     }
 
@@ -325,7 +378,13 @@ impl NodeState {
         let now = clock::now();
         let elapsed = now.saturating_duration_since(began);
         self.table.note_answer(peer, read.failure.as_ref(), began, now);
-        let bytes = self.block_bytes.saturating_mul(read.arrived as u64);
+        if read.arrived > 0 {
+            // What a peer says that it has is no hit before its bytes were verified.
+            self.table.note_hit(peer, now);
+        }
+        let group = blocks.first().map_or(0, |(identity, _)| usize::from(identity.group.0));
+        let each = self.block_bytes.get(group).copied().unwrap_or(0);
+        let bytes = each.saturating_mul(read.arrived as u64);
         self.table.arrived(peer, read.arrived, bytes, blocks.len() - read.arrived, elapsed);
         arrivals.complete_each(reserved.iter().take(read.arrived).map(|(place, ..)| *place));
         let rest: Vec<usize> = arrivals.reserved().map(|(place, ..)| place).collect();
@@ -337,6 +396,12 @@ impl NodeState {
         }
         (arrivals, read.failure)
     }
+}
+
+/// The listed blocks that are on no tier.
+fn outside(prefix: &Prefix) -> Vec<BlockIdentity> {
+    let listed = prefix.identities().into_iter().zip(prefix.blocks());
+    listed.filter(|(_, block)| block.tier == Tier::G4).map(|(identity, _)| identity).collect()
 }
 
 /// The first blocks that have slots of ours; none where all of them are there by now.

@@ -3,10 +3,10 @@
 use super::Pushed;
 use super::node::{NodeState, Reserved, reserved};
 use crate::config::FIRST_GROUP;
-use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, NodeId, Tier, clock};
-use kvbm_pool::{AnyArrivals, ArrivalOutcome, Registry, Withheld};
+use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, GroupId, NodeId, Tier, clock};
+use kvbm_pool::{AnyArrivals, ArrivalOutcome, Prefix, Registry, TierMask, Withheld};
 use kvbm_tokens::BlockChain;
-use kvbm_transfer::{Reservation, ReservedBlocks};
+use kvbm_transfer::{RemoteHost, Reservation, ReservedBlocks};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -19,17 +19,45 @@ impl NodeState {
             let failure = Some(Failure::new(FailureKind::Missing, detail));
             return Pushed { written: 0, failure };
         }
-        self.table.note_request(node, began);
-        let write = self.host.write(node, chain.namespace(), chain.hashes(), deadline);
-        // That it has no room, or takes nothing, is no failure of the peer.
-        let refused = |failure: &&Failure| {
-            !matches!(failure.kind, FailureKind::Full | FailureKind::Unsupported | FailureKind::Missing)
-        };
-        self.table.note_answer(node, write.failure.as_ref().filter(refused), began, clock::now());
-        let counters = self.metrics.peer(node);
-        counters.pushed.add(write.written as u64);
-        counters.pushed_bytes.add(write.bytes);
-        Pushed { written: write.written, failure: write.failure }
+        let (mut pushed, offers) = (Pushed { written: 0, failure: None }, self.to_push(chain));
+        if offers.is_empty() && !chain.is_empty() {
+            let detail =
+                "no block of it is in host memory (G2) for every cache group to use: offload it first";
+            pushed.failure = Some(Failure::new(FailureKind::Missing, detail));
+        }
+        for (group, from, length) in offers {
+            let hashes = (chain.namespace(), &chain.hashes()[..length], from);
+            let began = clock::now();
+            self.table.note_request(node, began);
+            let write = self.host.write((node, group), hashes, deadline);
+            // That it has no room, or takes nothing, is no failure of the peer.
+            let refused = |failure: &&Failure| {
+                !matches!(failure.kind, FailureKind::Full | FailureKind::Unsupported | FailureKind::Missing)
+            };
+            self.table.note_answer(node, write.failure.as_ref().filter(refused), began, clock::now());
+            let counters = self.metrics.peer(node);
+            counters.pushed.add(write.written as u64);
+            counters.pushed_bytes.add(write.bytes);
+            pushed.written += write.written;
+            pushed.failure = write.failure;
+            if pushed.failure.is_some() {
+                break;
+            }
+        }
+        pushed
+    }
+
+    /// What a peer is offered of a chain: for each cache group the first block and the end of the
+    /// longest prefix that all groups can serve from G2. Of layers that are alike the whole chain,
+    /// of which as many are written as are there.
+    fn to_push(&self, chain: BlockChain<'_>) -> Vec<(GroupId, usize, usize)> {
+        if self.needs_all[..] == [true] {
+            return vec![(FIRST_GROUP, 0, chain.len())];
+        }
+        let chain = chain.slice(0..chain.len().min(RemoteHost::MAX_FIND));
+        let parts = self.registry.match_groups(chain, TierMask::only(Tier::G2), &[]);
+        let of_part = |part: &Prefix| (part.group(), part.start(), part.len());
+        parts.iter().filter(|part| !part.is_empty()).map(of_part).collect()
     }
 }
 
@@ -39,7 +67,7 @@ pub(super) struct Reserving(pub(super) Registry);
 impl ReservedBlocks for Reserving {
     fn reserve(&self, chain: &[BlockIdentity], most: usize) -> Option<Box<dyn Reservation>> {
         let is_missing =
-            |identity: &&BlockIdentity| !self.0.tiers_of(FIRST_GROUP, identity.hash).contains(Tier::G2);
+            |identity: &&BlockIdentity| !self.0.tiers_of(identity.group, identity.hash).contains(Tier::G2);
         let missing: Vec<BlockIdentity> = chain.iter().filter(is_missing).take(most).copied().collect();
         let arrivals = self.0.begin_arrivals(Tier::G2, &missing).ok()?;
         let reserved = reserved(&arrivals).ok()?;

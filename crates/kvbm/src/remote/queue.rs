@@ -2,7 +2,7 @@
 //! threads.
 
 use super::fetch::Fetch;
-use kvbm_plan::{BlockIdentity, NodeId};
+use kvbm_plan::{BlockIdentity, GroupId, NodeId, SequenceHash};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -18,7 +18,12 @@ pub(super) struct Job {
     pub(super) fetch: Arc<Fetch>,
     /// Who is asked first.
     pub(super) node: NodeId,
-    /// All of the prefix, from the first block of its chain.
+    /// The cache group of all blocks.
+    pub(super) group: GroupId,
+    /// The first block of the chain.
+    pub(super) first: SequenceHash,
+    /// Where the group needs every block, all of the prefix from the first block of its chain. Else
+    /// those that are at the peer.
     pub(super) identities: Vec<BlockIdentity>,
     pub(super) deadline: Instant,
 }
@@ -131,7 +136,14 @@ mod tests {
 
     fn job(node: u32, deadline: Instant) -> (Fetching, Job) {
         let fetching = Fetching::new(Box::new(|| None));
-        let job = Job { fetch: fetching.share(), node: NodeId(node), identities: Vec::new(), deadline };
+        let job = Job {
+            fetch: fetching.share(),
+            node: NodeId(node),
+            group: GroupId(0),
+            first: SequenceHash::from_bytes([0; 16]),
+            identities: Vec::new(),
+            deadline,
+        };
         (fetching, job)
     }
 

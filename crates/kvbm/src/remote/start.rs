@@ -7,7 +7,7 @@ use super::node::{Node, NodeState, Times};
 use super::push::Reserving;
 use super::queue::Queue;
 use super::table::PeerTable;
-use crate::config::{Config, FIRST_GROUP, RemoteAgentKind};
+use crate::config::{Config, LayerContent, RemoteAgentKind};
 use crate::metrics::Metrics;
 use crate::workers::Workers;
 use kvbm_layout::{Holders, SliceError, slice_for_rank};
@@ -15,11 +15,12 @@ use kvbm_nixl::{
     AgentError, InProcessNetwork, NixlOptions, NodeOptions, RemoteAgent, RemoteError, RemoteNode,
 };
 use kvbm_plan::{
-    BlockId, BlockIdentity, Epoch, HeadRange, NamespaceTag, NodeId, Rank, RankSlice, Replication,
+    BlockId, BlockIdentity, Epoch, GroupId, GroupKind, HeadRange, NamespaceTag, NodeId, Rank, RankSlice,
+    Replication,
 };
 use kvbm_plan::{SequenceHash, Tier};
 use kvbm_pool::{G2, Registry};
-use kvbm_transfer::{PinnedBlocks, Pins, RemoteHost};
+use kvbm_transfer::{PinnedBlocks, Pins, RemoteHost, ReservedBlocks};
 use parking_lot::{Condvar, Mutex};
 use std::sync::{Arc, LazyLock};
 
@@ -92,14 +93,16 @@ pub(crate) fn start(
     let mut parts = Vec::new();
     for worker in ours.workers.iter() {
         let Some(manager) = worker.manager() else { continue };
-        parts.push((manager, slice(config, worker.rank())?));
+        let slices = config.group_ids().map(|group| slice(config, group, worker.rank()));
+        parts.push((manager, slices.collect::<Result<Vec<_>, _>>()?));
     }
-    let pins = Arc::new(Pinning(ours.registry.clone()));
-    let host = RemoteHost::offer(node, ours.namespace, &parts, pins)?;
-    host.accept_writes(Arc::new(Reserving(ours.registry.clone())));
+    let pins: Arc<dyn PinnedBlocks> = Arc::new(Pinning(ours.registry.clone()));
+    let host = RemoteHost::offer(node, ours.namespace, &parts, &pins)?;
+    let reserved: Arc<dyn ReservedBlocks> = Arc::new(Reserving(ours.registry.clone()));
+    host.accept_writes(&reserved);
     let times =
         Times { refresh: settings.refresh, lookup: settings.lookup_deadline, read: settings.read_deadline };
-    let ranks = u64::from(config.parallelism.tensor_parallel);
+    let (ranks, groups) = (u64::from(config.parallelism.tensor_parallel), config.model.cache_groups());
     let mut directory = Directory::new(discovery);
     directory.announce(host.node())?;
     let shared = Arc::new(NodeState {
@@ -110,7 +113,8 @@ pub(crate) fn start(
         times,
         directory: Mutex::new(directory),
         metrics: ours.metrics.clone(),
-        block_bytes: config.rank_block_bytes().saturating_mul(ranks),
+        block_bytes: config.group_block_bytes().iter().map(|bytes| bytes.saturating_mul(ranks)).collect(),
+        needs_all: groups.iter().map(|group| group.kind == GroupKind::Full).collect(),
         stop: Mutex::new(false),
         stopped: Condvar::new(),
     });
@@ -158,17 +162,23 @@ fn nixl(options: &NixlOptions) -> Result<Arc<dyn RemoteAgent>, RemoteStartError>
     Err(AgentError::Unavailable(options.probe().to_string()).into())
 }
 
-/// What of every block a rank holds.
-fn slice(config: &Config, rank: Rank) -> Result<RankSlice, SliceError> {
-    let model = &config.model;
-    let ranks = config.parallelism.tensor_parallel;
-    let of = slice_for_rank(model.heads(), ranks, u32::from(rank.0))?;
+/// What of every block of a cache group a rank holds. What has no heads is divided among the ranks:
+/// each holds one part, as if it were one of as many heads as there are ranks.
+fn slice(config: &Config, group: GroupId, rank: Rank) -> Result<RankSlice, SliceError> {
+    let (model, ranks) = (&config.model, config.parallelism.tensor_parallel);
+    let of_group = model.cache_group(group);
+    let (heads, num_layers) = match of_group.content {
+        LayerContent::Kv { num_kv_heads, .. } if !model.is_opaque() => (num_kv_heads, of_group.layers),
+        LayerContent::State { .. } => (ranks, of_group.layers),
+        // Its tensors are the planes of one layer.
+        LayerContent::Kv { .. } | LayerContent::Opaque { .. } => (ranks, 1),
+    };
+    let of = slice_for_rank(heads, ranks, u32::from(rank.0))?;
     let replication = match of.holders {
         Holders::One => Replication::None,
         Holders::Several { writer, .. } => Replication::Replicated { writer: Rank(writer as u16) },
     };
     let heads = HeadRange { start: of.heads.start, count: of.heads.len() as u32 };
-    let num_layers = model.cache_group(FIRST_GROUP).layers;
     Ok(RankSlice { rank, first_layer: 0, num_layers, heads, replication })
 }
 
@@ -176,13 +186,17 @@ fn slice(config: &Config, rank: Rank) -> Result<RankSlice, SliceError> {
 struct Pinning(Registry);
 
 impl PinnedBlocks for Pinning {
-    fn count(&self, hashes: &[SequenceHash]) -> usize {
-        let tiers = self.0.peek_prefix(FIRST_GROUP, hashes);
+    fn count(&self, group: GroupId, hashes: &[SequenceHash]) -> usize {
+        let tiers = self.0.peek_prefix(group, hashes);
         tiers.iter().take_while(|tiers| tiers.contains(Tier::G2)).count()
     }
 
-    fn pin(&self, hashes: &[SequenceHash]) -> Pins {
-        let pinned = self.0.pool::<G2>().match_run(FIRST_GROUP, hashes);
+    fn has_each(&self, group: GroupId, hashes: &[SequenceHash]) -> Vec<bool> {
+        hashes.iter().map(|hash| self.0.tiers_of(group, *hash).contains(Tier::G2)).collect()
+    }
+
+    fn pin(&self, group: GroupId, hashes: &[SequenceHash]) -> Pins {
+        let pinned = self.0.pool::<G2>().match_run(group, hashes);
         // That a peer reads it is no use of the copy here: the peer has a younger one from now on.
         // Of copies on several nodes, the one that was used last is the youngest.
         let pinned = pinned.erase().into_transfer();

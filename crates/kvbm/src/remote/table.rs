@@ -27,7 +27,7 @@ struct Peer {
     counters: Arc<PeerCounters>,
     /// Seconds of a block, and when that was measured.
     speed: Option<(f64, Instant)>,
-    /// When it last had blocks that were asked for.
+    /// When blocks of it last came.
     hit: Option<Instant>,
 }
 
@@ -76,12 +76,12 @@ impl PeerTable {
         self.with(node, |peer| peer.breaker.note_request(now));
     }
 
-    /// A peer has blocks that were asked for.
+    /// Blocks of a peer came, verified.
     pub(super) fn note_hit(&self, node: NodeId, now: Instant) {
         self.with(node, |peer| peer.hit = Some(now));
     }
 
-    /// When a peer last had blocks that were asked for.
+    /// When blocks of a peer last came.
     pub(super) fn last_hit(&self, node: NodeId) -> Option<Instant> {
         self.with(node, |peer| peer.hit).flatten()
     }
@@ -136,13 +136,17 @@ impl PeerTable {
             .then(|| Duration::try_from_secs_f64(each).unwrap_or(Duration::MAX))
     }
 
-    /// Every peer; `reading` says how many prefixes are read from one.
-    pub(super) fn status(&self, reading: impl Fn(NodeId) -> usize) -> Vec<PeerStatus> {
+    /// Every peer; `reading` says how many prefixes are read from one, `refusal` why none can be.
+    pub(super) fn status(
+        &self,
+        reading: impl Fn(NodeId) -> usize,
+        refusal: impl Fn(NodeId) -> Option<String>,
+    ) -> Vec<PeerStatus> {
         let peers = self.peers.lock();
         let status = |(node, peer): (&NodeId, &Peer)| PeerStatus {
             node: *node,
             circuit: peer.breaker.state(),
-            failure: peer.breaker.failure().map(|failure| failure.to_string()),
+            failure: refusal(*node).or(peer.breaker.failure().map(|failure| failure.to_string())),
             reading: reading(*node),
         };
         peers.iter().map(status).collect()

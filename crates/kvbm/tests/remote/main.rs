@@ -6,6 +6,7 @@
 mod discovery;
 mod engines;
 mod faults;
+mod groups;
 mod many;
 #[cfg(feature = "nats")]
 #[path = "../../../kvbm-events/tests/support/nats_server.rs"]
@@ -20,7 +21,7 @@ mod support;
 mod world;
 
 use crate::support::store::{onboard, put};
-use crate::support::{model, namespace, serve, soon, tokens};
+use crate::support::{model, model_of, namespace, serve, soon, tokens};
 use crate::world::{World, eventually, meet};
 use kvbm::config::{Blocks, Config, ModelConfig, Secret};
 use kvbm::plan::NodeId;
@@ -215,7 +216,7 @@ fn what_cannot_be_is_reported() {
     };
     let refused =
         |configure: &dyn Fn(&mut Config)| build(configure).build().map(drop).unwrap_err().to_string();
-    let rules: [(&str, Change); 12] = [
+    let rules: [(&str, Change); 13] = [
         ("one of the two", |config| config.remote.url = Some(Secret::new("nats://h"))),
         ("namespace.deployment_secret", |config| {
             (config.remote.directory, config.remote.url) =
@@ -233,6 +234,11 @@ fn what_cannot_be_is_reported() {
         ("remote.progress_delay", |config| config.remote.progress_delay = Duration::from_secs(1)),
         ("remote.ucx", |config| config.remote.ucx = [("ucx_devices", "mlx5_0")].into_iter().collect()),
         ("host.capacity", |config| config.host.capacity = Blocks(0).into()),
+        ("must be at most 8 with remote.enabled and 32 cache groups", |config| {
+            config.model = model_of(&["full layers=1 heads=16 head_dim=8"; 32].join(", "));
+            config.device.layout = kvbm::config::LayoutKind::FullyContiguous;
+            config.parallelism.tensor_parallel = 16;
+        }),
     ];
     for (expected, configure) in rules {
         let error = refused(&configure);

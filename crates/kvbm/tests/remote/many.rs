@@ -1,6 +1,6 @@
 //! More peers than one look-up asks, and files that dead owners have left.
 
-use crate::support::store::put;
+use crate::support::store::{onboard, put};
 use crate::support::tokens;
 use crate::world::{World, eventually};
 use kvbm::plan::{Epoch, NodeId};
@@ -40,12 +40,18 @@ fn of_forty_nodes_the_last_one_is_found_too() {
     let starts = 1..=12;
     starts.clone().for_each(|start| put(&holder.manager, &tokens(&holder.manager, start, 4)));
     let has = |start| {
-        let places = reader.manager.look_up(&tokens(&reader.manager, start, 4));
-        places.iter().filter(|place| place.node == Some(NodeId(40))).count()
+        let sequence = tokens(&reader.manager, start, 4);
+        let places = reader.manager.look_up(&sequence);
+        let there = places.iter().filter(|place| place.node == Some(NodeId(40))).count();
+        // That it has blocks counts when they have come, and are verified.
+        if there > 0 {
+            assert_eq!(onboard(&reader.manager, &sequence), 4, "every byte is compared");
+        }
+        there
     };
     let found: Vec<usize> = starts.map(has).collect();
     let first = found.iter().position(|blocks| *blocks == 4).expect("one chain of twelve asks it");
-    assert_eq!(found[first..], vec![4; 12 - first], "it had blocks lately: {found:?}");
+    assert_eq!(found[first..], vec![4; 12 - first], "blocks of it came lately: {found:?}");
     assert!(first <= 2, "four of five chains ask it: {found:?}");
 }
 

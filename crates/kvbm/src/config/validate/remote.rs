@@ -91,15 +91,23 @@ fn check_discovery(config: &Config) -> Result<(), ConfigError> {
     }
 }
 
+/// Most block sets that a node announces: as many as a peer takes.
+const MAX_BLOCK_SETS: usize = 256;
+
 /// Whether peers can use the blocks of this node.
 fn check_offered_blocks(config: &Config) -> Result<(), ConfigError> {
     if config.host.capacity.is_none() {
         let rule = "must be above 0 with remote.enabled: peers read and fill host memory";
         return broken("host.capacity", &config.host.capacity, rule);
     }
-    if !config.model.has_heads() || config.model.groups.as_slice().len() > 1 {
-        let rule = "must be false for a model with opaque tensors, several cache groups or scales";
-        return broken("remote.enabled", &true, rule);
+    let (groups, ranks) = (config.model.cache_groups().len(), config.parallelism.tensor_parallel);
+    if groups.saturating_mul(ranks as usize) > MAX_BLOCK_SETS {
+        let rule = format!(
+            "must be at most {} with remote.enabled and {groups} cache groups: a node announces {MAX_BLOCK_SETS} \
+             block sets, one for each rank and group",
+            MAX_BLOCK_SETS / groups
+        );
+        return broken("parallelism.tensor_parallel", &ranks, &rule);
     }
     if config.namespace.chain_root == ChainRootKind::PerProcess {
         let rule =
