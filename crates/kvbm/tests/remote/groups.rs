@@ -65,7 +65,7 @@ fn put(node: &Node, blocks: u32) {
     assert!(node.manager.wait_offloads(soon()));
 }
 
-/// Mutation that makes it fail: every rank of a model without axes reads from rank 0.
+/// Mutation that makes it fail: all ranks of a model without axes are said to hold one part.
 #[test]
 fn blocks_that_nobody_can_divide_anew_move_rank_by_rank() {
     let opaque = ModelConfig::opaque(16, [4096, 701]);
