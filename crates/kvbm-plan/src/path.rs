@@ -24,6 +24,8 @@ impl Path {
     pub const G3_G2: Self = Self::new(Tier::G3, Tier::G2);
     /// Onboard of a disk block directly to the device.
     pub const G3_G1: Self = Self::new(Tier::G3, Tier::G1);
+    /// Offload of a device block directly to disk, through host memory that is no tier.
+    pub const G1_G3: Self = Self::new(Tier::G1, Tier::G3);
 
     /// Offload of a host block to a volume.
     pub const G2_G4: Self = Self::new(Tier::G2, Tier::G4);
@@ -31,12 +33,21 @@ impl Path {
     pub const G4_G1: Self = Self::new(Tier::G4, Tier::G1);
 
     /// The paths that a worker without peers and volumes executes.
-    pub const LOCAL: [Self; 5] = [Self::G1_G2, Self::G2_G1, Self::G2_G3, Self::G3_G2, Self::G3_G1];
+    pub const LOCAL: [Self; 6] =
+        [Self::G1_G2, Self::G2_G1, Self::G2_G3, Self::G3_G2, Self::G3_G1, Self::G1_G3];
 
     /// The paths that a worker without peers executes: [`LOCAL`](Self::LOCAL), then those of
     /// volumes.
-    pub const ALL: [Self; 7] =
-        [Self::G1_G2, Self::G2_G1, Self::G2_G3, Self::G3_G2, Self::G3_G1, Self::G2_G4, Self::G4_G1];
+    pub const ALL: [Self; 8] = [
+        Self::G1_G2,
+        Self::G2_G1,
+        Self::G2_G3,
+        Self::G3_G2,
+        Self::G3_G1,
+        Self::G1_G3,
+        Self::G2_G4,
+        Self::G4_G1,
+    ];
 
     /// A path from `src` to `dst`.
     pub const fn new(src: Tier, dst: Tier) -> Self {

@@ -5,6 +5,7 @@ use crate::movers::MoverTier;
 use kvbm_device::Device;
 use kvbm_disk::{DiskEngine, Recovered};
 use kvbm_kernels::Backend;
+use kvbm_layout::BlockLayout;
 use kvbm_plan::{BlockId, BlockIdentity, Epoch, Path, Rank, TransferPlan};
 use kvbm_storage::BoundLayout;
 use kvbm_volume::{BlobSlice, ObjectSeal, VolumeRegistry};
@@ -123,6 +124,8 @@ pub struct PathConfigs {
     pub g3_g2: PathConfig,
     /// Disk to device, through the staging ring; its blocks in flight are bounded by the ring too.
     pub g3_g1: PathConfig,
+    /// Device to disk, through a staging ring of its own.
+    pub g1_g3: PathConfig,
     /// Host to volumes.
     pub g2_g4: PathConfig,
     /// Volumes to the device, through a staging ring like that of disks.
@@ -144,6 +147,7 @@ impl PathConfigs {
             g2_g3: config,
             g3_g2: config,
             g3_g1: config,
+            g1_g3: config,
             g2_g4: config,
             g4_g1: config,
         }
@@ -156,6 +160,7 @@ impl PathConfigs {
             (Path::G2_G3, self.g2_g3),
             (Path::G3_G2, self.g3_g2),
             (Path::G3_G1, self.g3_g1),
+            (Path::G1_G3, self.g1_g3),
             (Path::G2_G4, self.g2_g4),
             (Path::G4_G1, self.g4_g1),
         ]
@@ -275,12 +280,17 @@ pub struct WorkerConfig {
     /// Cache groups 1, 2 and so on, where there are several: `g1` and `g2` are those of group 0. A
     /// slot holds a block of any group.
     pub other_groups: Vec<GroupMemory>,
-    /// G3. Needs `g2`, whose shape its blocks have.
+    /// G3. Needs `g2`, whose shape its blocks have, or `disk_shapes`.
     pub g3: Option<DiskTier>,
+    /// How blocks of each cache group lie on G3, and in staging rings, where there is no `g2` to
+    /// say so: as they would lie there. Only the shapes count, not the numbers of blocks.
+    pub disk_shapes: Vec<Arc<dyn BlockLayout>>,
+    /// Whether blocks go from G1 to G3 without a stay in G2, through a staging ring of their own.
+    pub direct_offload: bool,
     /// G4. Needs `g2`, through which its blocks come and go.
     pub volumes: Option<VolumeTier>,
-    /// Bytes of each of the staging rings between G3 and G1 and between G4 and G1, outside G2. They
-    /// are no more than the path can have in flight, and at least a block for each of its threads.
+    /// Bytes of each of the staging rings between G3 and G1, G4 and G1, and (with `direct_offload`)
+    /// G1 and G3, outside G2. They are no more than the path can have in flight, and at least a block for each of its threads.
     /// 0 leaves these paths out.
     pub staging_bytes: u64,
     /// Bounds of the paths.
@@ -318,6 +328,8 @@ impl WorkerConfig {
             kept: Vec::new(),
             other_groups: Vec::new(),
             g3: None,
+            disk_shapes: Vec::new(),
+            direct_offload: false,
             volumes: None,
             staging_bytes: STAGING_BYTES,
             paths: PathConfigs::default(),
@@ -335,6 +347,14 @@ impl WorkerConfig {
         let first = [self.g1.as_ref(), self.g2.as_ref()];
         std::iter::once(first)
             .chain(self.other_groups.iter().map(|group| [group.g1.as_ref(), group.g2.as_ref()]))
+    }
+
+    /// How blocks of each cache group lie in host memory, or would.
+    pub(crate) fn host_shapes(&self) -> Vec<&dyn BlockLayout> {
+        if self.g2.is_none() {
+            return self.disk_shapes.iter().map(|layout| &**layout).collect();
+        }
+        self.groups().filter_map(|[_, g2]| g2.map(|bound| &**bound.layout())).collect()
     }
 
     fn validate_groups(&self) -> Result<(), StartError> {
@@ -392,8 +412,13 @@ impl WorkerConfig {
                 "leaves g1 and g2 alone: claims guard the other tiers",
             ));
         }
-        if self.g3.is_some() && self.g2.is_none() {
-            return Err(bad("g3", "set", "needs g2: blocks on disk have the shape of G2"));
+        let shapes = self.disk_shapes.len();
+        if self.g2.is_some() && shapes > 0 {
+            return Err(bad("disk_shapes", format!("{shapes} layouts"), "must be empty: g2 has the shapes"));
+        }
+        if self.g3.is_some() && self.g2.is_none() && shapes != groups {
+            let rule = format!("needs g2, whose shape its blocks have, or {groups} disk_shapes");
+            return Err(bad("g3", format!("{shapes} disk_shapes"), rule));
         }
         if self.volumes.is_some() && self.g2.is_none() {
             return Err(bad("volumes", "set", "needs g2: blocks reach volumes through host memory"));

@@ -1,4 +1,5 @@
-//! G2 on this worker: identity and checksum of each slot, and its claims.
+//! G2 on this worker: identity and checksum of each slot, and its claims. So too of a staging ring
+//! that blocks go down through.
 //!
 //! Every access of the worker to host memory happens under a claim, so that bytes are never read
 //! while they are written, whatever the leader asks for. The table also catches what a checksum
@@ -95,6 +96,8 @@ pub(crate) struct HostTier {
     slots: Mutex<Vec<Slot>>,
     /// Another process keeps identities, checksums and claims: `slots` is empty.
     claimed_elsewhere: bool,
+    /// What messages call it.
+    place: &'static str,
 }
 
 impl HostTier {
@@ -108,7 +111,18 @@ impl HostTier {
         let slots = groups.iter().map(|group| group.bound.num_blocks()).min().unwrap_or(0);
         let known = if claimed_elsewhere { 0 } else { slots };
         let slots = Mutex::new((0..known).map(|_| Slot::default()).collect());
-        Ok(Self { groups, sums, verify, reads: AtomicU64::new(0), slots, claimed_elsewhere })
+        let (reads, place) = (AtomicU64::new(0), "G2");
+        Ok(Self { groups, sums, verify, reads, slots, claimed_elsewhere, place })
+    }
+
+    /// The slots of a staging ring, which no plan names. Their bytes are on their way for a moment
+    /// only, and are not compared with their checksums meanwhile.
+    pub(crate) fn of_ring(
+        rings: impl IntoIterator<Item = BoundLayout>,
+        sums: BlockChecksum,
+    ) -> Result<Self, StartError> {
+        let place = "the staging ring";
+        Ok(Self { place, ..Self::new(rings, sums, VerifyHost::Never, false)? })
     }
 
     /// Takes blocks as there: another worker of the same memory has put them there. Those of slots
@@ -193,11 +207,6 @@ impl HostTier {
         place.2 == 0 && places.next().is_none()
     }
 
-    /// Bytes of the longest block.
-    pub(crate) fn bytes_per_block(&self) -> u64 {
-        self.groups.iter().map(|group| group.bound.bytes_per_block()).max().unwrap_or(0)
-    }
-
     /// Claims `layers` of `slot` for reading, if it holds `identity`.
     pub(crate) fn read(
         self: &Arc<Self>,
@@ -211,7 +220,9 @@ impl HostTier {
         }
         let mut slots = self.slots.lock();
         let Some(state) = slots.get_mut(slot as usize) else { return Err(self.no_slot(slot)) };
-        let missing = |why: String| Failure::new(FailureKind::Missing, format!("slot {slot} of G2 {why}"));
+        let place = self.place;
+        let missing =
+            |why: String| Failure::new(FailureKind::Missing, format!("slot {slot} of {place} {why}"));
         if state.is_written(&wanted) {
             return Err(missing("is being written".into()));
         }
@@ -220,8 +231,10 @@ impl HostTier {
             Content::Filled { identity: held, .. } | Content::Partial { identity: held, .. }
                 if held != identity =>
             {
-                let why =
-                    format!("slot {slot} of G2 holds block {}, so it is stale or was swapped", held.hash);
+                let why = format!(
+                    "slot {slot} of {place} holds block {}, so it is stale or was swapped",
+                    held.hash
+                );
                 return Err(Failure::new(FailureKind::Corrupt, why));
             }
             Content::Filled { checksum, .. } => *checksum,
@@ -253,7 +266,8 @@ impl HostTier {
         let mut slots = self.slots.lock();
         let Some(state) = slots.get_mut(slot as usize) else { return Err(self.no_slot(slot)) };
         if state.readers > 0 || state.is_written(&span) {
-            let why = format!("slot {slot} of G2 is in use by another plan: send this one `after` it");
+            let why =
+                format!("slot {slot} of {} is in use by another plan: send this one `after` it", self.place);
             return Err(Failure::new(FailureKind::QueueFull, why));
         }
         match &mut state.content {
@@ -277,7 +291,8 @@ impl HostTier {
     }
 
     fn no_slot(&self, slot: u32) -> Failure {
-        let detail = format!("slot {slot} of G2 does not exist, it has {}", self.bound().num_blocks());
+        let detail =
+            format!("slot {slot} of {} does not exist, it has {}", self.place, self.bound().num_blocks());
         Failure::new(FailureKind::Unsupported, detail)
     }
 
@@ -294,8 +309,9 @@ impl HostTier {
     /// The caller holds a claim that keeps writers away from all of `slot` (a read claim of a
     /// filled slot, or the only write claim after its copy is complete).
     unsafe fn checksum(&self, slot: u32, identity: &BlockIdentity) -> Result<u64, Failure> {
-        let failed =
-            |error: String| Failure::new(FailureKind::Unsupported, format!("slot {slot} of G2: {error}"));
+        let failed = |error: String| {
+            Failure::new(FailureKind::Unsupported, format!("slot {slot} of {}: {error}", self.place))
+        };
         let mut content = ContentCrc::new();
         let group = self.group(identity);
         for fragment in group.fragments.fragments(slot).map_err(|error| failed(error.to_string()))? {
@@ -310,8 +326,9 @@ impl HostTier {
     /// The memory of `slot`, where the block is, in the byte order of the disk.
     fn io_memory(&self, slot: u32, identity: &BlockIdentity) -> Result<IoFragments, Failure> {
         let HostGroup { regions, fragments, .. } = self.group(identity);
-        io_memory(regions, fragments, slot)
-            .map_err(|why| Failure::new(FailureKind::Unsupported, format!("slot {slot} of G2: {why}")))
+        io_memory(regions, fragments, slot).map_err(|why| {
+            Failure::new(FailureKind::Unsupported, format!("slot {slot} of {}: {why}", self.place))
+        })
     }
 }
 

@@ -6,7 +6,7 @@ use crate::damaged_objects::DamagedObjects;
 use crate::error::StartError;
 use crate::execute::{
     Carrier, DiskCarrier, Executor, Kernels, Lane, MemoryCarrier, MoverLane, Reads, Route, Site,
-    StagedCarrier, VolumeReader, VolumeWriter, Way, Writes, WrittenElsewhere,
+    StagedCarrier, StagedWriter, VolumeReader, VolumeWriter, Way, Writes, WrittenElsewhere,
 };
 use crate::flush::Flusher;
 use crate::host::{HostTier, host_regions};
@@ -233,14 +233,12 @@ impl Parts {
         for g1 in config.groups().filter_map(|[g1, _]| g1) {
             check_g1(&config, g1)?;
         }
-        if let (Some(host), Some(tier)) = (&host, &config.g3) {
-            let (found, needed) = (tier.engine.info().block_bytes, host.bytes_per_block());
+        if let Some(tier) = &config.g3 {
+            let bytes = config.host_shapes().into_iter().map(|shape| shape.config().bytes_per_block());
+            let (found, needed) = (tier.engine.info().block_bytes, bytes.max().unwrap_or(0));
             if found != needed {
-                return Err(bad(
-                    "g3",
-                    found.to_string(),
-                    format!("its blocks must have {needed} bytes, as in G2"),
-                ));
+                let rule = format!("its blocks must have {needed} bytes, as in G2");
+                return Err(bad("g3", found.to_string(), rule));
             }
         }
         if let (Some(g2), Some(tier)) = (&config.g2, &config.g3) {
@@ -300,17 +298,8 @@ impl Parts {
         let config = &self.config;
         let depth = limits.depth_blocks;
         let missing = || bad("paths", site.path.to_string(), "its tiers are not configured");
-        if let Path::G3_G1 | Path::G4_G1 = site.path {
-            let (rings, routes, lane) = self.staging_ring(site.path, limits)?;
-            *staging_bytes += rings[0].layout().total_bytes();
-            if let (Path::G3_G1, Some(g3)) = (site.path, &config.g3) {
-                register(&g3.engine, &rings[0]);
-                let engine = Arc::clone(&g3.engine);
-                return Ok(Box::new(StagedCarrier::new(site, &rings, engine, routes, lane)?));
-            }
-            let tier = config.volumes.as_ref().ok_or_else(missing)?;
-            let ring = (&rings[..], routes, lane);
-            return Ok(Box::new(VolumeReader::start(site, ring, tier, &self.damaged, config)?));
+        if is_staged(site.path) {
+            return self.staged_carrier(site, limits, staging_bytes);
         }
         let writes_volumes = config.volumes.as_ref().is_some_and(|tier| tier.writes);
         let is_of_writer = site.path.dst == Tier::G2 || site.path == Path::G2_G4 && !writes_volumes;
@@ -348,6 +337,36 @@ impl Parts {
             _ => Box::new(DiskCarrier::<Reads>::new(site, host, engine, depth)),
         })
     }
+
+    /// Of a path between G1 and a disk or volumes.
+    fn staged_carrier(
+        &self,
+        site: Site,
+        limits: PathConfig,
+        staging_bytes: &mut u64,
+    ) -> Result<Box<dyn Carrier>, StartError> {
+        let config = &self.config;
+        let missing = || bad("paths", site.path.to_string(), "its tiers are not configured");
+        let (rings, routes, lane) = self.staging_ring(site.path, limits)?;
+        *staging_bytes += rings[0].layout().total_bytes();
+        if site.path == Path::G4_G1 {
+            let tier = config.volumes.as_ref().ok_or_else(missing)?;
+            let ring = (&rings[..], routes, lane);
+            return Ok(Box::new(VolumeReader::start(site, ring, tier, &self.damaged, config)?));
+        }
+        let engine = Arc::clone(&config.g3.as_ref().ok_or_else(missing)?.engine);
+        register(&engine, &rings[0]);
+        if site.path == Path::G3_G1 {
+            return Ok(Box::new(StagedCarrier::new(site, &rings, engine, routes, lane)?));
+        }
+        let sums = BlockChecksum::new(config.namespace);
+        Ok(Box::new(StagedWriter::new(site, rings, engine, sums, (routes, lane))?))
+    }
+}
+
+/// Whether blocks go along `path` through a staging ring.
+fn is_staged(path: Path) -> bool {
+    matches!(path, Path::G3_G1 | Path::G4_G1 | Path::G1_G3)
 }
 
 /// G2 of the rank that writes it for this one, too, if `config` is of the same memory.
@@ -382,8 +401,14 @@ fn available(config: &WorkerConfig, path: Path) -> Result<(), String> {
     if let Some(tier) = [path.src, path.dst].into_iter().find(|tier| !has(*tier)) {
         return Err(format!("this worker has no {tier}; configure it"));
     }
-    if matches!(path, Path::G3_G1 | Path::G4_G1) && config.staging_bytes == 0 {
+    if is_staged(path) && config.staging_bytes == 0 {
         return Err("this worker has no staging ring; set staging_bytes".into());
+    }
+    if path == Path::G1_G3 && config.movers.is_some() {
+        return Err("G1 belongs to other processes, which copy to and from G2; offload to G2 first".into());
+    }
+    if path == Path::G1_G3 && !config.direct_offload {
+        return Err("blocks go to G3 by way of G2 here; offload to G2 first, or set direct_offload".into());
     }
     Ok(())
 }
@@ -427,7 +452,7 @@ impl Parts {
     }
 
     /// A thread's share of the staging ring of `path`, as blocks of each cache group lie in it, and
-    /// the ways from there to G1.
+    /// the ways between there and G1.
     fn staging_ring(
         &self,
         path: Path,
@@ -444,18 +469,18 @@ impl Parts {
             let routes = routes.collect::<Result<_, _>>()?;
             return Ok((slots.clone(), routes, self.mover_lane(tier, path, *first)));
         }
-        let both = |memory: [Option<&BoundLayout>; 2]| Some((memory[0]?.clone(), memory[1]?.clone()));
-        let Some(groups) = config.groups().map(both).collect::<Option<Vec<_>>>() else {
+        let shapes = config.host_shapes();
+        let Some(g1) = config.groups().map(|[g1, _]| g1.cloned()).collect::<Option<Vec<_>>>() else {
             return Err(bad("paths", path.to_string(), "its tiers are not configured"));
         };
         let failed = |blocks| move |reason: String| StartError::Staging { blocks, reason };
-        let slots = |g2: &BoundLayout, blocks, slot_bytes| {
-            let layout = ring_layout(g2.layout().as_ref(), blocks, slot_bytes);
+        let slots = |shape: &dyn BlockLayout, blocks, slot_bytes| {
+            let layout = ring_layout(shape, blocks, slot_bytes);
             layout.map_err(|error| failed(blocks)(error.to_string()))
         };
         let mut slot_bytes = 1;
-        for (_, g2) in &groups {
-            slot_bytes = slots(g2, 1, 0)?.total_bytes().max(slot_bytes);
+        for shape in &shapes {
+            slot_bytes = slots(*shape, 1, 0)?.total_bytes().max(slot_bytes);
         }
         let share = config.staging_bytes / limits.threads.max(1) as u64 / slot_bytes;
         let most = u32::try_from(limits.depth_blocks).unwrap_or(u32::MAX);
@@ -472,14 +497,15 @@ impl Parts {
             None => Box::new(SystemAllocator { huge_pages }),
         };
         let (mut rings, mut routes) = (Vec::<BoundLayout>::new(), Vec::new());
-        for (g1, g2) in groups {
-            let layout = Arc::new(slots(&g2, blocks, slot_bytes)?);
+        for (g1, shape) in g1.into_iter().zip(shapes) {
+            let layout = Arc::new(slots(shape, blocks, slot_bytes)?);
             let ring = match rings.first() {
                 None => BoundLayout::allocate(layout, &*allocator),
                 Some(first) => BoundLayout::bind(layout, first.bindings().to_vec()),
             };
             let ring = ring.map_err(|error| failed(error.to_string()))?;
-            routes.push(route(path, ring.clone(), g1)?);
+            let (src, dst) = if path.src == Tier::G1 { (g1, ring.clone()) } else { (ring.clone(), g1) };
+            routes.push(route(path, src, dst)?);
             rings.push(ring);
         }
         if config.device.is_some() && rings[0].kind() != StorageKind::Pinned {

@@ -103,14 +103,17 @@ pub(crate) trait Direction: Send + 'static {
     /// What keeps others off the host slot meanwhile.
     type Claim: Send;
 
-    /// Claims the host slot of `block`.
-    fn claim(host: &Arc<HostTier>, block: BlockTransfer) -> Result<Self::Claim, Failure>;
-
     /// Adds the operation of a block whose host slot is claimed to `batch`.
     fn add(claim: &Self::Claim, batch: &mut Batch, block: BlockTransfer) -> Result<(), Failure>;
 
     /// The operation is over: what that means for the host slot.
     fn end(claim: Self::Claim, result: &OpOutcome);
+}
+
+/// Blocks whose host slots plans name.
+pub(crate) trait OfSlots: Direction {
+    /// Claims the host slot of `block`.
+    fn claim(host: &Arc<HostTier>, block: BlockTransfer) -> Result<Self::Claim, Failure>;
 }
 
 /// Host blocks to the disk.
@@ -121,10 +124,6 @@ pub(crate) enum Reads {}
 
 impl Direction for Writes {
     type Claim = ReadClaim;
-
-    fn claim(host: &Arc<HostTier>, block: BlockTransfer) -> Result<ReadClaim, Failure> {
-        host.read(block.src.0, &block.identity, None)
-    }
 
     fn add(claim: &ReadClaim, batch: &mut Batch, block: BlockTransfer) -> Result<(), Failure> {
         let fragments = claim.io_memory()?;
@@ -154,10 +153,6 @@ impl Direction for Writes {
 impl Direction for Reads {
     type Claim = WriteClaim;
 
-    fn claim(host: &Arc<HostTier>, block: BlockTransfer) -> Result<WriteClaim, Failure> {
-        host.write(block.dst.0, &block.identity, None)
-    }
-
     fn add(claim: &WriteClaim, batch: &mut Batch, block: BlockTransfer) -> Result<(), Failure> {
         let fragments = claim.io_memory()?;
         batch.add(block.src, |batch| {
@@ -170,6 +165,18 @@ impl Direction for Reads {
         if let Ok(op) = result {
             claim.finish_verified(op.checksum);
         }
+    }
+}
+
+impl OfSlots for Writes {
+    fn claim(host: &Arc<HostTier>, block: BlockTransfer) -> Result<ReadClaim, Failure> {
+        host.read(block.src.0, &block.identity, None)
+    }
+}
+
+impl OfSlots for Reads {
+    fn claim(host: &Arc<HostTier>, block: BlockTransfer) -> Result<WriteClaim, Failure> {
+        host.write(block.dst.0, &block.identity, None)
     }
 }
 
@@ -209,7 +216,12 @@ impl<D: Direction> DiskCarrier<D> {
     }
 
     /// Hands blocks over whose host slots are claimed.
-    fn submit(&mut self, plan: Arc<TransferPlan>, claimed: Vec<(u32, D::Claim)>, deadline: Option<Instant>) {
+    pub(super) fn submit(
+        &mut self,
+        plan: Arc<TransferPlan>,
+        claimed: Vec<(u32, D::Claim)>,
+        deadline: Option<Instant>,
+    ) {
         let mut batch = self.port.batch(Arc::clone(&self.host) as Owner, deadline);
         let mut blocks = Vec::with_capacity(claimed.len());
         let mut refused = Vec::new();
@@ -272,37 +284,23 @@ impl<D: Direction> DiskCarrier<D> {
             self.site.settle(&plan, outcomes, 0);
         }
     }
-}
 
-impl<D: Direction> Carrier for DiskCarrier<D> {
-    fn room(&self) -> usize {
-        self.depth.saturating_sub(self.blocks)
-    }
-
-    fn in_flight(&self) -> usize {
+    /// Blocks handed over and not settled.
+    pub(super) fn blocks(&self) -> usize {
         self.blocks
     }
 
-    fn issue(&mut self, portion: Portion) {
-        let Portion { plan, indices, deadline } = portion;
-        let mut claimed = Vec::with_capacity(indices.len());
-        let mut refused = Vec::new();
-        for index in indices {
-            let block = plan.blocks[index as usize];
-            match D::claim(&self.host, block) {
-                Ok(claim) => claimed.push((index, claim)),
-                Err(failure) => {
-                    refused.push((index, self.site.failure(&block, failure.kind, &failure.detail)));
-                }
-            }
-        }
-        self.site.settle(&plan, refused, 0);
-        self.submit(plan, claimed, deadline);
+    pub(super) fn has_parked(&self) -> bool {
+        self.port.is_parked()
     }
 
-    fn complete(&mut self, message: Done) {
-        let Stage::Disk(results) = message.result else { return };
-        let Some(Flight { plan, blocks, deadline }) = self.flying.remove(&message.ticket) else { return };
+    pub(super) fn has_waiting(&self) -> bool {
+        self.port.is_parked() || !self.waiting.is_empty()
+    }
+
+    /// Operations are over: settles their blocks, or lets them wait for their slots.
+    pub(super) fn over(&mut self, ticket: u64, results: Vec<OpOutcome>) {
+        let Some(Flight { plan, blocks, deadline }) = self.flying.remove(&ticket) else { return };
         self.blocks -= blocks.len();
         let mut bytes = 0;
         let mut waiting = Vec::new();
@@ -328,16 +326,54 @@ impl<D: Direction> Carrier for DiskCarrier<D> {
         self.wait(Flight { plan, blocks: waiting, deadline });
     }
 
+    /// Tries again what found the engine's queue full, or waits for its slot.
+    pub(super) fn try_again(&mut self) {
+        self.port.retry();
+        self.retry_waiting();
+    }
+}
+
+impl<D: OfSlots> Carrier for DiskCarrier<D> {
+    fn room(&self) -> usize {
+        self.depth.saturating_sub(self.blocks)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.blocks()
+    }
+
+    fn issue(&mut self, portion: Portion) {
+        let Portion { plan, indices, deadline } = portion;
+        let mut claimed = Vec::with_capacity(indices.len());
+        let mut refused = Vec::new();
+        for index in indices {
+            let block = plan.blocks[index as usize];
+            match D::claim(&self.host, block) {
+                Ok(claim) => claimed.push((index, claim)),
+                Err(failure) => {
+                    refused.push((index, self.site.failure(&block, failure.kind, &failure.detail)));
+                }
+            }
+        }
+        self.site.settle(&plan, refused, 0);
+        self.submit(plan, claimed, deadline);
+    }
+
+    fn complete(&mut self, message: Done) {
+        if let Stage::Disk(results) = message.result {
+            self.over(message.ticket, results);
+        }
+    }
+
     fn is_parked(&self) -> bool {
-        self.port.is_parked()
+        self.has_parked()
     }
 
     fn is_waiting(&self) -> bool {
-        self.is_parked() || !self.waiting.is_empty()
+        self.has_waiting()
     }
 
     fn retry(&mut self) {
-        self.port.retry();
-        self.retry_waiting();
+        self.try_again();
     }
 }

@@ -10,6 +10,7 @@ mod disk;
 mod fused;
 mod memory;
 mod staged;
+mod staged_writes;
 mod sums;
 mod volume;
 mod written_elsewhere;
@@ -19,6 +20,7 @@ pub(crate) use disk::{DiskCarrier, Reads, Writes};
 pub(crate) use fused::{Kernels, Way};
 pub(crate) use memory::MemoryCarrier;
 pub(crate) use staged::StagedCarrier;
+pub(crate) use staged_writes::StagedWriter;
 #[cfg(any(test, kvbm_sim))]
 pub(crate) use volume::{Names, ObjectForm, ObjectReader, ObjectWriter, ReadGroup};
 pub(crate) use volume::{VolumeReader, VolumeWriter, failure_of, readable_cuts};

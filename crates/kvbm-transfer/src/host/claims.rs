@@ -62,8 +62,8 @@ impl ReadClaim {
         if found != expected {
             self.compare(expected)?;
             let why = format!(
-                "slot {} of G2: the engine's process read checksum {found:016x}, but {expected:016x} is there",
-                self.slot
+                "slot {} of {}: the engine's process read checksum {found:016x}, but {expected:016x} is there",
+                self.slot, self.tier.place
             );
             return Err(Failure::new(FailureKind::Device, why));
         }
@@ -85,8 +85,8 @@ impl ReadClaim {
         self.tier.forget(self.slot);
         let bytes = self.tier.group(&self.identity).bound.bytes_per_block();
         let why = format!(
-            "slot {} of G2, bytes 0..{bytes}: checksum {found:016x}, but {expected:016x} was written; it is not read again",
-            self.slot
+            "slot {} of {}, bytes 0..{bytes}: checksum {found:016x}, but {expected:016x} was written; it is not read again",
+            self.slot, self.tier.place
         );
         Err(Failure::new(FailureKind::Corrupt, why))
     }
@@ -103,7 +103,10 @@ impl ReadClaim {
                 unsafe { region.read_at(offset, &mut bytes[place]) }
             },
         );
-        let failed = |why| Failure::new(FailureKind::Unsupported, format!("slot {} of G2: {why}", self.slot));
+        let failed = |why| {
+            let why = format!("slot {} of {}: {why}", self.slot, self.tier.place);
+            Failure::new(FailureKind::Unsupported, why)
+        };
         copied.map(|()| bytes).map_err(failed)
     }
 

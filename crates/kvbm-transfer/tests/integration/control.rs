@@ -288,7 +288,7 @@ type Tune = fn(&mut WorkerConfig, &Rig);
 fn a_worker_that_cannot_work_does_not_start() {
     let rig = Rig::new();
     let sink = Inbox::new().sink();
-    let broken: [(&str, Tune); 9] = [
+    let broken: [(&str, Tune); 11] = [
         ("threads = 0", |config, _| config.paths.g1_g2.threads = 0),
         ("depth_blocks = 4", |config, _| {
             config.paths.g2_g1 = PathConfig { depth_blocks: 4, ..PathConfig::default() }
@@ -307,6 +307,11 @@ fn a_worker_that_cannot_work_does_not_start() {
             (config.g2, config.g3) =
                 (None, Some(DiskTier { engine: Arc::clone(&rig.disk), recovered: Recovered::default() }));
         }),
+        ("2 disk_shapes", |config, rig| {
+            (config.g2, config.disk_shapes) = (None, vec![crate::support::contiguous(1); 2]);
+            config.g3 = Some(DiskTier { engine: Arc::clone(&rig.disk), recovered: Recovered::default() });
+        }),
+        ("g2 has the shapes", |config, _| config.disk_shapes = vec![crate::support::contiguous(1)]),
         ("must be the tag that g3 was opened with", |config, rig| {
             config.namespace = [1; 16];
             config.g3 = Some(DiskTier { engine: Arc::clone(&rig.disk), recovered: Recovered::default() });

@@ -26,7 +26,7 @@ fn filled(down_to_disk: bool, tune: impl FnOnce(&mut kvbm_transfer::WorkerConfig
 }
 
 /// Byte offset of a slot in the slot file: slots of these small blocks are 4096 bytes apart.
-fn slot_offset(slot: u64) -> u64 {
+pub(crate) fn slot_offset(slot: u64) -> u64 {
     slot * 4096
 }
 

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 mod control;
+mod direct;
 mod faults;
 mod paths;
 mod random;

@@ -25,8 +25,11 @@ struct Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let moves = proptest::collection::vec((0..SLOTS, 0..SLOTS, proptest::bool::weighted(0.93)), 1..5);
-    let step =
-        (0..5_usize, moves, 0..3_usize).prop_map(|(path, moves, priority)| Step { path, moves, priority });
+    let step = (0..Path::LOCAL.len(), moves, 0..3_usize).prop_map(|(path, moves, priority)| Step {
+        path,
+        moves,
+        priority,
+    });
     proptest::collection::vec(step, 1..40)
 }
 
@@ -117,6 +120,7 @@ fn rig(seed: u64, threads: usize, batch: usize) -> Rig {
     };
     Rig::with(shape, |worker| {
         worker.verify_host = VerifyHost::Always;
+        worker.direct_offload = true;
         let path =
             PathConfig { threads, batch_blocks: batch, depth_blocks: 2 * batch, ..PathConfig::default() };
         worker.paths = PathConfigs::all(path);

@@ -32,6 +32,7 @@ pub(super) fn paths(config: &Config) -> PathConfigs {
         g2_g3: disk,
         g3_g2: read(disk),
         g3_g1: read(disk),
+        g1_g3: disk,
         g2_g4: volume,
         g4_g1: read(volume),
     }

@@ -2,14 +2,14 @@
 
 use super::{State, index_of};
 use crate::schedule::job::{Job, Portion};
-use kvbm_plan::{BlockOutcome, Path, PlanId, TransferPlan, TransferReport};
+use kvbm_plan::{BlockOutcome, Path, PlanId, Tier, TransferPlan, TransferReport};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Paths that go first where they share a resource with path `index`: disk reads before disk
 /// writes.
 fn goes_before(index: usize) -> &'static [Path] {
-    if Path::ALL[index] == Path::G2_G3 { &[Path::G3_G2, Path::G3_G1] } else { &[] }
+    if Path::ALL[index].dst == Tier::G3 { &[Path::G3_G2, Path::G3_G1] } else { &[] }
 }
 
 impl State {
