@@ -99,7 +99,7 @@ impl From<EngineError> for Error {
             EngineError::Alloc(_) => Kind::NoRoom,
             EngineError::ShuttingDown => Kind::Closed,
             EngineError::Private(ref error) => match error {
-                ParkError::Alloc(_) => Kind::NoRoom,
+                ParkError::Alloc(_) | ParkError::NoHostMemory => Kind::NoRoom,
                 ParkError::Lost(_) => Kind::Lost,
                 ParkError::ShuttingDown => Kind::Closed,
                 ParkError::Failed(_) => Kind::Other,

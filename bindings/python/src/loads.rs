@@ -109,8 +109,11 @@ impl From<kvbm::FinishedPlan> for FinishedPlan {
 pub(crate) struct OffloadStarted {
     /// Blocks that are being copied.
     pub(crate) started: usize,
-    /// Blocks that host memory has, or is about to have.
+    /// Blocks that host memory has, or is about to have; the disk, where there is no host memory.
     pub(crate) present: usize,
+    /// Blocks that are not copied to the disk, where there is no host memory: the admission policy
+    /// or the write budget leaves them out, or the disk takes no writes.
+    pub(crate) left_out: usize,
     /// Blocks that were not taken, each with the reason.
     pub(crate) refused: Vec<(u32, String)>,
 }
@@ -118,14 +121,16 @@ pub(crate) struct OffloadStarted {
 impl From<kvbm::OffloadStarted> for OffloadStarted {
     fn from(begun: kvbm::OffloadStarted) -> Self {
         let refused = begun.refused.iter().map(|block| (block.block.0, block.reason.to_string()));
-        Self { started: begun.started, present: begun.present, refused: refused.collect() }
+        let (refused, left_out) = (refused.collect(), begun.left_out);
+        Self { started: begun.started, present: begun.present, left_out, refused }
     }
 }
 
 impl From<kvbm_node::NodeOffload> for OffloadStarted {
     fn from(begun: kvbm_node::NodeOffload) -> Self {
         let kvbm_node::NodeOffload { started, present, refused } = begun;
-        Self { started, present, refused: refused.into_iter().map(|(id, why)| (id.0, why)).collect() }
+        let refused = refused.into_iter().map(|(id, why)| (id.0, why)).collect();
+        Self { started, present, left_out: 0, refused }
     }
 }
 
@@ -133,9 +138,10 @@ impl From<kvbm_node::NodeOffload> for OffloadStarted {
 impl OffloadStarted {
     fn __repr__(&self) -> String {
         format!(
-            "OffloadStarted(started={}, present={}, refused={})",
+            "OffloadStarted(started={}, present={}, left_out={}, refused={})",
             self.started,
             self.present,
+            self.left_out,
             self.refused.len()
         )
     }

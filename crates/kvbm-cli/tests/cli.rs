@@ -18,7 +18,7 @@ fn wrong_usage_is_status_2_and_goes_to_standard_error() {
     for (words, hint) in [
         (&["replai"][..], "unrecognized subcommand 'replai'"),
         (&["replay", "--capacty", "5"], "'--capacity'"),
-        (&["replay", "--capacity", "1,0,5"], "G3 needs G2"),
+        (&["replay", "--capacity", "1,2,3,4"], "--volume URI"),
         (&["layout", "explain", "--copy-heads", "0..1"], "--to"),
         (&["layout", "explain", "--alignment", "3"], "layout config: alignment = 3"),
         (&["replay", "--block-bytes", "1000"], "not a multiple of 512"),

@@ -290,8 +290,8 @@ pub struct WorkerConfig {
     /// G4. Needs `g2`, through which its blocks come and go.
     pub volumes: Option<VolumeTier>,
     /// Bytes of each of the staging rings between G3 and G1, G4 and G1, and (with `direct_offload`)
-    /// G1 and G3, outside G2. They are no more than the path can have in flight, and at least a block for each of its threads.
-    /// 0 leaves these paths out.
+    /// G1 and G3, outside G2. They are no more than the path can have in flight, and at least a
+    /// block for each of its threads. 0 leaves these paths out.
     pub staging_bytes: u64,
     /// Bounds of the paths.
     pub paths: PathConfigs,

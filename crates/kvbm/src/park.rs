@@ -43,6 +43,9 @@ pub enum ParkError {
     /// The other tier has no room.
     #[error(transparent)]
     Alloc(#[from] AllocError),
+    /// There is no host memory.
+    #[error("private blocks are parked in host memory, and there is none: set host.capacity")]
+    NoHostMemory,
     /// The bytes did not arrive.
     #[error("private blocks not moved: {}", FirstOf(.0))]
     Failed(Vec<BlockFailure>),
@@ -168,6 +171,9 @@ impl ParkedGroups {
         from: OnG1<'_>,
     ) -> Result<Self, ParkError> {
         let namespace = namespace_of(&batches)?;
+        if leader.registry.capacity(Tier::G2) == 0 {
+            return Err(ParkError::NoHostMemory);
+        }
         let count = from.ids.len();
         let host = leader.registry.pool::<G2>().get_mutable_blocks_for(namespace, count);
         let host = host.inspect_err(|error| leader.tenants.count_refusal(namespace, error))?;

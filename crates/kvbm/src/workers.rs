@@ -272,7 +272,7 @@ impl Workers {
         let ranks = (0..config.parallelism.tensor_parallel as u16).map(Rank).zip(memory);
         let [g1_blocks, g2_blocks, g3_blocks] = blocks;
         let keys = disk::disk_keys(config)?;
-        let took_over = predecessor::take_over(config, &keys, [g2_blocks, g3_blocks], tag);
+        let took_over = predecessor::take_over(config, &keys, g3_blocks, tag);
         log_copies(config, g2_blocks);
         let mut local: Vec<Worker> = Vec::with_capacity(memory.len());
         for (rank, memory) in ranks {

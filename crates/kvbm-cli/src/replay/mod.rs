@@ -257,12 +257,13 @@ fn hit_ratio(served: &[Served]) -> f64 {
 /// Bytes that were written to G3, on all ranks together.
 fn bytes_to_disk(manager: &KvBlockManager<Owned>) -> u64 {
     let config = manager.config();
-    let to_disk = manager.metrics().path(TransferPath::G2_G3);
+    let to_disk = [TransferPath::G2_G3, TransferPath::G1_G3].map(|path| manager.metrics().path(path));
     // Blocks of several groups have several lengths.
     if config.model.groups.as_slice().len() > 1 {
-        return to_disk.bytes.get();
+        return to_disk.iter().map(|path| path.bytes.get()).sum();
     }
-    to_disk.blocks.get() * config.rank_block_bytes() * config.writers().count() as u64
+    let blocks: u64 = to_disk.iter().map(|path| path.blocks.get()).sum();
+    blocks * config.rank_block_bytes() * config.writers().count() as u64
 }
 
 /// A directory for G3 that goes away with the replay; none where it needs no disk or one was named.

@@ -202,7 +202,9 @@ fn a_trace_is_counted_block_by_block() {
 #[test]
 fn tiers_of_any_size_serve_only_what_is_right() {
     let dir = temp();
-    for capacity in ["5", "1,1,1", "100,0,0", "3,200,0", "2,1,1", "50,2,2", "1,5,9", "60,20KiB,1MiB"] {
+    for capacity in
+        ["5", "1,1,1", "100,0,0", "100,0,300", "3,200,0", "2,1,1", "50,2,2", "1,5,9", "60,20KiB,1MiB"]
+    {
         for mode in ["--offload wait", "--offload drop --concurrency 4"] {
             let line = format!("--synthetic 40 --seed 3 --block-bytes 512 --capacity {capacity} {mode}");
             let json = json(dir.path(), &line);
@@ -259,7 +261,8 @@ fn runs_agree_with_and_without_bytes() {
     let dir = temp();
     let disk = "--synthetic 120 --seed 9 --block-bytes 512 --capacity 90,200,900 --policy lru-leaf";
     let no_disk = "--synthetic 120 --seed 9 --block-bytes 512 --capacity 90,900,0";
-    for line in [disk, no_disk] {
+    let no_host = "--synthetic 120 --seed 9 --block-bytes 512 --capacity 90,0,900 --policy lru-leaf";
+    for line in [disk, no_disk, no_host] {
         let without_bytes = json(dir.path(), &format!("{line} --metadata-only"));
         for _ in 0..3 {
             let with_bytes = json(dir.path(), line);
@@ -267,19 +270,22 @@ fn runs_agree_with_and_without_bytes() {
                 assert_eq!(with_bytes[field], without_bytes[field], "{field}, {line}");
             }
         }
-        let tiers = if line == disk { 3 } else { 2 };
-        assert!(hits(&without_bytes)[..tiers].iter().all(|&hits| hits > 0), "{without_bytes:#}");
+        let tiers = hits(&without_bytes).map(|hits| hits > 0);
+        assert_eq!(tiers, [true, line != no_host, line != no_disk], "{without_bytes:#}");
     }
 }
 
 #[test]
 fn hits_are_reported_for_each_byte_that_the_disk_took() {
     let dir = temp();
-    let disk = "--synthetic 120 --seed 9 --block-bytes 64KiB --capacity 90,200,900 --policy lru-leaf";
-    for mode in ["", "--metadata-only"] {
-        let json = json(dir.path(), &format!("{disk} {mode}"));
+    let disk = "--synthetic 120 --seed 9 --block-bytes 64KiB --policy lru-leaf --capacity";
+    let tiers = ["90,200,900", "90,0,900"];
+    for (tiers, mode) in tiers.into_iter().flat_map(|tiers| ["", "--metadata-only"].map(|mode| (tiers, mode)))
+    {
+        let json = json(dir.path(), &format!("{disk} {tiers} {mode}"));
+        let path = if tiers == "90,0,900" { "g1_g3" } else { "g2_g3" };
         let written = number(&json, "/g3/bytes_written");
-        assert_eq!(written, number(&json, "/paths/g2_g3/blocks") * (64 << 10), "{mode}");
+        assert_eq!(written, number(&json, &format!("/paths/{path}/blocks")) * (64 << 10), "{mode}");
         let per_gib = json["g3"]["hits_per_gib_written"].as_f64().unwrap();
         let expected = number(&json, "/hits/g3") as f64 * f64::from(1 << 30) / written as f64;
         assert!(written > 0 && per_gib > 0.0 && (per_gib / expected - 1.0).abs() < 1e-9, "{json:#}");
@@ -291,6 +297,11 @@ fn hits_are_reported_for_each_byte_that_the_disk_took() {
 #[test]
 fn a_kept_directory_is_found_again() {
     let dir = temp();
+    let no_host = "--synthetic 60 --block-bytes 4KiB --capacity 50,0,2000 --dir without-host";
+    assert!(hits(&json(dir.path(), no_host))[2] > 100, "what left the device is on disk");
+    let again = json(dir.path(), no_host);
+    assert_eq!(number(&again, "/verified_blocks"), hits(&again).iter().sum::<u64>());
+    assert_eq!(number(&again, "/verified_blocks"), number(&again, "/blocks"), "all were saved");
     let line = "--synthetic 60 --block-bytes 4KiB --capacity 50,100,2000 --dir kept";
     let (first, second) = (json(dir.path(), line), json(dir.path(), line));
     assert!(hits(&second)[2] > hits(&first)[2] + 100, "{first:#} {second:#}");

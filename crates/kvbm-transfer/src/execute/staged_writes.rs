@@ -1,5 +1,5 @@
-//! G1 to G3: from the device to a bounded ring of staging slots outside G2, summed there, then to the
-//! disk. Blocks overlap: while some are written, others come from the device.
+//! G1 to G3: from the device to a bounded ring of staging slots outside G2, summed there, then to
+//! the disk. Blocks overlap: while some are written, others come from the device.
 
 use super::copy::{Copied, Copier, Item, Lane, Route, Sum};
 use super::disk::{Batch, Direction, DiskCarrier, Writes};

@@ -82,7 +82,7 @@ fn a_process_that_reads_says_what_and_its_word_condemns_no_slot() {
     assert_eq!(known.check(sum ^ 1).unwrap_err().kind, FailureKind::Device, "its word alone");
     assert_eq!(read(&ours, 1, None).unwrap().verify(), Ok(true));
     // SAFETY: nobody else touches the memory of this test.
-    unsafe { ours.groups[0].regions[0].fill(ours.bytes_per_block(), 1, 0xff) }.unwrap();
+    unsafe { ours.groups[0].regions[0].fill(ours.bound().bytes_per_block(), 1, 0xff) }.unwrap();
     claim.sum().unwrap();
     let found = claim.checksum().expect("a checksum");
     assert_eq!(known.check(found).unwrap_err().kind, FailureKind::Corrupt);
@@ -129,7 +129,7 @@ fn a_condemned_slot_is_not_read_again_until_it_is_written() {
     let tier = tier();
     write(&tier, 1, None).unwrap().finish(true, None).unwrap();
     // SAFETY: nobody else touches the memory of this test.
-    unsafe { tier.groups[0].regions[0].fill(tier.bytes_per_block(), 1, 0xff) }.unwrap();
+    unsafe { tier.groups[0].regions[0].fill(tier.bound().bytes_per_block(), 1, 0xff) }.unwrap();
     let claim = read(&tier, 1, None).unwrap();
     assert_eq!(claim.verify().unwrap_err().kind, FailureKind::Corrupt);
     drop(claim);

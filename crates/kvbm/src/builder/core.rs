@@ -91,11 +91,7 @@ impl Core {
             }
         }
         config.validate()?;
-        if engine_blocks.is_some() && config.host.capacity.is_none() {
-            let rule = "must be above 0 where the engine owns G1: kvbm keeps blocks in host memory then";
-            let value = config.host.capacity.to_string();
-            return Err(ConfigError::Rule { key: "host.capacity", value, rule: rule.to_owned() }.into());
-        }
+        check_tiers(&config, engine_blocks.is_some())?;
         let namespace = match namespace {
             Some(given) => {
                 let given = complete(given, &config)?;
@@ -119,8 +115,9 @@ impl Core {
             Admission::All => Arc::new(AdmitAll),
         });
         let to_volumes = blocks[1] > 0 && (more_volumes || !config.volume.is_empty());
-        let leader = leader(&config, blocks, registry, names, admission, to_volumes);
         let g1_blocks = engine_blocks.unwrap_or(blocks[0]);
+        let edges = edges(&config, [g1_blocks, blocks[1], blocks[2]], to_volumes);
+        let leader = leader(&config, blocks, registry, names, admission, (edges, to_volumes));
         Ok(Self { config, namespace, hasher, blocks, g1_blocks, leader, kept: Vec::new() })
     }
 
@@ -397,6 +394,23 @@ impl Core {
     }
 }
 
+/// Tiers that blocks cannot reach, or have nowhere to go from.
+fn check_tiers(config: &Config, is_engine: bool) -> Result<(), ConfigError> {
+    let Config { device, host, disk, .. } = config;
+    if !host.capacity.is_none() {
+        return Ok(());
+    }
+    let (key, value, rule) = if is_engine && disk.capacity.is_none() {
+        let rule = "must be above 0 where the engine owns G1, or disk.capacity must: kvbm keeps blocks there";
+        ("host.capacity", host.capacity, rule)
+    } else if !is_engine && device.capacity.is_none() && !disk.capacity.is_none() {
+        ("disk.capacity", disk.capacity, "needs device.capacity or host.capacity: blocks come from there")
+    } else {
+        return Ok(());
+    };
+    Err(ConfigError::Rule { key, value: value.to_string(), rule: rule.to_owned() })
+}
+
 /// A namespace that the builder was given, of the model as it is at last. What the configuration
 /// says beside it would have no effect, so it is refused.
 fn complete(given: Namespace, config: &Config) -> Result<Namespace, ConfigError> {
@@ -459,7 +473,7 @@ fn leader(
     registry: Registry,
     tenant_names: Vec<String>,
     admission: Arc<dyn AdmissionPolicy>,
-    to_volumes: bool,
+    (edges, to_volumes): (Vec<Edge>, bool),
 ) -> Arc<Leader> {
     let settings = TransferSettings {
         epoch: registry.epoch(),
@@ -504,7 +518,7 @@ fn leader(
         Arc::clone(&volumes),
         metrics.clone(),
         admission,
-        edges(config, blocks, to_volumes),
+        edges,
     );
     let groups = pool_groups(config);
     let most = f64::from(blocks[1]) * config.policy.prefetch_share;
@@ -546,22 +560,26 @@ fn epoch() -> Epoch {
     Epoch(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }
 
-fn edges(config: &Config, blocks: [u32; 3], to_volumes: bool) -> Vec<Edge> {
-    let [_, g2, g3] = blocks;
+/// Ways down from G1 of so many blocks, kvbm's or the engine's, and from the tiers below. Without
+/// host memory blocks leave the device for the disk.
+fn edges(config: &Config, [g1, g2, g3]: [u32; 3], to_volumes: bool) -> Vec<Edge> {
     let limit = |blocks: u32, share: f64| (f64::from(blocks) * share) as usize;
+    let wear = || {
+        let slot_bytes = config.slot_bytes(Tier::G3).max(1);
+        let blocks_per_s = config.disk.write_budget.get() as f64 / slot_bytes as f64;
+        WearBudget::new(g3, config.disk.drive_writes_per_day, blocks_per_s)
+    };
     let mut edges = Vec::new();
-    if blocks[0] > 0 && g2 > 0 {
+    if g1 > 0 && (g2 > 0 || g3 > 0) {
         let triggers = config.offload.g1_g2.clone();
-        let limit = limit(blocks[0], triggers.queue_share);
-        edges.push(Edge::new(Path::G1_G2, triggers, limit, None));
+        let limit = limit(g1, triggers.queue_share);
+        let (path, wear) = if g2 > 0 { (Path::G1_G2, None) } else { (Path::G1_G3, wear()) };
+        edges.push(Edge::new(path, triggers, limit, wear));
     }
     if g2 > 0 && g3 > 0 {
         let triggers = config.offload.g2_g3.clone();
         let limit = limit(g2, triggers.queue_share);
-        let slot_bytes = config.slot_bytes(Tier::G3).max(1);
-        let blocks_per_s = config.disk.write_budget.get() as f64 / slot_bytes as f64;
-        let wear = WearBudget::new(g3, config.disk.drive_writes_per_day, blocks_per_s);
-        edges.push(Edge::new(Path::G2_G3, triggers, limit, wear));
+        edges.push(Edge::new(Path::G2_G3, triggers, limit, wear()));
     }
     if to_volumes {
         let volumes = &config.volumes;

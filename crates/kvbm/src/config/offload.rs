@@ -23,7 +23,7 @@ pub struct EdgeConfig {
 /// The triggers of both edges.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OffloadConfig {
-    /// Device to host memory.
+    /// Device to host memory; to disk where there is none.
     pub g1_g2: EdgeConfig,
     /// Host memory to disk.
     pub g2_g3: EdgeConfig,
@@ -71,7 +71,7 @@ macro_rules! edge {
     };
 }
 edge! {
-    OFFLOAD_G1_G2, "offload.g1_g2", "When blocks are copied from the device to host memory.", |config| config.offload.g1_g2
+    OFFLOAD_G1_G2, "offload.g1_g2", "When blocks are copied from the device to host memory, or to disk where there is no host memory.", |config| config.offload.g1_g2
 }
 edge! {
     OFFLOAD_G2_G3, "offload.g2_g3", "When blocks are copied from host memory to disk.", |config| config.offload.g2_g3

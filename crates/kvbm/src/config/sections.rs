@@ -278,8 +278,8 @@ section! {
 }
 
 section! {
-    /// Tier G3: a directory on SSD. Needs `host.capacity`: blocks reach the disk through host
-    /// memory.
+    /// Tier G3: a directory on SSD. Blocks reach it from host memory, or where there is none
+    /// (`host.capacity` is 0) from the device, through the staging ring of `transfer.staging`.
     DiskConfig, "disk", |config| config.disk, {
         /// The directory; kvbm owns it alone and creates it where it is absent.
         dir: Option<PathBuf> = None, [""];
@@ -528,8 +528,8 @@ section! {
         /// device when it is opened.
         copies: CopyWay = CopyWay::Auto, [""];
         /// Size of each of the staging rings of a rank, through which blocks go from disk, and from
-        /// volumes, straight to the device. They lie outside G2. A ring has a block at least, and
-        /// no more than its path has on the way.
+        /// volumes, straight to the device; without host memory, also from the device to disk. They
+        /// lie outside G2. A ring has a block at least, and no more than its path has on the way.
         staging: Bytes = Bytes::mib(64), ["bytes per rank"];
         /// Compare checksums of blocks that come from host memory. What comes from disk is always
         /// compared.

@@ -326,7 +326,7 @@ fn rules_name_the_key_and_the_way_out() {
             "volume.capacity = 1KiB: holds not one block of volume 0",
         ),
         (&[("volumes.queue_share", "2")], "volumes.queue_share = 2: must be above 0"),
-        (&[("disk.capacity", "5"), ("disk.dir", "d")], "needs host.capacity"),
+        (&[("disk.capacity", "5"), ("disk.dir", "d"), ("transfer.staging", "0")], "needs host.capacity"),
         (&[("host.capacity", "1MiB")], "host.capacity = 1MiB: holds not one block of 2097152 bytes"),
         (&[("host.capacity", "16000000TiB")], "is more than 268435455 blocks"),
         (&[("host.capacity", "268435456")], "host.capacity = 268435456 blocks: is more than 268435455"),

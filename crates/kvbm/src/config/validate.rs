@@ -316,8 +316,9 @@ impl Config {
                 "needs disk.dir, the directory with the journal",
             );
         }
-        if !disk.capacity.is_none() && self.host.capacity.is_none() {
-            let rule = "needs host.capacity as well: blocks reach the disk through host memory";
+        if !disk.capacity.is_none() && self.host.capacity.is_none() && self.transfer.staging.get() == 0 {
+            let rule =
+                "needs host.capacity, or transfer.staging above 0: blocks reach the disk through either";
             return broken("disk.capacity", &disk.capacity, rule);
         }
         positive("disk.read_deadline", disk.read_deadline)?;

@@ -186,6 +186,10 @@ impl Leader {
     /// Whether no copy is under way any more.
     pub(super) fn save_all(&self, deadline: Instant) -> bool {
         let Some(last) = self.lasting() else { return self.offload.wait_idle(deadline) };
+        if self.registry.capacity(Tier::G2) == 0 {
+            self.save(Path::new(Tier::G1, last), last, deadline, &RefCell::default(), &|| ());
+            return self.offload.wait_idle(deadline);
+        }
         // G2 first and after every batch from above: what comes down must not push out what is not
         // saved yet.
         let (path, sent) = (Path::new(Tier::G2, last), RefCell::default());

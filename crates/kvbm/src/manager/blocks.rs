@@ -153,8 +153,8 @@ impl KvBlockManager<Owned> {
     }
 
     /// Copies blocks to the next tier in the background, now rather than when a trigger says so:
-    /// `&Cached<G1>` to G2, `&Cached<G2>` to G3 or to a volume (G4). Ancestors that are missing
-    /// there go first.
+    /// `&Cached<G1>` to G2 (to G3 where there is no host memory), `&Cached<G2>` to G3 or to a
+    /// volume (G4). Ancestors that are missing there go first.
     ///
     /// # Errors
     /// [`OffloadError`]; nothing was started.

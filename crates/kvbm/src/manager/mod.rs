@@ -245,9 +245,6 @@ impl<G> KvBlockManager<G> {
         if !self.leader.registry.owns_pinned(blocks) {
             return Err(OffloadError::Foreign);
         }
-        if from.below() != Some(to) && (from, to) != (Tier::G2, Tier::G4) {
-            return Err(OffloadError::NoPath { from, to });
-        }
         if self.leader.transfers.refuses_callers() {
             return Err(OffloadError::ShuttingDown);
         }

@@ -357,6 +357,14 @@ impl RankMemory {
         Ok(ours.map(Arc::new))
     }
 
+    /// How blocks of each cache group lie in G2, or would if there were one: so they lie on G3.
+    pub(super) fn host_shapes(&self, config: &Config, rank: Rank) -> Result<GroupLayouts, WorkerError> {
+        if self.g2.is_empty() {
+            return host_layouts(config, rank, 1);
+        }
+        Ok(self.g2.iter().map(|bound| Arc::clone(bound.layout())).collect())
+    }
+
     /// G1 in this process, by cache group; empty where it is memory of other processes.
     pub(super) fn g1_here(&self) -> &[BoundLayout] {
         match &self.g1 {

@@ -111,23 +111,16 @@ impl Past {
 }
 
 /// Moves in, for all our ranks, what a deployment with another number of ranks left. Of workers in
-/// several processes the first one does so, and the others wait for it. `host` and `disk` are the
-/// blocks of G2 and G3.
-pub(super) fn take_over(
-    config: &Config,
-    keys: &DiskKeys,
-    [host, disk]: [u32; 2],
-    tag: NamespaceTag,
-) -> Vec<TookOver> {
-    if host == 0 || disk == 0 || config.disk.take_over.is_zero() {
+/// several processes the first one does so, and the others wait for it. `disk`: the blocks of G3.
+pub(super) fn take_over(config: &Config, keys: &DiskKeys, disk: u32, tag: NamespaceTag) -> Vec<TookOver> {
+    if disk == 0 || config.disk.take_over.is_zero() {
         return Vec::new();
     }
     // Released when it is dropped.
     let Some(_lock) = lock(config, tag) else { return Vec::new() };
     let (past, mut took_over) = find(config, keys, disk, tag);
     let Some(mut past) = past else { return took_over };
-    let moved =
-        config.writers().try_for_each(|rank| move_in((config, keys), &mut past, [host, disk], tag, rank));
+    let moved = config.writers().try_for_each(|rank| move_in((config, keys), &mut past, disk, tag, rank));
     match moved {
         Ok(()) => took_over.push(past.end()),
         Err(error) => {
@@ -143,12 +136,12 @@ pub(super) fn take_over(
 fn move_in(
     (config, keys): (&Config, &DiskKeys),
     past: &mut Past,
-    [host, disk]: [u32; 2],
+    disk: u32,
     tag: NamespaceTag,
     rank: Rank,
 ) -> Result<(), WorkerError> {
     let Some(geometries) = ours(config, rank)? else { return Ok(()) };
-    let layouts = config.group_ids().map(|group| host_layout(config, group, rank, host));
+    let layouts = config.group_ids().map(|group| host_layout(config, group, rank, 1));
     let layouts = layouts.collect::<Result<Vec<_>, _>>()?;
     let layouts: Vec<&dyn BlockLayout> = layouts.iter().map(|layout| layout as _).collect();
     let mut tier = open_disk(config, keys, &layouts, disk, tag, rank)?;

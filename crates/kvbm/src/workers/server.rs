@@ -42,8 +42,7 @@ struct ServedRank {
     rank: Rank,
     memory: RankMemory,
     g1: BoundLayout,
-    /// Of G2 and G3.
-    blocks: [u32; 2],
+    g3_blocks: u32,
     now: Mutex<Now>,
 }
 
@@ -88,8 +87,8 @@ impl WorkerServer {
             settings: settings(config, g1_blocks),
         };
         let listener = WorkerListener::bind(address, terms, LineTimes::default())?;
-        let (config, blocks, now) = (config.clone(), [g2_blocks, g3_blocks], Mutex::default());
-        Ok(Self { listener, rank: Arc::new(ServedRank { config, rank, memory, g1, blocks, now }) })
+        let (config, now) = (config.clone(), Mutex::default());
+        Ok(Self { listener, rank: Arc::new(ServedRank { config, rank, memory, g1, g3_blocks, now }) })
     }
 
     /// Where it listens: with the port that the system chose where any was asked for.
@@ -169,14 +168,14 @@ impl Service for ServedRank {
             }
         }
         let keys = disk_keys(&self.config).map_err(|error| error.to_string())?;
-        predecessor::take_over(&self.config, &keys, self.blocks, tag);
+        predecessor::take_over(&self.config, &keys, self.g3_blocks, tag);
         let volumes = self.memory.volumes(&self.config, tag).map_err(|error| error.to_string())?;
         let sender = out.clone();
         let start = WorkerStart {
             rank: self.rank,
             epoch,
             tag,
-            g3_blocks: self.blocks[1],
+            g3_blocks: self.g3_blocks,
             volumes,
             sink: Arc::new(move |bytes: Vec<u8>| sender.send(&bytes)),
             keys,

@@ -63,7 +63,7 @@ impl Worker {
         let [g1_blocks, g2_blocks, g3_blocks] = checked_blocks(config, rank)?;
         let memory = RankMemory::new(config, rank, memory, [g1_blocks, g2_blocks], None)?;
         let keys = disk_keys(config)?;
-        predecessor::take_over(config, &keys, [g2_blocks, g3_blocks], tag);
+        predecessor::take_over(config, &keys, g3_blocks, tag);
         let volumes = memory.volumes(config, tag)?;
         let start = WorkerStart { rank, epoch, tag, g3_blocks, volumes, sink, keys, writer: None };
         Self::start_on(config, memory, start)
@@ -107,11 +107,16 @@ impl Worker {
             VerifyHost::Always => kvbm_transfer::VerifyHost::Always,
         };
         let mut g3 = None;
-        if !memory.g2.is_empty() && config.disk.dir.is_some() && g3_blocks > 0 {
-            let host: Vec<&dyn BlockLayout> = memory.g2.iter().map(|bound| &**bound.layout()).collect();
+        if config.disk.dir.is_some() && g3_blocks > 0 {
+            let shapes = memory.host_shapes(config, rank)?;
+            let host: Vec<&dyn BlockLayout> = shapes.iter().map(|layout| &**layout).collect();
             let tier = open_disk(config, &keys, &host, g3_blocks, tag, rank)?;
             g3 = Some(Arc::clone(&tier.engine));
             worker_config.g3 = Some(tier);
+            if memory.g2.is_empty() {
+                worker_config.disk_shapes = shapes;
+                worker_config.direct_offload = true;
+            }
         }
         worker_config.volumes = volumes.map(|registry| volume_tier(config, &registry, rank)).transpose()?;
         let manager = match writer {

@@ -33,7 +33,7 @@ fn manager(dirs: &[&std::path::Path]) -> KvBlockManager<Owned> {
 }
 
 /// From now on this process cannot write to a file that it has open, or can again.
-fn open_anew(file: &std::path::Path, writable: bool) {
+pub(crate) fn open_anew(file: &std::path::Path, writable: bool) {
     let other = File::options().read(true).write(writable).open(file).unwrap();
     let is_it = |fd: &i32| std::fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|path| path == file);
     let all = std::fs::read_dir("/proc/self/fd").unwrap();

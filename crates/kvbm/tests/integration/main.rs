@@ -57,4 +57,5 @@ mod volume_races;
 mod volume_shapes;
 mod volume_verdicts;
 mod volumes;
+mod without_host;
 mod worker_server;

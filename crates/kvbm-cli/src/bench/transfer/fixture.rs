@@ -174,6 +174,7 @@ impl Fixture {
         config.device = Some(device);
         config.g1 = Some(g1.clone());
         config.g2 = Some(g2.clone());
+        config.direct_offload = true;
         config.g3 = Some(DiskTier { engine: Arc::clone(&disk.engine), recovered: Recovered::default() });
         let worker = TransferManager::start(config, Arc::new(|_message| {}))?;
         let fixture = Self {

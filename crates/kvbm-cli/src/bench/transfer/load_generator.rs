@@ -67,6 +67,17 @@ pub(super) fn once(fixture: &Fixture, path: Path) -> Result<()> {
 /// Moves blocks along `path`, in turn, for `time` and until each was moved. Blocks that go to disk
 /// count when they are durable.
 pub(super) fn run(fixture: &Fixture, path: Path, time: Duration) -> Result<Sample> {
+    run_over(fixture, &[path], time)
+}
+
+/// The same of blocks that go from the device to host memory, and from there to disk as soon as
+/// their plan is over.
+pub(super) fn run_staged(fixture: &Fixture, time: Duration) -> Result<Sample> {
+    run_over(fixture, &[Path::G1_G2, Path::G2_G3], time)
+}
+
+/// The same over one path after another.
+fn run_over(fixture: &Fixture, paths: &[Path], time: Duration) -> Result<Sample> {
     let mut under_way = VecDeque::with_capacity(PLANS);
     let (mut next, mut bytes) = (0_u64, 0);
     let plan_blocks =
@@ -79,13 +90,19 @@ pub(super) fn run(fixture: &Fixture, path: Path, time: Duration) -> Result<Sampl
             bytes += arrived(under_way.pop_front())?;
         }
         let blocks = (next..next + plan_blocks).map(|count| (count % u64::from(fixture.shape.slots)) as u32);
-        under_way.push_back(fixture.worker.execute(plan(fixture, path, blocks))?);
+        let mut steps = Vec::with_capacity(paths.len());
+        for path in paths {
+            let after = steps.last().map(TransferHandle::plan_id).into_iter().collect();
+            let plan = TransferPlan { after, ..plan(fixture, *path, blocks.clone()) };
+            steps.push(fixture.worker.execute(plan)?);
+        }
+        under_way.push_back(steps);
         next += plan_blocks;
     }
     while !under_way.is_empty() {
         bytes += arrived(under_way.pop_front())?;
     }
-    if path.dst == Tier::G3 {
+    if paths.last().is_some_and(|path| path.dst == Tier::G3) {
         fixture.disk.flush(PATIENCE)?;
     }
     Ok(watch.stop(bytes))
@@ -115,9 +132,12 @@ fn plan(fixture: &Fixture, path: Path, blocks: impl Iterator<Item = u32>) -> Tra
     }
 }
 
-/// Bytes of the transfer, all of whose blocks have to arrive.
-fn arrived(handle: Option<TransferHandle>) -> Result<u64> {
-    let Some(handle) = handle else { return Ok(0) };
+/// Bytes of the blocks that plans one after another have moved, all of which have to arrive.
+fn arrived(steps: Option<Vec<TransferHandle>>) -> Result<u64> {
+    steps.into_iter().flatten().try_fold(0, |_, step| arrived_by(&step))
+}
+
+fn arrived_by(handle: &TransferHandle) -> Result<u64> {
     let report = handle.wait(Instant::now() + PATIENCE)?;
     for outcome in &report.blocks {
         if let BlockOutcome::Failed(failure) = outcome {

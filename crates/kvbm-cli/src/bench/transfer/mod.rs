@@ -69,7 +69,7 @@ const BLOCK_BYTES: std::ops::RangeInclusive<u64> = 4096..=256 << 20;
 const ROWS: [&[&str]; 6] = [
     &["g1_g2"],
     &["g2_g1"],
-    &["g2_g3", "g2_g3_fragments"],
+    &["g2_g3", "g2_g3_fragments", "g1_g3", "g1_g2_g3"],
     &["g3_g2", "g3_g1"],
     &["g2_g3_scattered"],
     &["g3_g2_scattered"],
@@ -101,7 +101,7 @@ pub struct TransferArgs {
     #[arg(long, value_name = "NAME", default_value_t = DType::BF16)]
     pub dtype: DType,
 
-    /// Seconds of each measurement, of which a round of a size has ten.
+    /// Seconds of each measurement, of which a round of a size has twelve.
     #[arg(long, value_name = "S", default_value_t = 0.5, allow_negative_numbers = true, value_parser = seconds)]
     pub seconds: f64,
 
@@ -296,6 +296,8 @@ impl Course<'_> {
                 vec![
                     ("g2_g3", load(fixture, Route::G2_G3)),
                     ("g2_g3_fragments", load(scattered, Route::G2_G3)),
+                    ("g1_g3", load(fixture, Route::G1_G3)),
+                    ("g1_g2_g3", Box::new(move |time| load_generator::run_staged(fixture, time))),
                 ],
             ),
             Group::on_disk(
@@ -519,8 +521,8 @@ mod tests {
         let json: Value = serde_json::from_str(&rows.json).unwrap();
         let found = json["rows"].as_array().unwrap();
         let names: Vec<&str> = found.iter().map(|row| row["name"].as_str().unwrap()).collect();
-        let paths = ["g1_g2", "g2_g1", "g2_g3", "g2_g3_fragments", "g3_g2", "g3_g1"];
-        assert_eq!(names[..6], paths);
+        let paths = ["g1_g2", "g2_g1", "g2_g3", "g2_g3_fragments", "g1_g3", "g1_g2_g3", "g3_g2", "g3_g1"];
+        assert_eq!(names[..8], paths);
         let more = [
             "g2_g3_scattered",
             "g3_g2_scattered",
@@ -533,7 +535,7 @@ mod tests {
             "g2_g3_1100_fragments",
             "g3_g2_1100_fragments",
         ];
-        assert_eq!(names[6..], more);
+        assert_eq!(names[8..], more);
         for row in found {
             let number = |field: &str| row[field].as_f64().unwrap();
             assert!(number("gb_per_s") > 0.0 && number("limit_gb_per_s") > 0.0, "{row}");

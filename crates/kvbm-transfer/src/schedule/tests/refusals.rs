@@ -61,7 +61,9 @@ fn invariant_7_what_a_worker_cannot_do_is_reported_at_once() {
             (plan.src, plan.dst) = (Endpoint::Volume(VolumeId(4)), Endpoint::Local(Tier::G1));
             plan.layers = Some(LayerRange { first: 0, count: 1 });
         }),
-        ("g1_g3", |plan| plan.dst = Endpoint::Local(Tier::G3)),
+        ("no executor of kvbm-transfer moves blocks along g4_g3", |plan| {
+            (plan.src, plan.dst) = (Endpoint::Volume(VolumeId(4)), Endpoint::Local(Tier::G3));
+        }),
         ("group 2", |plan| {
             plan.group = GroupId(2);
             plan.blocks.iter_mut().for_each(|block| block.identity.group = GroupId(2));
