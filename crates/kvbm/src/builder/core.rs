@@ -116,7 +116,7 @@ impl Core {
         });
         let to_volumes = blocks[1] > 0 && (more_volumes || !config.volume.is_empty());
         let g1_blocks = engine_blocks.unwrap_or(blocks[0]);
-        let edges = edges(&config, [g1_blocks, blocks[1], blocks[2]], to_volumes);
+        let edges = edges(&config, blocks, g1_blocks, to_volumes);
         let leader = leader(&config, blocks, registry, names, admission, (edges, to_volumes));
         Ok(Self { config, namespace, hasher, blocks, g1_blocks, leader, kept: Vec::new() })
     }
@@ -560,9 +560,9 @@ fn epoch() -> Epoch {
     Epoch(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }
 
-/// Ways down from G1 of so many blocks, kvbm's or the engine's, and from the tiers below. Without
-/// host memory blocks leave the device for the disk.
-fn edges(config: &Config, [g1, g2, g3]: [u32; 3], to_volumes: bool) -> Vec<Edge> {
+/// Ways down. Without host memory blocks leave the device for the disk, and those of an engine,
+/// which has `g1_blocks`, have this edge too: its budget is for them.
+fn edges(config: &Config, [g1, g2, g3]: [u32; 3], g1_blocks: u32, to_volumes: bool) -> Vec<Edge> {
     let limit = |blocks: u32, share: f64| (f64::from(blocks) * share) as usize;
     let wear = || {
         let slot_bytes = config.slot_bytes(Tier::G3).max(1);
@@ -570,11 +570,13 @@ fn edges(config: &Config, [g1, g2, g3]: [u32; 3], to_volumes: bool) -> Vec<Edge>
         WearBudget::new(g3, config.disk.drive_writes_per_day, blocks_per_s)
     };
     let mut edges = Vec::new();
-    if g1 > 0 && (g2 > 0 || g3 > 0) {
-        let triggers = config.offload.g1_g2.clone();
+    let triggers = config.offload.g1_g2.clone();
+    if g1 > 0 && g2 > 0 {
         let limit = limit(g1, triggers.queue_share);
-        let (path, wear) = if g2 > 0 { (Path::G1_G2, None) } else { (Path::G1_G3, wear()) };
-        edges.push(Edge::new(path, triggers, limit, wear));
+        edges.push(Edge::new(Path::G1_G2, triggers, limit, None));
+    } else if g1_blocks > 0 && g2 == 0 && g3 > 0 {
+        let limit = limit(g1_blocks, triggers.queue_share);
+        edges.push(Edge::new(Path::G1_G3, triggers, limit, wear()));
     }
     if g2 > 0 && g3 > 0 {
         let triggers = config.offload.g2_g3.clone();
