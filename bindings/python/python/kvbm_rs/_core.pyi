@@ -332,7 +332,8 @@ class OffloadStarted:
     @property
     def left_out(self) -> int:
         """Blocks that are not copied to the disk, where there is no host memory: the admission policy
-        or the write budget leaves them out, or the disk takes no writes."""
+        or the write budget leaves them out, or the disk takes no writes.
+        """
     @property
     def refused(self) -> list[tuple[int, str]]:
         """Blocks that were not taken, each with the reason."""
