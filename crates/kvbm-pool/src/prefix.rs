@@ -208,11 +208,19 @@ impl Prefix {
         drop(self.split_off(len));
     }
 
+    /// Lets go of all blocks: the prefix covers nothing. A part of a window or a state is of no use.
+    pub fn clear(&mut self) {
+        self.truncate(0);
+        self.start = 0;
+    }
+
     /// Cuts the prefix in two: what covers blocks from `at` on is given back.
     pub fn split_off(&mut self, at: usize) -> Self {
         let keep = at.saturating_sub(self.start()).min(self.blocks.len());
         let blocks = self.blocks.split_off(keep);
         let arriving = std::mem::take(&mut self.arriving);
+        let outside = self.outside.filter(|_| has_outside(&blocks));
+        self.outside = self.outside.filter(|_| has_outside(&self.blocks));
         Self {
             shared: Arc::clone(&self.shared),
             namespace: self.namespace,
@@ -223,7 +231,7 @@ impl Prefix {
             losses: self.losses,
             blocks,
             arriving,
-            outside: self.outside,
+            outside,
         }
     }
 
@@ -250,6 +258,11 @@ impl Prefix {
             losses: self.losses,
         })
     }
+}
+
+/// Whether some of these lie on no tier of the registry.
+fn has_outside(blocks: &[PrefixBlock]) -> bool {
+    blocks.iter().any(|block| block.tier == Tier::G4)
 }
 
 impl Drop for Prefix {

@@ -145,14 +145,29 @@ impl Registry {
         (prefix, agrees)
     }
 
-    /// Looks for the chain of `prefix` again, as far as that goes: blocks may have come to a tier
-    /// since. Of a prefix that was cut off, the part from its start on.
+    /// Looks for the listed blocks of `prefix` again, as far as that goes from the first on: they
+    /// may have come to a tier since.
     pub fn match_again(&self, prefix: &Prefix) -> Prefix {
-        let mut found = self.match_prefix(prefix.group, &prefix.hashes[..prefix.len()]);
+        let losses = self.losses();
+        let mut blocks = Vec::with_capacity(prefix.blocks.len());
+        let lookup = PrefixLookup::new(prefix.group, prefix.hashes(), TierMask::ALL);
+        let found = lookup.pin_run(&mut self.shared.store.lock(), |block| blocks.push(block));
+        let mut again = Prefix {
+            shared: Arc::clone(&self.shared),
+            namespace: found.namespace,
+            group: prefix.group,
+            hashes: prefix.hashes[..prefix.len()].to_vec(),
+            origin: prefix.origin,
+            start: prefix.start,
+            losses,
+            blocks,
+            arriving: Vec::new(),
+            outside: None,
+        };
         if prefix.origin != ChainOrigin::Root {
-            found.begin_at(prefix.origin);
+            again.begin_at(prefix.origin);
         }
-        if found.start() < prefix.start() { found.split_off(prefix.start()) } else { found }
+        again
     }
 
     /// Whether a copy of the block is on its way to `tier`.

@@ -19,6 +19,8 @@ pub(super) struct PinnedParts {
     parts: Vec<Prefix>,
     /// The first block of the sequence that the engine lacks.
     first: usize,
+    /// Whether a part of the blocks is of no use: there are several groups, or a window or state.
+    is_whole: bool,
 }
 
 impl PinnedParts {
@@ -27,12 +29,13 @@ impl PinnedParts {
     pub(super) fn of(leader: &Leader, mut prefix: Prefix, first: usize) -> Self {
         let mut prefix = prefix.split_off(first);
         leave_out_slow(leader, &mut prefix, 0, Tier::G1);
-        Self { parts: vec![prefix], first }
+        let is_whole = !leader.needs_all(prefix.group());
+        Self { parts: vec![prefix], first, is_whole }
     }
 
     /// The same of the longest prefix of `chain` that every cache group can serve. The group that
-    /// needs each block says how far loading is the faster way. Also whether volumes were asked for
-    /// more of it, or would be.
+    /// needs each block says how far loading is the faster way. Also whether peers or volumes were
+    /// asked for more of it, or would be.
     pub(super) fn of_groups(
         leader: &Leader,
         chain: BlockChain<'_>,
@@ -54,7 +57,7 @@ impl PinnedParts {
                 parts = lacking(leader.match_known(chain.slice(0..kept), &known));
             }
         }
-        (Self { parts, first }, asks)
+        (Self { parts, first, is_whole: true }, asks)
     }
 
     /// Blocks of the sequence, from the first that the engine lacks on.
@@ -110,28 +113,30 @@ impl PinnedParts {
         self.parts.len()
     }
 
-    /// Keeps the first `blocks` blocks, of a model whose layers are alike.
+    /// Keeps the first `blocks` blocks, where a part of them is of use.
     pub(super) fn truncate(&mut self, blocks: usize) {
-        if let [part] = &mut self.parts[..] {
+        if let ([part], false) = (&mut self.parts[..], self.is_whole) {
             part.truncate(part.start() + blocks);
         }
     }
 
     /// Keeps the first blocks, no more on each tier with slots than there is room for, and gives
-    /// the rest back. With several groups all or none.
+    /// the rest back. All or none where a part of them is of no use.
     pub(super) fn fit(&mut self, room: [u32; 3]) -> Self {
         let mut left = room;
         let mut fits = |block: &&PrefixBlock| match left.get_mut(block.tier.index()) {
             Some(left) => left.checked_sub(1).map(|less| *left = less).is_some(),
             None => true,
         };
-        let first = self.first;
-        if let [part] = &mut self.parts[..] {
+        let Self { parts, first, is_whole } = self;
+        let (first, is_whole) = (*first, *is_whole);
+        if let ([part], false) = (&mut parts[..], is_whole) {
             let kept = part.blocks().iter().take_while(&mut fits).count();
-            return Self { parts: vec![part.split_off(part.start() + kept)], first: first + kept };
+            let rest = part.split_off(part.start() + kept);
+            return Self { parts: vec![rest], first: first + kept, is_whole };
         }
-        let fit = self.parts.iter().all(|part| part.blocks().iter().all(|block| fits(&block)));
-        Self { parts: if fit { Vec::new() } else { std::mem::take(&mut self.parts) }, first }
+        let fit = parts.iter().all(|part| part.blocks().iter().all(|block| fits(&block)));
+        Self { parts: if fit { Vec::new() } else { std::mem::take(parts) }, first, is_whole }
     }
 
     /// Leaves out what is not on G2 or G3, and what follows it.
@@ -151,7 +156,7 @@ impl PinnedParts {
         options: LoadOptions,
         compare: Option<Comparison>,
     ) -> Result<Load, EngineError> {
-        let (wanted, has_groups) = (self.len(), self.groups() > 1);
+        let (wanted, has_groups, is_whole) = (self.len(), self.groups() > 1, self.is_whole);
         if has_groups {
             // Before one of them starts.
             let all = ids.concat();
@@ -161,7 +166,7 @@ impl PinnedParts {
                 return Err(EngineError::Busy(busy));
             }
         }
-        let mut load = Load { parts: Vec::new(), wanted, has_groups, refused: Vec::new() };
+        let mut load = Load { parts: Vec::new(), wanted, is_whole, refused: Vec::new() };
         for (part, ids) in self.parts.into_iter().zip(ids) {
             if part.is_empty() {
                 continue;
@@ -194,7 +199,8 @@ pub(super) struct Load {
     parts: Vec<EngineOnboarding>,
     /// Blocks of the sequence.
     wanted: usize,
-    has_groups: bool,
+    /// Whether a part of them is of no use.
+    is_whole: bool,
     /// Blocks of groups whose load did not start.
     refused: Vec<BlockFailure>,
 }
@@ -231,8 +237,8 @@ impl Load {
         self.parts.iter().for_each(|part| part.notify(context));
     }
 
-    /// How many blocks arrived of how many, and what failed. With several groups all blocks or
-    /// none. Waits where it is not [done](Self::is_done).
+    /// How many blocks arrived of how many, and what failed. All blocks or none, where a part of
+    /// them is of no use. Waits where it is not [done](Self::is_done).
     pub(super) fn wait(self) -> (usize, usize, Vec<BlockFailure>) {
         let (mut arrived, mut failures) = (self.wanted, self.refused);
         if !failures.is_empty() {
@@ -240,7 +246,7 @@ impl Load {
         }
         for part in self.parts {
             if let Err(error) = part.wait() {
-                arrived = if self.has_groups { 0 } else { error.arrived };
+                arrived = if self.is_whole { 0 } else { error.arrived };
                 failures.extend(error.failures);
             }
         }

@@ -9,7 +9,8 @@ use kvbm_pool::Prefix;
 use std::time::Duration;
 
 /// Ends `prefix` where its blocks would come to `to` later than they are computed. The first
-/// `first` listed blocks cost nothing: the engine has them.
+/// `first` listed blocks cost nothing: the engine has them. Of a window or a state all blocks stay,
+/// or none.
 pub(crate) fn leave_out_slow(leader: &Leader, prefix: &mut Prefix, first: usize, to: Tier) {
     let tiers: Vec<Tier> = prefix.blocks().iter().skip(first).map(|block| block.tier).collect();
     let Some(recompute) = leader.transfers.block_costs().recompute else {
@@ -34,13 +35,18 @@ pub(crate) fn leave_out_slow(leader: &Leader, prefix: &mut Prefix, first: usize,
         }
     }
     let offer = LoadOffer { runs: &runs, recompute: Some(recompute) };
-    let kept = leader.offload.admission().load(&offer).min(tiers.len());
+    let wanted = tiers.len();
+    let kept = leader.offload.admission().load(&offer).min(wanted);
     for (at, tier) in tiers.into_iter().enumerate() {
         if let Some((pace, _)) = paces[tier.index()] {
             leader.metrics.tier(tier).loads(reason(pace, recompute, at < kept)).add(1);
         }
     }
-    prefix.truncate(prefix.start() + first + kept);
+    if kept < wanted && !leader.needs_all(prefix.group()) {
+        prefix.clear();
+    } else {
+        prefix.truncate(prefix.start() + first + kept);
+    }
 }
 
 /// What is known of reads from a peer. No other request's blocks are counted: each peer has

@@ -200,8 +200,8 @@ impl Leader {
     /// tier, and whether peers or volumes were asked, or would be. Counts as one use of every block
     /// in it.
     pub(crate) fn match_prefix(&self, chain: BlockChain<'_>, probe: Probe) -> (Prefix, bool) {
-        // Of a window or state at a peer its first blocks are not needed.
-        if self.has_groups() || (self.peers.get().is_some() && !self.needs_all(FIRST_GROUP)) {
+        // A window or a state is of use as a whole, and its first blocks are not needed.
+        if self.has_groups() || !self.needs_all(FIRST_GROUP) {
             let (mut parts, asks, _) = self.find_groups(chain, probe);
             return (parts.swap_remove(0), asks);
         }
@@ -313,7 +313,7 @@ impl Leader {
     }
 
     /// Whether a group needs every block of a prefix.
-    fn needs_all(&self, group: GroupId) -> bool {
+    pub(crate) fn needs_all(&self, group: GroupId) -> bool {
         self.groups.get(usize::from(group.0)).is_some_and(|group| group.kind == GroupKind::Full)
     }
 

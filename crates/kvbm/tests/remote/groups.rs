@@ -14,6 +14,7 @@ use kvbm::{
     BlockId, Engine, FailureKind, GroupId, KvBlockManager, LoadOptions, LookUp, Owned, Pushed, Tier,
     TokenSequence,
 };
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -293,6 +294,13 @@ fn engine(world: &World, id: u32) -> KvBlockManager<Engine> {
 
 #[test]
 fn a_ticket_of_several_groups_is_served_by_a_peer() {
+    // The engine lacks all blocks, or has a part of the window, too.
+    for first in [0, 5] {
+        ticket_of_several_groups_from_a_peer(first);
+    }
+}
+
+fn ticket_of_several_groups_from_a_peer(first: usize) {
     let world = World::new();
     let a = node(&world, 1, &model_of(OPAQUE_GROUPS), 1);
     let b = engine(&world, 2);
@@ -301,13 +309,22 @@ fn a_ticket_of_several_groups_is_served_by_a_peer() {
     let prompt: Vec<u32> = (0..(BLOCKS + 2) * 16).map(|token| token + 1_000_000).collect();
     let sequence = b.sequence(&prompt, b"").unwrap();
     let tickets = b.tickets();
-    let answer = || tickets.look_up("r", &sequence, 0).unwrap();
+    let answer = || tickets.look_up("r", &sequence, first).unwrap();
     eventually("an answer", || answer() != LookUp::Pending);
-    assert_eq!(answer(), LookUp::Ready { blocks: 6, by_tier: [0, 0, 0, 6] });
+    assert_eq!(answer(), LookUp::Ready { blocks: 6 - first, by_tier: [0, 0, 0, 6 - first] });
     let promised = tickets.promised("r");
-    assert_eq!(promised, [4..6, 0..6, 5..6]);
-    let ids = [&[20, 3][..], &[1, 2, 7, 8, 9, 10], &[40]];
-    let ids: Vec<Vec<BlockId>> = ids.iter().map(|ids| ids.iter().copied().map(BlockId).collect()).collect();
+    assert_eq!(promised, [4.max(first)..6, first..6, 5..6]);
+    let mut id = 0;
+    let mut block_ids = |range: &Range<usize>| -> Vec<BlockId> {
+        range
+            .clone()
+            .map(|_| {
+                id += 3;
+                BlockId(id)
+            })
+            .collect()
+    };
+    let ids: Vec<Vec<BlockId>> = promised.iter().map(&mut block_ids).collect();
     let given: Vec<&[BlockId]> = ids.iter().map(Vec::as_slice).collect();
     tickets.commit_groups("r", &given, LoadOptions::default()).unwrap();
     let mut finished = Vec::new();
@@ -315,7 +332,7 @@ fn a_ticket_of_several_groups_is_served_by_a_peer() {
         finished.extend(tickets.finished());
         !finished.is_empty()
     });
-    assert_eq!((finished[0].arrived, finished[0].wanted), (6, 6), "{finished:?}");
+    assert_eq!((finished[0].arrived, finished[0].wanted), (6 - first, 6 - first), "{finished:?}");
     for (group, (ids, range)) in (0..).map(GroupId).zip(ids.iter().zip(promised)) {
         for (&id, &hash) in ids.iter().zip(&sequence.hashes()[range]) {
             assert!(holds_in(&b, group, id, hash), "group {group}, block {id}");
