@@ -109,11 +109,8 @@ impl From<kvbm::FinishedPlan> for FinishedPlan {
 pub(crate) struct OffloadStarted {
     /// Blocks that are being copied.
     pub(crate) started: usize,
-    /// Blocks that host memory has, or is about to have; the disk, where there is no host memory.
+    /// Blocks that host memory has, or is about to have.
     pub(crate) present: usize,
-    /// Blocks that are not copied to the disk, where there is no host memory: the admission policy
-    /// or the write budget leaves them out, or the disk takes no writes.
-    pub(crate) left_out: usize,
     /// Blocks that were not taken, each with the reason.
     pub(crate) refused: Vec<(u32, String)>,
 }
@@ -121,16 +118,14 @@ pub(crate) struct OffloadStarted {
 impl From<kvbm::OffloadStarted> for OffloadStarted {
     fn from(begun: kvbm::OffloadStarted) -> Self {
         let refused = begun.refused.iter().map(|block| (block.block.0, block.reason.to_string()));
-        let (refused, left_out) = (refused.collect(), begun.left_out);
-        Self { started: begun.started, present: begun.present, left_out, refused }
+        Self { started: begun.started, present: begun.present, refused: refused.collect() }
     }
 }
 
 impl From<kvbm_node::NodeOffload> for OffloadStarted {
     fn from(begun: kvbm_node::NodeOffload) -> Self {
         let kvbm_node::NodeOffload { started, present, refused } = begun;
-        let refused = refused.into_iter().map(|(id, why)| (id.0, why)).collect();
-        Self { started, present, left_out: 0, refused }
+        Self { started, present, refused: refused.into_iter().map(|(id, why)| (id.0, why)).collect() }
     }
 }
 
@@ -138,10 +133,9 @@ impl From<kvbm_node::NodeOffload> for OffloadStarted {
 impl OffloadStarted {
     fn __repr__(&self) -> String {
         format!(
-            "OffloadStarted(started={}, present={}, left_out={}, refused={})",
+            "OffloadStarted(started={}, present={}, refused={})",
             self.started,
             self.present,
-            self.left_out,
             self.refused.len()
         )
     }

@@ -328,12 +328,7 @@ class OffloadStarted:
         """Blocks that are being copied."""
     @property
     def present(self) -> int:
-        """Blocks that host memory has, or is about to have; the disk, where there is no host memory."""
-    @property
-    def left_out(self) -> int:
-        """Blocks that are not copied to the disk, where there is no host memory: the admission policy
-        or the write budget leaves them out, or the disk takes no writes.
-        """
+        """Blocks that host memory has, or is about to have."""
     @property
     def refused(self) -> list[tuple[int, str]]:
         """Blocks that were not taken, each with the reason."""

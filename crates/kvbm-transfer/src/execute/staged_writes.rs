@@ -113,7 +113,8 @@ impl StagedWriter {
 
     /// A block has come from the device: its sum is known now.
     fn landed(&self, item: Item<Landing>, copied: Copied) -> Result<Landed, Failure> {
-        let Landing { claim, slot, .. } = item.hold;
+        // In this order, so that the claim goes first where something fails.
+        let Landing { slot, claim, .. } = item.hold;
         let sum = copied.map_err(|error| Failure::new(error.kind(), error.to_string()))?;
         let required = item.plan.checksums == ChecksumMode::Required;
         match sum {

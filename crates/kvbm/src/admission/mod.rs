@@ -101,9 +101,9 @@ pub enum Verdict {
 
 /// Decides which blocks get a copy on a lower tier.
 ///
-/// The thread `kvbm-offload` calls it, or a caller that waits for offloads; where there is no host
-/// memory, also a caller that offers an engine's blocks. Others may wait for that thread. So it
-/// must be quick, must not call the manager, and must not wait for anybody who does.
+/// The thread `kvbm-offload` calls it, or a caller that waits for offloads. Others may wait for
+/// that thread. So it must be quick, must not call the manager, and must not wait for anybody who
+/// does.
 pub trait AdmissionPolicy: Send + Sync {
     /// Sets `verdicts[i]` for `offer.blocks[i]`. All are [`Verdict::Admit`] before; there are as
     /// many as blocks.

@@ -116,8 +116,7 @@ impl Core {
         });
         let to_volumes = blocks[1] > 0 && (more_volumes || !config.volume.is_empty());
         let g1_blocks = engine_blocks.unwrap_or(blocks[0]);
-        let edges = edges(&config, blocks, g1_blocks, to_volumes);
-        let leader = leader(&config, blocks, registry, names, admission, (edges, to_volumes));
+        let leader = leader(&config, blocks, registry, names, admission, to_volumes);
         Ok(Self { config, namespace, hasher, blocks, g1_blocks, leader, kept: Vec::new() })
     }
 
@@ -400,10 +399,10 @@ fn check_tiers(config: &Config, is_engine: bool) -> Result<(), ConfigError> {
     if !host.capacity.is_none() {
         return Ok(());
     }
-    let (key, value, rule) = if is_engine && disk.capacity.is_none() {
-        let rule = "must be above 0 where the engine owns G1, or disk.capacity must: kvbm keeps blocks there";
+    let (key, value, rule) = if is_engine {
+        let rule = "must be above 0 where the engine owns G1: kvbm keeps blocks in host memory then";
         ("host.capacity", host.capacity, rule)
-    } else if !is_engine && device.capacity.is_none() && !disk.capacity.is_none() {
+    } else if device.capacity.is_none() && !disk.capacity.is_none() {
         ("disk.capacity", disk.capacity, "needs device.capacity or host.capacity: blocks come from there")
     } else {
         return Ok(());
@@ -473,7 +472,7 @@ fn leader(
     registry: Registry,
     tenant_names: Vec<String>,
     admission: Arc<dyn AdmissionPolicy>,
-    (edges, to_volumes): (Vec<Edge>, bool),
+    to_volumes: bool,
 ) -> Arc<Leader> {
     let settings = TransferSettings {
         epoch: registry.epoch(),
@@ -518,7 +517,7 @@ fn leader(
         Arc::clone(&volumes),
         metrics.clone(),
         admission,
-        edges,
+        edges(config, blocks, to_volumes),
     );
     let groups = pool_groups(config);
     let most = f64::from(blocks[1]) * config.policy.prefetch_share;
@@ -560,9 +559,8 @@ fn epoch() -> Epoch {
     Epoch(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }
 
-/// Ways down. Without host memory blocks leave the device for the disk, and those of an engine,
-/// which has `g1_blocks`, have this edge too: its budget is for them.
-fn edges(config: &Config, [g1, g2, g3]: [u32; 3], g1_blocks: u32, to_volumes: bool) -> Vec<Edge> {
+/// Ways down. Without host memory blocks leave the device for the disk.
+fn edges(config: &Config, [g1, g2, g3]: [u32; 3], to_volumes: bool) -> Vec<Edge> {
     let limit = |blocks: u32, share: f64| (f64::from(blocks) * share) as usize;
     let wear = || {
         let slot_bytes = config.slot_bytes(Tier::G3).max(1);
@@ -574,8 +572,8 @@ fn edges(config: &Config, [g1, g2, g3]: [u32; 3], g1_blocks: u32, to_volumes: bo
     if g1 > 0 && g2 > 0 {
         let limit = limit(g1, triggers.queue_share);
         edges.push(Edge::new(Path::G1_G2, triggers, limit, None));
-    } else if g1_blocks > 0 && g2 == 0 && g3 > 0 {
-        let limit = limit(g1_blocks, triggers.queue_share);
+    } else if g1 > 0 && g2 == 0 && g3 > 0 {
+        let limit = limit(g1, triggers.queue_share);
         edges.push(Edge::new(Path::G1_G3, triggers, limit, wear()));
     }
     if g2 > 0 && g3 > 0 {

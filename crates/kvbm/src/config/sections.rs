@@ -278,8 +278,9 @@ section! {
 }
 
 section! {
-    /// Tier G3: a directory on SSD. Blocks reach it from host memory, or where there is none
-    /// (`host.capacity` is 0) from the device, through the staging ring of `transfer.staging`.
+    /// Tier G3: a directory on SSD. Blocks reach it from host memory. Where there is none
+    /// (`host.capacity` is 0), and kvbm owns G1, they come from the device, through the staging
+    /// ring of `transfer.staging`.
     DiskConfig, "disk", |config| config.disk, {
         /// The directory; kvbm owns it alone and creates it where it is absent.
         dir: Option<PathBuf> = None, [""];

@@ -120,8 +120,7 @@ impl KvBlockManager<Engine> {
 
     /// Copies engine blocks to G2 in the background. `ids[i]` holds block `first + i` of `chain`,
     /// where `chain` begins at the sequence's first block and `first` is the position of the first
-    /// id. Where there is no host memory they go to G3, as far as the admission policy and the
-    /// write budget let them, and are read until they are there.
+    /// id.
     ///
     /// The blocks must hold their final bytes once the events of `after` are complete, or now where
     /// there is none. A block whose content may have changed before its copy was over
@@ -226,11 +225,10 @@ impl KvBlockManager<Engine> {
         self.iteration().saturating_add(1)
     }
 
-    /// Copies blocks to G2, which must be there, for a request that is preempted: blocks that are
-    /// not whole, or that nobody else may find. They belong to `origin`: the namespace counts for
-    /// its tenant's share. The copies wait for `after`, where the blocks hold their bytes only
-    /// then. Waits at most the transfer deadline. Then nothing reads the blocks, and they may be
-    /// reused.
+    /// Copies blocks to G2 as they are, for a request that is preempted: blocks that are not whole,
+    /// or that nobody else may find. They belong to `origin`: the namespace counts for its tenant's
+    /// share. The copies wait for `after`, where the blocks hold their bytes only then. Waits at
+    /// most the transfer deadline. Then nothing reads the blocks, and they may be reused.
     ///
     /// Whole blocks that others may use are better given to [`offload`](Self::offload).
     ///

@@ -1,4 +1,4 @@
-//! Offloading engine blocks to G2, or to G3 where there is no host memory.
+//! Offloading engine blocks to G2.
 
 use super::generations::{Generations, Hold};
 use super::{Busy, Engine, EngineError, Fence, still_the_same};
@@ -15,11 +15,8 @@ use std::sync::Arc;
 pub struct OffloadStarted {
     /// Blocks that are being copied.
     pub started: usize,
-    /// Blocks that G2 has, or is about to have; G3 where there is no host memory.
+    /// Blocks that G2 has, or is about to have.
     pub present: usize,
-    /// Blocks that are not copied to G3, where there is no host memory: the admission policy or the
-    /// write budget leaves them out, or the disk takes no writes. Metrics count them by reason.
-    pub left_out: usize,
     /// Blocks that were not taken.
     pub refused: Vec<RefusedBlock>,
 }
@@ -165,7 +162,7 @@ pub(super) fn check_lost(
     Err(EngineError::Lost(lost))
 }
 
-/// Copies engine blocks `ids` down.
+/// Copies engine blocks `ids` to G2.
 pub(super) fn start(
     leader: &Arc<Leader>,
     blocks: &Arc<Generations>,
@@ -181,23 +178,17 @@ pub(super) fn start(
     if !content.is_there(&busy.holds) {
         return Ok(OffloadStarted::default());
     }
-    let to = leader.offload.below_g1();
-    let wanted = leader.offload.offered(identities, to);
-    let _order = (to == Tier::G3).then(|| leader.slots.order());
-    let chosen: Vec<_> = wanted.iter().map(|&at| identities[at]).collect();
-    let arrivals = leader.offload.reserve_for_engine(&chosen, to, metadata)?;
-    let left_out = identities.len() - wanted.len();
-    let mut started = OffloadStarted { left_out, ..OffloadStarted::default() };
+    let arrivals = leader.registry.begin_arrivals_with(Tier::G2, identities, metadata)?;
+    let mut started = OffloadStarted::default();
     let (mut moves, mut places, mut read) = (Vec::new(), Vec::new(), Vec::new());
-    for (place, (arrival, &index)) in arrivals.arrivals().iter().zip(&wanted).enumerate() {
+    for (index, arrival) in arrivals.arrivals().iter().enumerate() {
         match *arrival {
             Arrival::Reserved { block: dst, .. } => {
                 moves.push(Move { identity: identities[index], from: Tier::G1, src: ids[index], dst });
-                places.push(place);
+                places.push(index);
                 read.push(busy.holds[index]);
             }
             Arrival::Refused(reason) => started.refused.push(RefusedBlock { block: ids[index], reason }),
-            Arrival::Failed => started.left_out += 1,
             _ => started.present += 1,
         }
     }
@@ -205,10 +196,9 @@ pub(super) fn start(
     if moves.is_empty() {
         return Ok(started);
     }
-    leader.offload.charge_for_engine(&moves, to);
     let (offload, interval) = (&leader.offload, leader.offload.interval());
     let destination = Destination::Reserved { arrivals, places };
-    let mut request = Request::new(Purpose::Offload, to, moves, destination, losses)
+    let mut request = Request::new(Purpose::Offload, Tier::G2, moves, destination, losses)
         .hold(busy)
         .hold(offload.running(interval, started.started));
     request.check = Some(still_the_same(blocks, read, "was reused while it was read"));
@@ -218,9 +208,7 @@ pub(super) fn start(
         When::After(fence) => request.fence = Some(fence),
         When::Computed(iteration) => {
             let transfers = &leader.transfers;
-            if to == Tier::G2 {
-                request.layers = transfers.layer_steps(Path::G1_G2, started.started, Some(iteration));
-            }
+            request.layers = transfers.layer_steps(Path::G1_G2, started.started, Some(iteration));
             request.iteration = Some(iteration);
         }
     }

@@ -16,7 +16,6 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | `ancestors` | ancestors that go before a block | `edge`, `accounts` |
-//! | `direct` | an engine's blocks on their way to the disk | `start`, `triggers`, `edge` |
 //! | `start` | starting queued offloads | `edge` |
 //! | `triggers` | which blocks go down | `edge`, `accounts` |
 //! | `edge` | what waits and runs on an edge | `accounts`, `wear` |
@@ -25,7 +24,6 @@
 
 mod accounts;
 mod ancestors;
-mod direct;
 mod edge;
 mod start;
 mod triggers;

@@ -4,7 +4,7 @@ use super::edge::{Batch, Edge};
 use super::{Offload, Running};
 use crate::metrics::DropReason;
 use crate::transfers::{Destination, Move, Purpose, Request};
-use kvbm_plan::{BlockIdentity, Path, Tier};
+use kvbm_plan::{BlockIdentity, Tier};
 use kvbm_pool::{AnyArrivals, Arrival, Pinned};
 use std::sync::Arc;
 
@@ -93,7 +93,13 @@ impl Offload {
         if moves.is_empty() {
             return orphans;
         }
-        self.charge(edge, &moves);
+        if let Some(wear) = &edge.wear {
+            wear.charge(moves.len());
+        }
+        if edge.path.dst == Tier::G3 {
+            let slots = moves.iter().map(|block| block.dst);
+            self.slots.directories().note_writes(slots, kvbm_plan::clock::now());
+        }
         let destination = Destination::Reserved { arrivals, places };
         let mut request = Request::new(Purpose::Offload, edge.path.dst, moves, destination, losses)
             .hold(blocks)
@@ -103,54 +109,33 @@ impl Offload {
         orphans
     }
 
-    /// Blocks are about to be written along `edge`.
-    pub(super) fn charge(&self, edge: &Edge, moves: &[Move]) {
-        if let Some(wear) = &edge.wear {
-            wear.charge(moves.len());
-        }
-        if edge.path.dst == Tier::G3 {
-            let slots = moves.iter().map(|block| block.dst);
-            self.slots.directories().note_writes(slots, kvbm_plan::clock::now());
-        }
-    }
-
-    /// As [`reserve`](Self::reserve), of slots that take writes.
+    /// As [`reserve`](Self::reserve). Slots of directories that take no writes now are withheld,
+    /// and others are reserved instead.
     fn reserve_usable(&self, edge: &Edge, blocks: &mut Pinned) -> Option<(Vec<BlockIdentity>, AnyArrivals)> {
-        let reserved = || self.reserve(edge, blocks).ok_or(());
-        let arrivals = self.withholding(edge.path, reserved).ok()?;
-        Some((blocks.identities(), arrivals))
-    }
-
-    /// What `reserve` reserves. Slots of directories that take no writes now are withheld, and
-    /// others are reserved instead.
-    pub(super) fn withholding<E>(
-        &self,
-        path: Path,
-        mut reserve: impl FnMut() -> Result<AnyArrivals, E>,
-    ) -> Result<AnyArrivals, E> {
-        let mut attempt = 1;
-        loop {
-            let mut arrivals = reserve()?;
-            let withheld = match path.dst {
+        for attempt in 1.. {
+            let (identities, mut arrivals) = self.reserve(edge, blocks)?;
+            let withheld = match edge.path.dst {
                 Tier::G3 => {
                     self.slots.directories().withhold_unwritable(&mut arrivals, kvbm_plan::clock::now())
                 }
                 _ => 0,
             };
-            if withheld == 0 || attempt >= MAX_RESERVATIONS {
-                self.metrics.path(path).dropped(DropReason::NoSlot).add(withheld as u64);
-                return Ok(arrivals);
+            if withheld > 0 && attempt < MAX_RESERVATIONS {
+                // Dropped, the other slots are the first that the next reservation gets.
+                continue;
             }
-            // Dropped, the other slots are the first that the next reservation gets.
-            attempt += 1;
+            self.metrics.path(edge.path).dropped(DropReason::NoSlot).add(withheld as u64);
+            return Some((identities, arrivals));
         }
+        None
     }
 
     /// Destinations for as much of `blocks` as there is room for.
-    fn reserve(&self, edge: &Edge, blocks: &mut Pinned) -> Option<AnyArrivals> {
+    fn reserve(&self, edge: &Edge, blocks: &mut Pinned) -> Option<(Vec<BlockIdentity>, AnyArrivals)> {
         loop {
-            if let Ok(arrivals) = self.registry.begin_arrivals(edge.path.dst, &blocks.identities()) {
-                return Some(arrivals);
+            let identities = blocks.identities();
+            if let Ok(arrivals) = self.registry.begin_arrivals(edge.path.dst, &identities) {
+                return Some((identities, arrivals));
             }
             let without_slot = blocks.split_off(blocks.len() / 2);
             self.metrics.path(edge.path).dropped(DropReason::NoSlot).add(without_slot.len() as u64);

@@ -165,22 +165,17 @@ impl Offload {
         if blocks.is_empty() {
             return blocks;
         }
+        let costs = self.costs(edge, blocks.len());
         let candidates: Vec<Candidate> = blocks
             .identities()
             .into_iter()
             .zip(blocks.expected_reuse())
             .map(|(identity, expected_reuse)| Candidate { identity, expected_reuse })
             .collect();
-        keep_admitted(blocks, &self.judged(edge, trigger, &candidates))
-    }
-
-    /// What the policy says of each block of an offer. Refusals are counted.
-    pub(super) fn judged(&self, edge: &Edge, trigger: Trigger, candidates: &[Candidate]) -> Vec<Verdict> {
-        let costs = self.costs(edge, candidates.len());
-        let offer = Offer { path: edge.path, trigger, blocks: candidates, costs };
+        let offer = Offer { path: edge.path, trigger, blocks: &candidates, costs };
         let verdicts = admission::judge(&*self.admission, &offer);
         self.count_refusals(edge, trigger, &verdicts);
-        verdicts
+        keep_admitted(blocks, &verdicts)
     }
 
     fn costs(&self, edge: &Edge, wanted: usize) -> Costs {

@@ -54,8 +54,7 @@ fn invariant_7_what_cannot_be_built_is_named_with_the_way_out() {
 fn invariant_7_an_engine_without_host_memory_gets_an_error() {
     let error =
         builder(namespace()).engine_blocks(8).build_metadata_only().err().expect("no tier").to_string();
-    let parts = ["host.capacity", "engine", "or disk.capacity"];
-    assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    assert!(error.contains("host.capacity") && error.contains("engine"), "{error}");
 }
 
 #[test]

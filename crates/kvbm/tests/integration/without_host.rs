@@ -1,21 +1,13 @@
 //! Managers without host memory: blocks go from G1 to the disk, and come back from there.
 #![cfg(feature = "worker")]
 
-use crate::support::host::{contiguous, host_tensors};
 use crate::support::script::{Mode, Ranks};
-use crate::support::{
-    compute, fill, heads, holds, kept, model, models, namespace, serve, slot_file, soon, three_tiers_of,
-    tokens, unlimited,
-};
+use crate::support::{fill, heads, kept, model, models, serve, slot_file, soon, three_tiers_of, tokens};
 use kvbm::config::{Blocks, Bytes, Config, DiskEngine, EvictionPolicy, ModelConfig};
 use kvbm::metrics::DropReason;
-use kvbm::pool::BatchPosition;
-use kvbm::{
-    BlockId, Engine, EngineError, FailureKind, GroupId, KvBlockManager, OffloadError, OffloadStarted, Owned,
-    ParkError, Path, Tier, TokenSequence,
-};
+use kvbm::{FailureKind, KvBlockManager, OffloadError, Owned, ParkError, Path, Tier, TokenSequence};
 use std::path::Path as FilePath;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const BLOCKS: u32 = 6;
 
@@ -227,114 +219,6 @@ fn private_blocks_need_host_memory_and_say_so() {
     assert!(matches!(rejected.error, ParkError::NoHostMemory), "{rejected}");
     assert_eq!(rejected.blocks.expect("they come back").len(), 1);
     assert_eq!(manager.prefetch(&tokens(&manager, 1, 1)).started, 0);
-}
-
-/// An engine with its tensors in host memory, on each rank.
-fn engine(
-    model: &ModelConfig,
-    dir: &FilePath,
-    ranks: u32,
-    configure: impl FnOnce(&mut Config),
-) -> KvBlockManager<Engine> {
-    let tensors = |_| host_tensors(contiguous(model, model.num_kv_heads / ranks, 32));
-    KvBlockManager::<Owned>::builder()
-        .model(model.clone())
-        .namespace(namespace())
-        .engine_host((0..ranks).map(tensors).collect())
-        .tensor_parallel(ranks)
-        .disk(dir, Blocks(96))
-        .configure(|config| {
-            unlimited(config);
-            configure(config);
-        })
-        .build()
-        .unwrap()
-}
-
-fn sequence(manager: &KvBlockManager<Engine>, start: u32, blocks: u32) -> TokenSequence {
-    let prompt: Vec<u32> = (0..16 * blocks).map(|token| token + 1_000_000 * start).collect();
-    manager.sequence(&prompt, b"").unwrap()
-}
-
-fn ids(range: std::ops::Range<u32>) -> Vec<BlockId> {
-    range.map(BlockId).collect()
-}
-
-/// Brings a sequence into blocks from `first` on, and compares.
-fn comes_back(manager: &KvBlockManager<Engine>, sequence: &TokenSequence, first: u32) {
-    let to = ids(first..first + sequence.num_blocks() as u32);
-    let onboarding = manager.onboard(manager.match_prefix(sequence), &to, None).unwrap();
-    assert_eq!(onboarding.wait().unwrap(), to.len());
-    assert!(to.iter().zip(sequence.hashes()).all(|(&id, &hash)| holds(manager, id, hash)));
-}
-
-#[test]
-fn an_engine_s_blocks_go_to_the_disk_and_come_back_into_other_ids_also_after_a_restart() {
-    for ranks in [1, 2] {
-        let dir = tempfile::tempdir().unwrap();
-        let manager = engine(&model(), dir.path(), ranks, |_| {});
-        let tokens = sequence(&manager, 1, BLOCKS);
-        let from = ids(0..BLOCKS);
-        for (&id, &hash) in from.iter().zip(tokens.hashes()) {
-            compute(&manager, id, hash);
-        }
-        let all = OffloadStarted { started: from.len(), ..OffloadStarted::default() };
-        assert_eq!(manager.offload(&from, &tokens, 0, None).unwrap(), all);
-        assert!(manager.wait_offloads(soon()));
-        assert_eq!(on_disk(&manager, &tokens), from.len());
-        assert_eq!(manager.offload(&from, &tokens, 0, None).unwrap().present, from.len(), "each once");
-        manager.before_reuse(&from, soon()).unwrap();
-        comes_back(&manager, &tokens, 20);
-        assert!(manager.wait_offloads(soon()));
-        assert_eq!(along(&manager, Path::G1_G3), from.len(), "what came from the disk does not go back");
-        // Layer by layer there is nothing to gain: whole blocks go when the iteration is over.
-        let longer = sequence(&manager, 1, BLOCKS + 2);
-        for (id, &hash) in (6..8).map(BlockId).zip(&longer.hashes()[BLOCKS as usize..]) {
-            compute(&manager, id, hash);
-        }
-        let more = manager.offload_by_layer(&ids(6..8), &longer, BLOCKS as usize).unwrap();
-        assert_eq!((more.started, on_disk(&manager, &longer)), (2, from.len()), "not before");
-        manager.step();
-        close(manager);
-
-        let manager = engine(&model(), dir.path(), ranks, |_| {});
-        comes_back(&manager, &longer, 3);
-    }
-}
-
-#[test]
-fn what_the_budget_leaves_out_of_an_engine_s_blocks_is_counted_and_its_children_are_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let manager = engine(&model(), dir.path(), 1, |config| config.disk.drive_writes_per_day = 1.0);
-    let tokens = sequence(&manager, 1, BLOCKS);
-    let started = manager.offload(&ids(0..BLOCKS), &tokens, 0, None).unwrap();
-    assert_eq!((started.started, started.left_out), (4, 2));
-    assert!(manager.wait_offloads(soon()));
-    let again = manager.offload(&ids(0..BLOCKS), &tokens, 0, None).unwrap();
-    assert_eq!((again.started, again.present, again.left_out), (0, 4, 2));
-    assert_eq!(manager.metrics().path(Path::G1_G3).dropped(DropReason::WearBudget).get(), 4);
-    let origin =
-        BatchPosition { namespace: manager.namespace().tag().into(), group: GroupId(0), position: 0 };
-    let refused = manager.park(&ids(7..8), origin, None).unwrap_err();
-    assert!(matches!(refused, EngineError::Private(ParkError::NoHostMemory)), "{refused}");
-}
-
-/// Mutation that makes it fail: `start` in `engine/offload.rs` leaves out `request.check`.
-#[test]
-fn a_block_that_the_engine_takes_back_on_its_way_is_not_made_visible() {
-    let ranks = Ranks::new(2);
-    let manager = ranks.engine_manager_with([32, 0, 64], unlimited);
-    ranks.set_all(Mode::Hold);
-    let tokens = sequence(&manager, 1, 3);
-    manager.offload(&ids(0..3), &tokens, 0, None).unwrap();
-    let plan = ranks.next_plan(0);
-    assert_eq!(plan.path(), Path::G1_G3);
-    assert!(manager.before_reuse(&ids(1..2), Instant::now()).is_err(), "the worker reads it");
-    ranks.done(0, &plan);
-    ranks.execute(1);
-    assert!(manager.wait_offloads(soon()));
-    manager.before_reuse(&ids(0..3), soon()).unwrap();
-    assert_eq!(on_disk(&manager, &tokens), 1, "the block, and what follows it, did not arrive");
 }
 
 /// One rank without the block is none with it.

@@ -89,27 +89,13 @@ impl Ranks {
 
     /// A manager over these ranks whose G1 is `g1` blocks of an engine.
     pub fn engine_manager(&self, g1: u32, g2: u32) -> KvBlockManager<Engine> {
-        self.engine_manager_with([g1, g2, 0], |_| {})
-    }
-
-    /// The same with a disk of `g3` blocks.
-    pub fn engine_manager_with(
-        &self,
-        [g1, g2, g3]: [u32; 3],
-        configure: impl FnOnce(&mut Config),
-    ) -> KvBlockManager<Engine> {
         let count = self.lock().len() as u32;
-        let mut builder = KvBlockManager::<Owned>::builder()
+        KvBlockManager::<Owned>::builder()
             .model(model())
             .namespace(namespace())
             .engine_blocks(g1)
             .host(Blocks(g2))
-            .tensor_parallel(count);
-        if g3 > 0 {
-            builder = builder.disk("never-opened", Blocks(g3));
-        }
-        builder
-            .configure(configure)
+            .tensor_parallel(count)
             .build_with_workers(|rank, epoch, sink| self.connect(rank, epoch, sink))
             .unwrap()
     }
