@@ -208,7 +208,7 @@ impl Prefix {
         drop(self.split_off(len));
     }
 
-    /// Lets go of all blocks: the prefix covers nothing. A part of a window or a state is of no use.
+    /// Lets go of all blocks: the prefix covers nothing. A part of a window is of no use.
     pub fn clear(&mut self) {
         self.truncate(0);
         self.start = 0;

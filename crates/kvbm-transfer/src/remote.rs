@@ -95,8 +95,8 @@ impl RemoteHost {
     ) -> Result<Self, RemoteError> {
         let mut hosts: Vec<Arc<HostTier>> = Vec::new();
         let mut ranks: Vec<Vec<LocalRank>> = Vec::new();
-        for (worker, slices) in workers {
-            let missing = || RemoteError::Storage("a rank has no host memory (G2)".to_owned());
+        for (rank, (worker, slices)) in workers.iter().enumerate() {
+            let missing = || RemoteError::Storage(format!("rank {rank} has no host memory (G2)"));
             let host = worker.host.clone().ok_or_else(missing)?;
             let groups = host.layouts().count();
             if groups != slices.len() {

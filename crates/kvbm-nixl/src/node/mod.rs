@@ -265,8 +265,8 @@ impl RemoteNode {
         self.shared.options.epoch
     }
 
-    /// The same for several cache groups, each with a source of its own. Groups whose blocks lie in
-    /// the same memory register it once.
+    /// As [`export_source`](Self::export_source), of several cache groups, each with a source of
+    /// its own. Groups whose blocks lie in the same memory register it once.
     ///
     /// # Errors
     /// As [`export_local_blockset`](Self::export_local_blockset). Nothing is offered then.

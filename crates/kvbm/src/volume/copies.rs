@@ -238,7 +238,7 @@ impl VolumeTier {
         drop(index);
         if !damaged.is_empty() {
             self.requests.metrics.tier(Tier::G4).corrupt.add(damaged.len() as u64);
-            tracing::warn!(target: "kvbm", blocks = damaged.len(), "damaged objects: removed from the volume");
+            tracing::warn!(target: "kvbm", blocks = damaged.len(), "objects that cannot be read: those that are damaged are removed from the volume");
             self.discard_damaged(&damaged);
         }
         self.evict(0);
