@@ -186,8 +186,9 @@ mod tests {
             assert_eq!(found_in_batches(&core.entries, GROUP, &wanted), one_by_one(GROUP), "round {round}");
             assert!(found_in_batches(&core.entries, GroupId(1), &wanted).iter().all(|&index| index == NONE));
             drop(core);
-            let tiers = wanted.iter().map(|&hash| registry.tiers_of(GROUP, hash));
-            let there: Vec<_> = tiers.take_while(|tiers| !tiers.is_empty()).collect();
+            let each: Vec<_> = wanted.iter().map(|&hash| registry.tiers_of(GROUP, hash)).collect();
+            assert_eq!(registry.peek_each(GROUP, &wanted), each, "round {round}");
+            let there: Vec<_> = each.into_iter().take_while(|tiers| !tiers.is_empty()).collect();
             assert_eq!(registry.peek_prefix(GROUP, &wanted), there, "round {round}");
         }
     }

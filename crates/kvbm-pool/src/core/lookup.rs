@@ -154,6 +154,15 @@ pub(crate) fn tiers_of_each(
     }
 }
 
+/// The tiers of each block, one for each of `hashes`.
+pub(crate) fn peek_each(entries: &Entries, group: GroupId, hashes: &[SequenceHash], out: &mut Vec<TierMask>) {
+    let mut lookup = BatchLookup::new(entries, group, hashes);
+    while let Some(found) = lookup.next(entries) {
+        let tiers = |&index: &u32| if index == NONE { TierMask::NONE } else { entries.tiers_of(index) };
+        out.extend(found.iter().map(tiers));
+    }
+}
+
 /// The slots of a batch of blocks on their nearest tiers.
 #[derive(Default)]
 struct NearestSlots {

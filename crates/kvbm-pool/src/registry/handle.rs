@@ -4,7 +4,7 @@ use crate::arrivals::AnyArrivals;
 use crate::block_state::BatchState;
 use crate::blocks::BlockBatch;
 use crate::config::{ConfigError, RegistryConfig};
-use crate::core::lookup::{PrefixLookup, tiers_of_each};
+use crate::core::lookup::{PrefixLookup, peek_each, tiers_of_each};
 use crate::core::registered::Reference;
 use crate::core::store::Store;
 use crate::error::{AllocError, PinError, TtlError};
@@ -36,6 +36,9 @@ const EVENTS_PER_HOLD: usize = 256;
 
 /// Entries that one hold of the lock copies.
 const ENTRIES_PER_HOLD: u32 = 512;
+
+/// Blocks that one hold of the lock looks up for [`Registry::peek_each`].
+const PEEKED_PER_HOLD: usize = 1024;
 
 impl Registry {
     /// An empty registry.
@@ -179,6 +182,16 @@ impl Registry {
     pub fn peek_prefix(&self, group: GroupId, hashes: &[SequenceHash]) -> Vec<TierMask> {
         let mut tiers = Vec::with_capacity(hashes.len());
         tiers_of_each(&self.shared.store.lock().entries, group, hashes, &mut tiers);
+        tiers
+    }
+
+    /// On which tiers each of the blocks is, also behind blocks that are on none. Neither pins nor
+    /// touches. Of a long list, blocks that come or go meanwhile may be seen before or after that.
+    pub fn peek_each(&self, group: GroupId, hashes: &[SequenceHash]) -> Vec<TierMask> {
+        let mut tiers = Vec::with_capacity(hashes.len());
+        for part in hashes.chunks(PEEKED_PER_HOLD) {
+            peek_each(&self.shared.store.lock().entries, group, part, &mut tiers);
+        }
         tiers
     }
 

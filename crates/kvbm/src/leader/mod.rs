@@ -45,7 +45,7 @@ use crate::volume::{GroupChain, Probe, Volumes, known_of};
 use inbox::Inbox;
 pub use key_notices::ForgottenKey;
 use key_notices::KeyNotices;
-use kvbm_plan::{GroupId, GroupKind, NamespaceId, SequenceHash, Tier};
+use kvbm_plan::{GroupId, GroupKind, NamespaceId, Tier};
 use kvbm_pool::{
     AllocError, BlockBatch, FoundOutside, G1, GroupConfig, PinError, Prefix, Registry, Reset, TierMask,
 };
@@ -245,8 +245,10 @@ impl Leader {
         let lacks_some = |parts: &[Prefix]| parts.iter().all(|part| part.len() < chain.len());
         // Memory of a peer is nearer than a store.
         let peers = self.peers.get().filter(|_| lacks_some(&parts));
-        let (asks_peers, found) =
-            peers.map_or((false, None), |peers| peers.find_groups(&self.group_chain(chain), probe));
+        let asks_peers = peers.is_some_and(|peers| peers.are_there());
+        // Only those who ask pay for a look at every block of the chain.
+        let asked = peers.filter(|_| asks_peers && probe == Probe::Wait);
+        let found = asked.and_then(|peers| peers.find_groups(&self.group_chain(chain)));
         let mut known = Vec::from_iter(found);
         if !known.is_empty() {
             parts = self.match_known(chain, &known);
@@ -296,8 +298,8 @@ impl Leader {
     fn group_chain<'a>(&self, chain: BlockChain<'a>) -> GroupChain<'a> {
         let needed = self.groups.iter().map(|group| group.blocks_needed()).collect();
         let on_tiers = |group| {
-            let there = |hash: &SequenceHash| !self.registry.tiers_of(group, *hash).is_empty();
-            chain.hashes().iter().map(there).collect()
+            let tiers = self.registry.peek_each(group, chain.hashes());
+            tiers.into_iter().map(|tiers| !tiers.is_empty()).collect()
         };
         GroupChain { chain, needed, on_tiers: self.groups().map(on_tiers).collect() }
     }

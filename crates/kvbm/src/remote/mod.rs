@@ -64,9 +64,12 @@ pub(crate) trait Peers: Send + Sync {
     /// peers were asked, or would be.
     fn extend(&self, prefix: &mut Prefix, chain: BlockChain<'_>, probe: Probe) -> bool;
 
+    /// Whether there is a peer that may be asked now.
+    fn are_there(&self) -> bool;
+
     /// What one peer has of a chain in each cache group: the one with which the longest prefix can
-    /// be served, if that is longer than what tiers have. Whether peers were asked, or would be.
-    fn find_groups(&self, chain: &GroupChain<'_>, probe: Probe) -> (bool, Option<FoundOutside>);
+    /// be served, if that is longer than what tiers have.
+    fn find_groups(&self, chain: &GroupChain<'_>) -> Option<FoundOutside>;
 
     /// The peer that has most of `chain` in a cache group from block `from` on, and how many.
     fn holder(&self, group: GroupId, chain: BlockChain<'_>, from: usize) -> Option<(NodeId, usize)>;

@@ -92,7 +92,7 @@ impl Peers for Node {
         let from = prefix.len();
         let Some(rest) = chain.hashes().get(from..).filter(|rest| !rest.is_empty()) else { return false };
         if probe == Probe::Never {
-            return !self.shared.usable(&[]).is_empty();
+            return self.are_there();
         }
         let (asked, best) = self.shared.ask(chain.hashes()[0], prefix.group(), rest, &[]);
         if let Some((node, blocks)) = best {
@@ -101,10 +101,11 @@ impl Peers for Node {
         asked
     }
 
-    fn find_groups(&self, chain: &GroupChain<'_>, probe: Probe) -> (bool, Option<FoundOutside>) {
-        if probe == Probe::Never {
-            return (!self.shared.usable(&[]).is_empty(), None);
-        }
+    fn are_there(&self) -> bool {
+        !self.shared.usable(&[]).is_empty()
+    }
+
+    fn find_groups(&self, chain: &GroupChain<'_>) -> Option<FoundOutside> {
         self.shared.find_groups(chain)
     }
 
@@ -216,12 +217,12 @@ impl NodeState {
     }
 
     /// See [`Peers::find_groups`].
-    fn find_groups(&self, chain: &GroupChain<'_>) -> (bool, Option<FoundOutside>) {
+    fn find_groups(&self, chain: &GroupChain<'_>) -> Option<FoundOutside> {
         let hashes = chain.chain.hashes();
-        let Some(first) = hashes.first() else { return (false, None) };
+        let first = hashes.first()?;
         let peers = choose(self.usable(&[]), first, |peer| self.table.last_hit(peer));
         if peers.is_empty() {
-            return (false, None);
+            return None;
         }
         let ask = |deadline| self.host.find_each(&peers, hashes, deadline);
         let answers = self.answers(&peers, ask, |_| false);
@@ -236,7 +237,7 @@ impl NodeState {
         // Of those with as much, the one that is least busy.
         let best = lengths.filter(|(length, ..)| *length > least);
         let best = best.max_by_key(|(length, node, _)| (*length, usize::MAX - self.queue.reading(*node)));
-        (true, best.map(|(_, node, there)| FoundOutside { place: Outside::Node(node), there }))
+        best.map(|(_, node, there)| FoundOutside { place: Outside::Node(node), there })
     }
 
     /// The answers of those peers that answer a question in time. The others count as late, unless

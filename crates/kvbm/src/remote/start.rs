@@ -192,7 +192,7 @@ impl PinnedBlocks for Pinning {
     }
 
     fn has_each(&self, group: GroupId, hashes: &[SequenceHash]) -> Vec<bool> {
-        hashes.iter().map(|hash| self.0.tiers_of(group, *hash).contains(Tier::G2)).collect()
+        self.0.peek_each(group, hashes).into_iter().map(|tiers| tiers.contains(Tier::G2)).collect()
     }
 
     fn pin(&self, group: GroupId, hashes: &[SequenceHash]) -> Pins {
