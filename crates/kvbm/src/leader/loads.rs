@@ -4,7 +4,7 @@ use super::Leader;
 use crate::admission::{LoadOffer, LoadRun};
 use crate::metrics::LoadReason;
 use crate::transfers::Pace;
-use kvbm_plan::{NodeId, Path, Tier};
+use kvbm_plan::{GroupId, NodeId, Path, Tier};
 use kvbm_pool::Prefix;
 use std::time::Duration;
 
@@ -19,11 +19,11 @@ pub(crate) fn leave_out_slow(leader: &Leader, prefix: &mut Prefix, first: usize,
         }
         return;
     };
-    let node = prefix.node();
+    let (node, group) = (prefix.node(), prefix.group());
     let paces = Tier::ALL.map(|tier| {
         let blocks = tiers.iter().filter(|of| **of == tier).count();
         (tier > to && blocks > 0).then(|| match node.filter(|_| tier == Tier::G4) {
-            Some(node) => pace_of_peer(leader, node),
+            Some(node) => pace_of_peer(leader, node, group),
             None => leader.transfers.pace(Path::new(tier, to), recompute, blocks),
         })
     });
@@ -51,8 +51,8 @@ pub(crate) fn leave_out_slow(leader: &Leader, prefix: &mut Prefix, first: usize,
 
 /// What is known of reads from a peer. No other request's blocks are counted: each peer has
 /// reads of its own.
-fn pace_of_peer(leader: &Leader, node: NodeId) -> (Pace, usize) {
-    let measured = leader.peers.get().and_then(|peers| peers.time_per_block(node));
+fn pace_of_peer(leader: &Leader, node: NodeId, group: GroupId) -> (Pace, usize) {
+    let measured = leader.peers.get().and_then(|peers| peers.time_per_block(node, group));
     (measured.map_or(Pace::Unknown, Pace::Each), 0)
 }
 

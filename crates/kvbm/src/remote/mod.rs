@@ -83,8 +83,9 @@ pub(crate) trait Peers: Send + Sync {
     /// on as every cache group can serve from G2 here; waits for that until `deadline`.
     fn push(&self, node: NodeId, chain: BlockChain<'_>, deadline: Instant) -> Pushed;
 
-    /// Measured time of a block from this peer, if some came lately.
-    fn time_per_block(&self, node: NodeId) -> Option<Duration>;
+    /// Time of a block of a cache group from this peer, at the speed at which bytes of any group
+    /// came lately.
+    fn time_per_block(&self, node: NodeId, group: GroupId) -> Option<Duration>;
 
     /// Every peer.
     fn status(&self) -> Vec<PeerStatus>;

@@ -145,8 +145,8 @@ impl Peers for Node {
         self.shared.push(node, chain, deadline)
     }
 
-    fn time_per_block(&self, node: NodeId) -> Option<Duration> {
-        self.shared.table.time_per_block(node, clock::now())
+    fn time_per_block(&self, node: NodeId, group: GroupId) -> Option<Duration> {
+        self.shared.table.time_of(node, self.shared.bytes_of_block(group), clock::now())
     }
 
     fn status(&self) -> Vec<PeerStatus> {
@@ -209,6 +209,11 @@ impl NodeState {
         let mut peers = self.host.peers();
         peers.retain(|peer| !except.contains(peer));
         self.table.allowed(&peers, clock::now())
+    }
+
+    /// Bytes of a block of a cache group on all ranks.
+    fn bytes_of_block(&self, group: GroupId) -> u64 {
+        self.block_bytes.get(usize::from(group.0)).copied().unwrap_or(0)
     }
 
     /// Whether a cache group needs every block of a prefix.
@@ -383,8 +388,7 @@ impl NodeState {
             // What a peer says that it has is no hit before its bytes were verified.
             self.table.note_hit(peer, now);
         }
-        let group = blocks.first().map_or(0, |(identity, _)| usize::from(identity.group.0));
-        let each = self.block_bytes.get(group).copied().unwrap_or(0);
+        let each = blocks.first().map_or(0, |(identity, _)| self.bytes_of_block(identity.group));
         let bytes = each.saturating_mul(read.arrived as u64);
         self.table.arrived(peer, read.arrived, bytes, blocks.len() - read.arrived, elapsed);
         arrivals.complete_each(reserved.iter().take(read.arrived).map(|(place, ..)| *place));

@@ -25,10 +25,42 @@ pub(super) struct PeerTable {
 struct Peer {
     breaker: CircuitBreaker,
     counters: Arc<PeerCounters>,
-    /// Seconds of a block, and when that was measured.
-    speed: Option<(f64, Instant)>,
+    speed: Option<Speed>,
     /// When blocks of it last came.
     hit: Option<Instant>,
+}
+
+/// How fast bytes of a peer come. Blocks of its cache groups differ in size, so no block counts.
+#[derive(Clone, Copy)]
+struct Speed {
+    /// Means over reads, the newest ones most: a read of few bytes says little about others.
+    seconds: f64,
+    bytes: f64,
+    /// When the last read ended.
+    measured: Instant,
+}
+
+impl Speed {
+    /// With one more read.
+    fn mixed(known: Option<Self>, elapsed: Duration, bytes: u64, measured: Instant) -> Self {
+        let (seconds, bytes) = (elapsed.as_secs_f64(), bytes as f64);
+        let Some(known) = known.filter(|known| known.counts(measured)) else {
+            return Self { seconds, bytes, measured };
+        };
+        let mix = |known: f64, newest: f64| known + NEWEST * (newest - known);
+        Self { seconds: mix(known.seconds, seconds), bytes: mix(known.bytes, bytes), measured }
+    }
+
+    /// Whether it is recent.
+    fn counts(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.measured) < SPEED_COUNTS
+    }
+
+    /// Time of so many bytes.
+    fn time_of(&self, bytes: u64) -> Duration {
+        let seconds = self.seconds / self.bytes * bytes as f64;
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
 }
 
 impl PeerTable {
@@ -119,21 +151,17 @@ impl PeerTable {
             peer.counters.blocks.add(blocks as u64);
             peer.counters.bytes.add(bytes);
             peer.counters.failed.add(failed as u64);
-            if blocks > 0 {
-                let each = elapsed.as_secs_f64() / blocks as f64;
-                let known = peer.speed.filter(|(_, at)| now.saturating_duration_since(*at) < SPEED_COUNTS);
-                let mixed = known.map_or(each, |(known, _)| known + NEWEST * (each - known));
-                peer.speed = Some((mixed, now));
+            if bytes > 0 {
+                peer.speed = Some(Speed::mixed(peer.speed, elapsed, bytes, now));
             }
         });
     }
 
-    /// Measured time of a block, if that is recent.
-    pub(super) fn time_per_block(&self, node: NodeId, now: Instant) -> Option<Duration> {
+    /// Measured time of so many bytes, if that is recent.
+    pub(super) fn time_of(&self, node: NodeId, bytes: u64, now: Instant) -> Option<Duration> {
         let peers = self.peers.lock();
-        let (each, at) = peers.get(&node)?.speed?;
-        (now.saturating_duration_since(at) < SPEED_COUNTS)
-            .then(|| Duration::try_from_secs_f64(each).unwrap_or(Duration::MAX))
+        let speed = peers.get(&node)?.speed.filter(|speed| speed.counts(now))?;
+        Some(speed.time_of(bytes))
     }
 
     /// Every peer; `reading` says how many prefixes are read from one, `refusal` why none can be.
@@ -150,5 +178,39 @@ impl PeerTable {
             reading: reading(*node),
         };
         peers.iter().map(status).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Mutation that makes it fail: the time of a block is the mean over blocks of all groups.
+    #[test]
+    fn large_blocks_of_a_peer_do_not_make_its_small_blocks_slow() {
+        let (node, now) = (NodeId(7), kvbm_plan::clock::now);
+        let table = PeerTable::new(Metrics::new(), Duration::from_secs(60), Duration::from_secs(1));
+        table.add(node);
+        assert_eq!(table.time_of(node, 1 << 10, now()), None, "nothing was measured");
+        // 1 GiB/s: blocks of 1 MiB, and a state of 64 MiB.
+        let of = |mib: u64| Duration::from_secs(mib) / 1024;
+        let is = |time: Option<Duration>, due: Duration| {
+            let time = time.unwrap().as_secs_f64() / due.as_secs_f64();
+            assert!((0.999..1.001).contains(&time), "{time} of what is due");
+        };
+        for _ in 0..10 {
+            table.arrived(node, 16, 16 << 20, 0, of(16));
+            table.arrived(node, 1, 64 << 20, 0, of(64));
+            is(table.time_of(node, 1 << 20, now()), of(1));
+            is(table.time_of(node, 64 << 20, now()), of(64));
+        }
+        // A small read that takes a while says little about large ones.
+        table.arrived(node, 1, 1 << 10, 0, of(1));
+        assert!(table.time_of(node, 1 << 20, now()).unwrap() < of(2));
+        // What failed says nothing.
+        let before = table.time_of(node, 1 << 20, now());
+        table.arrived(node, 0, 0, 16, Duration::from_secs(9));
+        assert_eq!(table.time_of(node, 1 << 20, now()), before);
+        assert_eq!(table.time_of(node, 1 << 20, now() + SPEED_COUNTS), None, "it is tried again");
     }
 }
