@@ -6,11 +6,12 @@
 //! [`MAX_NOTIFICATION_BYTES`]: crate::MAX_NOTIFICATION_BYTES
 
 use kvbm_plan::{Epoch, GroupId, LeaseId, NamespaceTag, SequenceHash};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use crate::ModelPart;
 
-const VERSION: u16 = 5;
+pub(crate) const VERSION: u16 = 5;
 
 /// Most blocks that one request asks for.
 pub(crate) const MAX_BLOCKS: usize = 1024;
@@ -157,6 +158,16 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Message> {
     (version == VERSION && is_bounded(&message)).then_some(message)
 }
 
+/// The version of a message, whatever that says; `None` if it is the version of this build, or if
+/// none can be told.
+pub(crate) fn other_version(bytes: &[u8]) -> Option<u16> {
+    if bytes.len() > crate::MAX_NOTIFICATION_BYTES {
+        return None;
+    }
+    let (version, _): (u16, IgnoredAny) = rmp_serde::from_slice(bytes).ok()?;
+    (version != VERSION).then_some(version)
+}
+
 fn is_bounded(message: &Message) -> bool {
     match message {
         Message::Ask { hashes, parts, .. } => {
@@ -281,6 +292,18 @@ mod tests {
         assert_eq!(decode(&encode(&room)), None);
         let bytes = rmp_serde::to_vec(&(VERSION + 1, Message::Release { lease: LeaseId(1) })).unwrap();
         assert_eq!(decode(&bytes), None, "another version");
+        assert_eq!(other_version(&bytes), Some(VERSION + 1));
+    }
+
+    #[test]
+    fn the_version_of_a_message_that_means_nothing_here_is_known() {
+        let unknown = rmp_serde::to_vec(&(3_u16, ("Later", vec![1, 2, 3], true))).unwrap();
+        assert_eq!((decode(&unknown), other_version(&unknown)), (None, Some(3)));
+        let ours = rmp_serde::to_vec(&(VERSION, "Later")).unwrap();
+        assert_eq!((decode(&ours), other_version(&ours)), (None, None), "malformed");
+        for garbage in [&b""[..], b"\xc0", b"not a message", &[0x92; 4096]] {
+            assert_eq!(other_version(garbage), None);
+        }
     }
 
     proptest! {

@@ -165,6 +165,8 @@ pub(crate) struct RemoteNodeState {
     /// Leases that this node holds: until when, by our clock.
     held: Mutex<HashMap<(NodeId, LeaseId), Held>>,
     waiting: Mutex<HashMap<u64, Waiting>>,
+    /// Agents of peers that were said to speak another version.
+    other_versions: Mutex<HashSet<String>>,
     next: AtomicU64,
     sequence: AtomicU64,
     stop: AtomicBool,
@@ -227,6 +229,7 @@ impl RemoteNode {
             writing: Mutex::default(),
             held: Mutex::default(),
             waiting: Mutex::default(),
+            other_versions: Mutex::default(),
             next: AtomicU64::new(1),
             sequence: AtomicU64::new(1),
             stop: AtomicBool::new(false),

@@ -13,6 +13,9 @@ use super::{Offered, PublishedBlock, RemoteNodeState};
 use crate::ModelPart;
 use crate::agent::Notification;
 
+/// Most peers that are named because they speak another version.
+const MAX_OTHER_VERSIONS: usize = 1024;
+
 /// Runs until the node ends. `is_called`: the agent wakes the thread when a message comes.
 pub(super) fn run(shared: &Arc<RemoteNodeState>, is_called: bool) {
     let mut pauses = Pauses::new(is_called);
@@ -55,12 +58,28 @@ impl RemoteNodeState {
             self.handle_stranger(from, bytes);
             return;
         };
-        match messages::decode(bytes) {
-            Some(message) => self.handle_message(from, peer.node, message),
-            None => {
-                self.counters.malformed.fetch_add(1, Ordering::Relaxed);
-            }
+        if let Some(message) = messages::decode(bytes) {
+            self.handle_message(from, peer.node, message);
+        } else {
+            self.counters.malformed.fetch_add(1, Ordering::Relaxed);
+            self.note_version(from, peer.node, bytes);
         }
+    }
+
+    /// Says once of each peer that it speaks another version: its messages are dropped, and what is
+    /// asked of it ends at its deadline.
+    fn note_version(&self, from: &str, peer: NodeId, bytes: &[u8]) {
+        let Some(theirs) = messages::other_version(bytes) else { return };
+        let mut named = self.other_versions.lock();
+        if named.len() >= MAX_OTHER_VERSIONS || !named.insert(from.to_owned()) {
+            return;
+        }
+        drop(named);
+        tracing::warn!(
+            target: "kvbm", peer = %peer, agent = from, theirs, ours = messages::VERSION,
+            "a peer sends messages of another version: nothing is read from it or pushed to it; run the same kvbm version \
+             on all nodes"
+        );
     }
 
     fn handle_stranger(&self, from: &str, bytes: &[u8]) {
@@ -239,5 +258,35 @@ impl RemoteNodeState {
         if let Some(held) = self.held.lock().remove(&(node, lease)) {
             *held.validity.lock() = clock::now();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::InProcessNetwork;
+    use crate::node::{NodeOptions, RemoteNode};
+
+    #[test]
+    fn a_peer_of_another_version_is_named_once() {
+        let agent = Arc::new(InProcessNetwork::new().agent("node-1").unwrap());
+        let node = RemoteNode::start(agent, NodeOptions::new(NodeId(1), Epoch(1))).unwrap();
+        let named = || node.shared.other_versions.lock().len();
+        let later = [0x92, 0xcd, 0x7f, 0xff, 0xa5, b'L', b'a', b't', b'e', b'r'];
+        node.shared.note_version("node-2", NodeId(2), b"not a message");
+        node.shared.note_version(
+            "node-2",
+            NodeId(2),
+            &messages::encode(&Message::Renew { lease: LeaseId(1) }),
+        );
+        assert_eq!(named(), 0, "malformed, and of this version");
+        for _ in 0..2 {
+            node.shared.note_version("node-2", NodeId(2), &later);
+            assert_eq!(named(), 1);
+        }
+        for peer in 3..MAX_OTHER_VERSIONS as u32 + 9 {
+            node.shared.note_version(&format!("node-{peer}"), NodeId(peer), &later);
+        }
+        assert_eq!(named(), MAX_OTHER_VERSIONS, "names are not kept without bound");
     }
 }
