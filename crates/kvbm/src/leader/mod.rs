@@ -45,7 +45,7 @@ use crate::volume::{GroupChain, Probe, Volumes, known_of};
 use inbox::Inbox;
 pub use key_notices::ForgottenKey;
 use key_notices::KeyNotices;
-use kvbm_plan::{GroupId, GroupKind, NamespaceId, Tier};
+use kvbm_plan::{BlockId, GroupId, GroupKind, NamespaceId, Tier};
 use kvbm_pool::{
     AllocError, BlockBatch, FoundOutside, G1, GroupConfig, PinError, Prefix, Registry, Reset, TierMask,
 };
@@ -294,14 +294,33 @@ impl Leader {
         parts
     }
 
-    /// What tiers have of `chain` in each cache group, for a search elsewhere.
+    /// What tiers have of `chain` in each cache group, for a search elsewhere. As in
+    /// [`match_known`](Self::match_known), a disk that does not answer has nothing.
     fn group_chain<'a>(&self, chain: BlockChain<'a>) -> GroupChain<'a> {
         let needed = self.groups.iter().map(|group| group.blocks_needed()).collect();
-        let on_tiers = |group| {
-            let tiers = self.registry.peek_each(group, chain.hashes());
-            tiers.into_iter().map(|tiers| !tiers.is_empty()).collect()
-        };
-        GroupChain { chain, needed, on_tiers: self.groups().map(on_tiers).collect() }
+        let tiers = self.groups().map(|group| self.registry.peek_each(group, chain.hashes()));
+        let tiers: Vec<Vec<TierMask>> = tiers.collect();
+        let reads_disk = self.reads_disk(chain, &tiers);
+        let is_there =
+            |tiers: TierMask| tiers.nearest().is_some_and(|nearest| nearest != Tier::G3 || reads_disk);
+        let on_tiers = tiers.into_iter().map(|of_group| of_group.into_iter().map(is_there).collect());
+        GroupChain { chain, needed, on_tiers: on_tiers.collect() }
+    }
+
+    /// Whether all blocks of `chain` that are nowhere but on disk may be read there now. `tiers` is
+    /// by group, then by block.
+    fn reads_disk(&self, chain: BlockChain<'_>, tiers: &[Vec<TierMask>]) -> bool {
+        if !self.transfers.is_disk_down() {
+            return true;
+        }
+        let slots = self.groups().zip(tiers).flat_map(|(group, tiers)| {
+            let only_there = chain.hashes().iter().zip(tiers);
+            let only_there = only_there.filter(|(_, tiers)| tiers.nearest() == Some(Tier::G3));
+            only_there.filter_map(move |(hash, _)| self.registry.slot_of(Tier::G3, group, *hash))
+        });
+        // No lock of the registry is taken under that of the directories.
+        let slots: Vec<BlockId> = slots.collect();
+        self.slots.directories().first_unreadable(slots).is_none()
     }
 
     /// Whether the model has several cache groups.
@@ -370,5 +389,58 @@ impl Leader {
                 volume.counters.hits.add(1);
             }
         }
+    }
+}
+
+#[cfg(all(test, feature = "worker"))]
+mod tests {
+    use super::*;
+    use crate::config::{Blocks, Config, LayoutKind, ModelConfig};
+    use crate::{KvBlockManager, Namespace, Owned};
+    use kvbm_plan::{BlockIdentity, Failure, FailureKind, clock};
+
+    fn manager(directory: &std::path::Path) -> KvBlockManager<Owned> {
+        let mut text = Config::default();
+        text.set("model.groups", "full layers=1 heads=2 head_dim=8, state layers=1 bytes=64")
+            .expect("groups");
+        KvBlockManager::<Owned>::builder()
+            .model(ModelConfig { page_size: 16, ..text.model })
+            .namespace(Namespace::new("test-model").weights("1"))
+            .device(Blocks(8))
+            .host(Blocks(8))
+            .disk(directory, Blocks(8))
+            .configure(|config| config.device.layout = LayoutKind::FullyContiguous)
+            .build()
+            .expect("a manager")
+    }
+
+    /// Mutation that makes it fail: `group_chain` counts what is on any tier.
+    #[test]
+    fn a_disk_that_fails_has_nothing_when_peers_are_asked() {
+        let directory = tempfile::tempdir().unwrap();
+        let manager = manager(directory.path());
+        let leader = &manager.leader;
+        let sequence = manager.sequence(&[7; 48], b"").unwrap();
+        let chain = sequence.chain();
+        let namespace = NamespaceId::from(chain.namespace());
+        let put = |tier, group, count: usize| {
+            let identities = BlockIdentity::run(namespace, group, chain.origin(), chain.hashes());
+            let identities: Vec<BlockIdentity> = identities.take(count).collect();
+            leader.registry.begin_arrivals(tier, &identities).unwrap().complete_each(0..count);
+        };
+        put(Tier::G2, GroupId(0), 1);
+        put(Tier::G3, GroupId(0), 3);
+        put(Tier::G3, GroupId(1), 2);
+        let on_tiers = || leader.group_chain(chain).on_tiers;
+        assert_eq!(on_tiers(), [[true, true, true], [true, true, false]]);
+        let slot = leader.registry.slot_of(Tier::G3, GroupId(0), chain.hashes()[2]).unwrap();
+        let failure = Failure::new(FailureKind::Io, "planted");
+        for _ in 0..2 {
+            let read = [(slot, Some(&failure))];
+            leader.slots.directories().record_reads(read, (&[], None), clock::now());
+        }
+        assert_eq!(on_tiers(), [[true, false, false], [false; 3]], "only memory answers");
+        leader.slots.directories().reset_reads();
+        assert_eq!(on_tiers(), [[true, true, true], [true, true, false]]);
     }
 }
