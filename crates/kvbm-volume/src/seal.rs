@@ -35,6 +35,7 @@ pub(crate) type FoundStamp = Arc<OnceLock<CipherStamp>>;
 pub(crate) type FoundFrame = Arc<OnceLock<u64>>;
 
 #[derive(Clone, Debug, Default)]
+#[cfg_attr(not(feature = "compress"), allow(dead_code, reason = "nothing is compressed then"))]
 enum Framing {
     /// The payload is not compressed.
     #[default]

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use kvbm::SequenceHash;
 use kvbm::plan::{Epoch, GroupId, HeadRange, NamespaceTag, NodeId, Rank, RankSlice, Replication};
 use kvbm::storage::{BoundLayout, SystemAllocator};
@@ -99,7 +99,7 @@ fn nixl(name: &str) -> Result<Arc<dyn RemoteAgent>> {
 
 #[cfg(not(feature = "nixl"))]
 fn nixl(name: &str) -> Result<Arc<dyn RemoteAgent>> {
-    bail!("{}; `--agent in-process` needs nothing", kvbm_nixl::NixlOptions::new(name).probe())
+    anyhow::bail!("{}; `--agent in-process` needs nothing", kvbm_nixl::NixlOptions::new(name).probe())
 }
 
 /// A node over an agent.
