@@ -237,7 +237,7 @@ impl Parts {
             let bytes = config.host_shapes().into_iter().map(|shape| shape.config().bytes_per_block());
             let (found, needed) = (tier.engine.info().block_bytes, bytes.max().unwrap_or(0));
             if found != needed {
-                let rule = format!("its blocks must have {needed} bytes, as in G2");
+                let rule = format!("its blocks must have {needed} bytes, as in g2 or disk_shapes");
                 return Err(bad("g3", found.to_string(), rule));
             }
         }

@@ -506,9 +506,6 @@ impl Builder<WithEngine> {
         if memory.len() != ranks {
             return Err(BuildError::Ranks { given: memory.len(), ranks });
         }
-        if memory.iter().any(|memory| matches!(memory, G1Memory::Movers(..))) {
-            host_needed(&self.config)?;
-        }
         let blocks = memory.iter().filter_map(G1Memory::engine_blocks).min().unwrap_or(0);
         let more = self.given.volumes.is_some();
         let mut core = Core::new(self.config, self.namespace, self.given.policies, Some(blocks), more)?;
@@ -539,17 +536,6 @@ fn no_sockets(config: &Config, rule: &str) -> Result<(), ConfigError> {
     }
     let (key, value) = ("parallelism.workers", format!("{} sockets", sockets.len()));
     Err(ConfigError::Rule { key, value, rule: rule.to_owned() })
-}
-
-/// Refuses to be without the memory that other processes map.
-#[cfg(feature = "worker")]
-fn host_needed(config: &Config) -> Result<(), ConfigError> {
-    let capacity = config.host.capacity;
-    if !capacity.is_none() {
-        return Ok(());
-    }
-    let rule = "must be above 0 where other processes own G1: they copy to and from host memory alone";
-    Err(ConfigError::Rule { key: "host.capacity", value: capacity.to_string(), rule: rule.to_owned() })
 }
 
 fn sockets_needed(why: &str) -> BuildError {

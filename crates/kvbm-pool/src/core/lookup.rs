@@ -132,7 +132,7 @@ impl<'h> PrefixLookup<'h> {
 }
 
 /// The tiers of each block, up to the first block that is on none.
-pub(crate) fn tiers_of_each(
+pub(crate) fn tiers_of_prefix(
     entries: &Entries,
     group: GroupId,
     hashes: &[SequenceHash],
@@ -155,7 +155,12 @@ pub(crate) fn tiers_of_each(
 }
 
 /// The tiers of each block, one for each of `hashes`.
-pub(crate) fn peek_each(entries: &Entries, group: GroupId, hashes: &[SequenceHash], out: &mut Vec<TierMask>) {
+pub(crate) fn tiers_of_each(
+    entries: &Entries,
+    group: GroupId,
+    hashes: &[SequenceHash],
+    out: &mut Vec<TierMask>,
+) {
     let mut lookup = BatchLookup::new(entries, group, hashes);
     while let Some(found) = lookup.next(entries) {
         let tiers = |&index: &u32| if index == NONE { TierMask::NONE } else { entries.tiers_of(index) };

@@ -11,9 +11,8 @@ use kvbm_tokens::{BlockChain, ChainOrigin};
 
 impl Registry {
     /// The longest prefix that every cache group can serve from `tiers` and what is known of places
-    /// `outside`, in one look.
-    /// Each group has its part, all of one length, with the blocks that the group needs pinned. A
-    /// part has blocks of one such place at most; they are listed as on
+    /// `outside`, in one look. Each group has its part, all of one length, with the blocks that the
+    /// group needs pinned. A part has blocks of one such place at most; they are listed as on
     /// [`Tier::G4`](kvbm_plan::Tier::G4) and not pinned. A chain that need not begin with the first
     /// block of a sequence, as with [`match_chain`](Self::match_chain): where a group disagrees
     /// about it, all parts are empty.

@@ -4,7 +4,7 @@ use crate::arrivals::AnyArrivals;
 use crate::block_state::BatchState;
 use crate::blocks::BlockBatch;
 use crate::config::{ConfigError, RegistryConfig};
-use crate::core::lookup::{PrefixLookup, peek_each, tiers_of_each};
+use crate::core::lookup::{PrefixLookup, tiers_of_each, tiers_of_prefix};
 use crate::core::registered::Reference;
 use crate::core::store::Store;
 use crate::error::{AllocError, PinError, TtlError};
@@ -181,7 +181,7 @@ impl Registry {
     /// On which tiers the blocks are, up to the first that is on none. Neither pins nor touches.
     pub fn peek_prefix(&self, group: GroupId, hashes: &[SequenceHash]) -> Vec<TierMask> {
         let mut tiers = Vec::with_capacity(hashes.len());
-        tiers_of_each(&self.shared.store.lock().entries, group, hashes, &mut tiers);
+        tiers_of_prefix(&self.shared.store.lock().entries, group, hashes, &mut tiers);
         tiers
     }
 
@@ -190,7 +190,7 @@ impl Registry {
     pub fn peek_each(&self, group: GroupId, hashes: &[SequenceHash]) -> Vec<TierMask> {
         let mut tiers = Vec::with_capacity(hashes.len());
         for part in hashes.chunks(PEEKED_PER_HOLD) {
-            peek_each(&self.shared.store.lock().entries, group, part, &mut tiers);
+            tiers_of_each(&self.shared.store.lock().entries, group, part, &mut tiers);
         }
         tiers
     }

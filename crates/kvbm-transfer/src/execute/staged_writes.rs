@@ -117,11 +117,12 @@ impl StagedWriter {
         let Landing { slot, claim, .. } = item.hold;
         let sum = copied.map_err(|error| Failure::new(error.kind(), error.to_string()))?;
         let required = item.plan.checksums == ChecksumMode::Required;
-        match sum {
-            Some(Sum::Block(checksum)) if required => claim.finish_verified(checksum),
-            Some(Sum::Content(content)) => drop(claim.finish(required, Some(content))?),
-            _ => drop(claim.finish(required, None)?),
-        }
+        let content = match sum {
+            Some(Sum::Content(content)) => Some(content),
+            // Only movers know a block's checksum, and they copy to G2 alone.
+            Some(Sum::Block(_)) | None => None,
+        };
+        claim.finish(required, content)?;
         let identity = &item.plan.blocks[item.index as usize].identity;
         Ok(Landed { claim: self.ring.read(slot.slot, identity, None)?, _slot: slot })
     }
@@ -180,8 +181,7 @@ impl Carrier for StagedWriter {
         match message.result {
             Stage::Disk(results) => self.disk.over(message.ticket, results),
             Stage::Copy(result) => self.copier.complete(message.ticket, result),
-            Stage::Moved(outcomes) => self.copier.moved(message.ticket, outcomes),
-            Stage::Volume(_) => {}
+            Stage::Moved(_) | Stage::Volume(_) => {}
         }
         self.write_landed();
     }

@@ -115,8 +115,8 @@ impl Core {
             Admission::All => Arc::new(AdmitAll),
         });
         let to_volumes = blocks[1] > 0 && (more_volumes || !config.volume.is_empty());
-        let g1_blocks = engine_blocks.unwrap_or(blocks[0]);
         let leader = leader(&config, blocks, registry, names, admission, to_volumes);
+        let g1_blocks = engine_blocks.unwrap_or(blocks[0]);
         Ok(Self { config, namespace, hasher, blocks, g1_blocks, leader, kept: Vec::new() })
     }
 

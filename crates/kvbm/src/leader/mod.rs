@@ -245,7 +245,7 @@ impl Leader {
         let lacks_some = |parts: &[Prefix]| parts.iter().all(|part| part.len() < chain.len());
         // Memory of a peer is nearer than a store.
         let peers = self.peers.get().filter(|_| lacks_some(&parts));
-        let asks_peers = peers.is_some_and(|peers| peers.are_there());
+        let asks_peers = peers.is_some_and(|peers| peers.has_usable());
         // Only those who ask pay for a look at every block of the chain.
         let asked = peers.filter(|_| asks_peers && probe == Probe::Wait);
         let found = asked.and_then(|peers| peers.find_groups(&self.group_chain(chain)));

@@ -65,7 +65,7 @@ pub(crate) trait Peers: Send + Sync {
     fn extend(&self, prefix: &mut Prefix, chain: BlockChain<'_>, probe: Probe) -> bool;
 
     /// Whether there is a peer that may be asked now.
-    fn are_there(&self) -> bool;
+    fn has_usable(&self) -> bool;
 
     /// What one peer has of a chain in each cache group: the one with which the longest prefix can
     /// be served, if that is longer than what tiers have.

@@ -92,7 +92,7 @@ impl Peers for Node {
         let from = prefix.len();
         let Some(rest) = chain.hashes().get(from..).filter(|rest| !rest.is_empty()) else { return false };
         if probe == Probe::Never {
-            return self.are_there();
+            return self.has_usable();
         }
         let (asked, best) = self.shared.ask(chain.hashes()[0], prefix.group(), rest, &[]);
         if let Some((node, blocks)) = best {
@@ -101,7 +101,7 @@ impl Peers for Node {
         asked
     }
 
-    fn are_there(&self) -> bool {
+    fn has_usable(&self) -> bool {
         !self.shared.usable(&[]).is_empty()
     }
 

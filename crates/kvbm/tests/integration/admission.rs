@@ -1,8 +1,8 @@
 //! What goes down is the admission policy's to say, with the deployment's costs before it.
 
 use crate::support::script::{IN_TIME, Mode, Ranks};
-use crate::support::{books, fill, model, namespace, soon, tokens, unlimited};
-use kvbm::admission::{AdmissionPolicy, Offer, Trigger, Verdict};
+use crate::support::{books, fill, model, model_of, namespace, soon, tokens, unlimited};
+use kvbm::admission::{AdmissionPolicy, LoadOffer, Offer, Trigger, Verdict};
 use kvbm::config::{Blocks, Config};
 use kvbm::metrics::DropReason;
 use kvbm::{KvBlockManager, Owned, Path, Tier, TokenSequence};
@@ -217,5 +217,49 @@ fn what_is_first_seen_goes_down_and_a_partial_block_never_does() {
         assert_eq!(on(&manager, &sequence, tier), 3);
         let status = manager.status().tiers[tier.index()];
         assert_eq!(status.inactive, 3, "{tier}: {status:?}");
+    }
+}
+
+/// A window without its end is of no use. Mutation that makes it fail: `leave_out_slow` cuts the
+/// prefix of any group.
+#[test]
+fn of_a_window_all_blocks_are_loaded_or_none() {
+    struct LeavesOut(usize);
+
+    impl AdmissionPolicy for LeavesOut {
+        fn judge(&self, _offer: &Offer<'_>, _verdicts: &mut [Verdict]) {}
+
+        fn load(&self, offer: &LoadOffer<'_>) -> usize {
+            offer.blocks() - self.0
+        }
+    }
+
+    for (model, left_out, covers) in [
+        (model(), 0, 8),
+        (model(), 1, 7),
+        (model_of("window=64 layers=2 heads=2 head_dim=8"), 0, 8),
+        (model_of("window=64 layers=2 heads=2 head_dim=8"), 1, 0),
+    ] {
+        let ranks = Ranks::new(1);
+        let manager = KvBlockManager::<Owned>::builder()
+            .model(model)
+            .namespace(namespace())
+            .device(Blocks(16))
+            .host(Blocks(16))
+            .configure(|config| {
+                unlimited(config);
+                config.policy.prefill_tokens_per_s = 1000.0;
+            })
+            .admission(LeavesOut(left_out))
+            .build_with_workers(|rank, epoch, sink| ranks.connect(rank, epoch, sink))
+            .unwrap();
+        let sequence = tokens(&manager, 1, 8);
+        drop(fill(&manager, &sequence, 0));
+        assert!(manager.wait_offloads(soon()));
+        manager.clear(Tier::G1).unwrap();
+        let prefix = manager.match_prefix(&sequence);
+        assert_eq!((prefix.len(), prefix.is_empty()), (covers, covers == 0));
+        let cached = manager.onboard(prefix).wait().unwrap();
+        assert_eq!(cached.is_empty(), covers == 0);
     }
 }

@@ -1,8 +1,11 @@
 //! Managers without host memory: blocks go from G1 to the disk, and come back from there.
 #![cfg(feature = "worker")]
 
+use crate::encrypted_files::key_file;
 use crate::support::script::{Mode, Ranks};
-use crate::support::{fill, heads, kept, model, models, serve, slot_file, soon, three_tiers_of, tokens};
+use crate::support::{
+    fill, heads, kept, model, models, namespace, serve, slot_file, soon, three_tiers_of, tokens, unlimited,
+};
 use kvbm::config::{Blocks, Bytes, Config, DiskEngine, EvictionPolicy, ModelConfig};
 use kvbm::metrics::DropReason;
 use kvbm::{FailureKind, KvBlockManager, OffloadError, Owned, ParkError, Path, Tier, TokenSequence};
@@ -61,6 +64,38 @@ fn blocks_are_written_through_evicted_and_found_again_also_after_a_restart() {
             }
             assert_eq!(along(&manager, Path::G1_G3), 0, "it is there already");
         }
+    }
+}
+
+#[test]
+fn an_encrypted_or_signed_disk_gives_its_blocks_back() {
+    let keys = tempfile::tempdir().unwrap();
+    let key = key_file(keys.path(), '7');
+    for is_encrypted in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || {
+            let name = namespace();
+            KvBlockManager::<Owned>::builder()
+                .model(model())
+                .namespace(if is_encrypted { name } else { name.deployment_secret([b'x'; 32]) })
+                .device(Blocks(24))
+                .disk(dir.path(), Blocks(96))
+                .configure(|config| {
+                    unlimited(config);
+                    config.disk.encrypt = is_encrypted;
+                    config.encryption.key_file = is_encrypted.then(|| key.clone());
+                })
+                .build()
+                .unwrap()
+        };
+        let manager = open();
+        let request = tokens(&manager, 1, BLOCKS);
+        assert_eq!(serve(&manager, &request), 0);
+        close(manager);
+        let manager = open();
+        assert_eq!(serve(&manager, &request), BLOCKS as usize, "all bytes compared");
+        assert_eq!(along(&manager, Path::G3_G1), BLOCKS as usize);
+        close(manager);
     }
 }
 

@@ -6,7 +6,7 @@ use crate::config::sections::RemoteConfig;
 use crate::config::{Config, ConfigError};
 use kvbm_events::BucketUrl;
 #[cfg(feature = "worker")]
-use kvbm_nixl::{BackendOptions, NixlOptions};
+use kvbm_nixl::{BackendOptions, MAX_BLOCK_SETS, NixlOptions};
 use std::time::Duration;
 
 /// Checks every rule of the section `[remote]`.
@@ -91,15 +91,30 @@ fn check_discovery(config: &Config) -> Result<(), ConfigError> {
     }
 }
 
-/// Most block sets that a node announces: as many as a peer takes.
-const MAX_BLOCK_SETS: usize = 256;
-
 /// Whether peers can use the blocks of this node.
 fn check_offered_blocks(config: &Config) -> Result<(), ConfigError> {
     if config.host.capacity.is_none() {
         let rule = "must be above 0 with remote.enabled: peers read and fill host memory";
         return broken("host.capacity", &config.host.capacity, rule);
     }
+    check_block_sets(config)?;
+    if config.namespace.chain_root == ChainRootKind::PerProcess {
+        let rule =
+            "must be \"fixed\" or \"external\" with remote.enabled: otherwise peers compute other hashes";
+        return broken("namespace.chain_root", &"per-process", rule);
+    }
+    Ok(())
+}
+
+/// How many block sets are announced. Without workers there are none.
+#[cfg(not(feature = "worker"))]
+fn check_block_sets(_config: &Config) -> Result<(), ConfigError> {
+    Ok(())
+}
+
+/// How many block sets are announced: a peer takes only so many.
+#[cfg(feature = "worker")]
+fn check_block_sets(config: &Config) -> Result<(), ConfigError> {
     let (groups, ranks) = (config.model.cache_groups().len(), config.parallelism.tensor_parallel);
     if groups.saturating_mul(ranks as usize) > MAX_BLOCK_SETS {
         let rule = format!(
@@ -108,11 +123,6 @@ fn check_offered_blocks(config: &Config) -> Result<(), ConfigError> {
             MAX_BLOCK_SETS / groups
         );
         return broken("parallelism.tensor_parallel", &ranks, &rule);
-    }
-    if config.namespace.chain_root == ChainRootKind::PerProcess {
-        let rule =
-            "must be \"fixed\" or \"external\" with remote.enabled: otherwise peers compute other hashes";
-        return broken("namespace.chain_root", &"per-process", rule);
     }
     Ok(())
 }
