@@ -29,6 +29,8 @@ impl Path {
 
     /// Offload of a host block to a volume.
     pub const G2_G4: Self = Self::new(Tier::G2, Tier::G4);
+    /// Offload of a device block directly to a volume, through host memory that is no tier.
+    pub const G1_G4: Self = Self::new(Tier::G1, Tier::G4);
     /// Onboard of a volume's block to the device, through host memory that is no tier.
     pub const G4_G1: Self = Self::new(Tier::G4, Tier::G1);
 
@@ -38,7 +40,7 @@ impl Path {
 
     /// The paths that a worker without peers executes: [`LOCAL`](Self::LOCAL), then those of
     /// volumes.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::G1_G2,
         Self::G2_G1,
         Self::G2_G3,
@@ -47,6 +49,7 @@ impl Path {
         Self::G1_G3,
         Self::G2_G4,
         Self::G4_G1,
+        Self::G1_G4,
     ];
 
     /// A path from `src` to `dst`.

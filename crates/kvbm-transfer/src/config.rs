@@ -130,6 +130,8 @@ pub struct PathConfigs {
     pub g2_g4: PathConfig,
     /// Volumes to the device, through a staging ring like that of disks.
     pub g4_g1: PathConfig,
+    /// Device to volumes, through a staging ring of its own.
+    pub g1_g4: PathConfig,
 }
 
 impl Default for PathConfigs {
@@ -150,6 +152,7 @@ impl PathConfigs {
             g1_g3: config,
             g2_g4: config,
             g4_g1: config,
+            g1_g4: config,
         }
     }
 
@@ -163,6 +166,7 @@ impl PathConfigs {
             (Path::G1_G3, self.g1_g3),
             (Path::G2_G4, self.g2_g4),
             (Path::G4_G1, self.g4_g1),
+            (Path::G1_G4, self.g1_g4),
         ]
     }
 }
@@ -285,13 +289,14 @@ pub struct WorkerConfig {
     /// How blocks of each cache group lie on G3, and in staging rings, where there is no `g2` to
     /// say so: as they would lie there. Only the shapes count, not the numbers of blocks.
     pub disk_shapes: Vec<Arc<dyn BlockLayout>>,
-    /// Whether blocks go from G1 to G3 without a stay in G2, through a staging ring of their own.
+    /// Whether blocks go from G1 to G3, and to volumes, without a stay in G2, through staging rings
+    /// of their own.
     pub direct_offload: bool,
-    /// G4. Needs `g2`, through which its blocks come and go.
+    /// G4. Needs `g2`, through which its blocks come and go, or `disk_shapes`.
     pub volumes: Option<VolumeTier>,
     /// Bytes of each of the staging rings between G3 and G1, G4 and G1, and (with `direct_offload`)
-    /// G1 and G3, outside G2. They are no more than the path can have in flight, and at least a
-    /// block for each of its threads. 0 leaves these paths out.
+    /// G1 and G3, G1 and G4, outside G2. They are no more than the path can have in flight, and at
+    /// least a block for each of its threads. 0 leaves these paths out.
     pub staging_bytes: u64,
     /// Bounds of the paths.
     pub paths: PathConfigs,
@@ -416,12 +421,12 @@ impl WorkerConfig {
         if self.g2.is_some() && shapes > 0 {
             return Err(bad("disk_shapes", format!("{shapes} layouts"), "must be empty: g2 has the shapes"));
         }
-        if self.g3.is_some() && self.g2.is_none() && shapes != groups {
+        let below = [("g3", self.g3.is_some()), ("volumes", self.volumes.is_some())];
+        if let Some((field, _)) =
+            below.into_iter().find(|(_, is_set)| *is_set && self.g2.is_none() && shapes != groups)
+        {
             let rule = format!("needs g2, whose shape its blocks have, or {groups} disk_shapes");
-            return Err(bad("g3", format!("{shapes} disk_shapes"), rule));
-        }
-        if self.volumes.is_some() && self.g2.is_none() {
-            return Err(bad("volumes", "set", "needs g2: blocks reach volumes through host memory"));
+            return Err(bad(field, format!("{shapes} disk_shapes"), rule));
         }
         if self.volumes.as_ref().is_some_and(|tier| tier.threads == 0) {
             return Err(bad("volumes.threads", "0", "must be at least 1"));

@@ -5,8 +5,9 @@ use crate::config::{DiskTier, PathConfig, WorkerConfig, bad};
 use crate::damaged_objects::DamagedObjects;
 use crate::error::StartError;
 use crate::execute::{
-    Carrier, DiskCarrier, Executor, Kernels, Lane, MemoryCarrier, MoverLane, Reads, Route, Site,
-    StagedCarrier, StagedWriter, VolumeReader, VolumeWriter, Way, Writes, WrittenElsewhere,
+    Carrier, DiskCarrier, Executor, Kernels, Lane, MemoryCarrier, MoverLane, Reads, RingCopies, Route, Site,
+    StagedCarrier, StagedVolumeWriter, StagedWriter, VolumeReader, VolumeWriter, Way, Writes,
+    WrittenElsewhere,
 };
 use crate::flush::Flusher;
 use crate::host::{HostTier, host_regions};
@@ -346,27 +347,36 @@ impl Parts {
         staging_bytes: &mut u64,
     ) -> Result<Box<dyn Carrier>, StartError> {
         let config = &self.config;
-        let missing = || bad("paths", site.path.to_string(), "its tiers are not configured");
-        let (rings, routes, lane) = self.staging_ring(site.path, limits)?;
+        let path = site.path;
+        let missing = || bad("paths", path.to_string(), "its tiers are not configured");
+        let (rings, routes, lane) = self.staging_ring(path, limits)?;
         *staging_bytes += rings[0].layout().total_bytes();
-        if site.path == Path::G4_G1 {
-            let tier = config.volumes.as_ref().ok_or_else(missing)?;
-            let ring = (&rings[..], routes, lane);
-            return Ok(Box::new(VolumeReader::start(site, ring, tier, &self.damaged, config)?));
-        }
-        let engine = Arc::clone(&config.g3.as_ref().ok_or_else(missing)?.engine);
-        register(&engine, &rings[0]);
-        if site.path == Path::G3_G1 {
-            return Ok(Box::new(StagedCarrier::new(site, &rings, engine, routes, lane)?));
-        }
+        let volumes = || config.volumes.as_ref().ok_or_else(missing);
+        let disk = || {
+            let engine = Arc::clone(&config.g3.as_ref().ok_or_else(missing)?.engine);
+            register(&engine, &rings[0]);
+            Ok::<_, StartError>(engine)
+        };
         let sums = BlockChecksum::new(config.namespace);
-        Ok(Box::new(StagedWriter::new(site, rings, engine, sums, (routes, lane))?))
+        if path.src == Tier::G1 {
+            let engine = (path.dst == Tier::G3).then(disk).transpose()?;
+            let copies = RingCopies::new(site.clone(), rings, sums, (routes, lane))?;
+            return Ok(match engine {
+                Some(engine) => Box::new(StagedWriter::new(site, copies, engine)),
+                None => Box::new(StagedVolumeWriter::start(site, copies, volumes()?, &self.damaged, config)?),
+            });
+        }
+        if path == Path::G4_G1 {
+            let ring = (&rings[..], routes, lane);
+            return Ok(Box::new(VolumeReader::start(site, ring, volumes()?, &self.damaged, config)?));
+        }
+        Ok(Box::new(StagedCarrier::new(site, &rings, disk()?, routes, lane)?))
     }
 }
 
 /// Whether blocks go along `path` through a staging ring.
 fn is_staged(path: Path) -> bool {
-    matches!(path, Path::G3_G1 | Path::G4_G1 | Path::G1_G3)
+    matches!(path, Path::G3_G1 | Path::G4_G1 | Path::G1_G3 | Path::G1_G4)
 }
 
 /// G2 of the rank that writes it for this one, too, if `config` is of the same memory.
@@ -404,11 +414,15 @@ fn available(config: &WorkerConfig, path: Path) -> Result<(), String> {
     if is_staged(path) && config.staging_bytes == 0 {
         return Err("this worker has no staging ring; set staging_bytes".into());
     }
-    if path == Path::G1_G3 && config.movers.is_some() {
+    let is_direct = matches!(path, Path::G1_G3 | Path::G1_G4);
+    if is_direct && config.movers.is_some() {
         return Err("G1 belongs to other processes, which copy to and from G2; offload to G2 first".into());
     }
-    if path == Path::G1_G3 && !config.direct_offload {
-        return Err("blocks go to G3 by way of G2 here; offload to G2 first, or set direct_offload".into());
+    if is_direct && !config.direct_offload {
+        let dst = path.dst;
+        return Err(format!(
+            "blocks go to {dst} by way of G2 here; offload to G2 first, or set direct_offload"
+        ));
     }
     Ok(())
 }

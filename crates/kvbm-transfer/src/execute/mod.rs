@@ -9,6 +9,7 @@ mod copy;
 mod disk;
 mod fused;
 mod memory;
+mod ring_copies;
 mod staged;
 mod staged_writes;
 mod sums;
@@ -19,11 +20,12 @@ pub(crate) use copy::{Lane, MoverLane, Route};
 pub(crate) use disk::{DiskCarrier, Reads, Writes};
 pub(crate) use fused::{Kernels, Way};
 pub(crate) use memory::MemoryCarrier;
+pub(crate) use ring_copies::RingCopies;
 pub(crate) use staged::StagedCarrier;
 pub(crate) use staged_writes::StagedWriter;
 #[cfg(any(test, kvbm_sim))]
 pub(crate) use volume::{Names, ObjectForm, ObjectReader, ObjectWriter, ReadGroup};
-pub(crate) use volume::{VolumeReader, VolumeWriter, failure_of, readable_cuts};
+pub(crate) use volume::{StagedVolumeWriter, VolumeReader, VolumeWriter, failure_of, readable_cuts};
 pub(crate) use written_elsewhere::WrittenElsewhere;
 
 use crate::completion_queue::{CompletionQueue, Done};

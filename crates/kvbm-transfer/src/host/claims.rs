@@ -120,6 +120,12 @@ impl ReadClaim {
     }
 }
 
+impl AsRef<Self> for ReadClaim {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
 impl Drop for ReadClaim {
     fn drop(&mut self) {
         // There is none where the claim is another process's.

@@ -25,7 +25,7 @@ use crate::volume::{Change, Volumes};
 use crate::worker::{MessageSink, MetadataWorker, WorkerLink};
 #[cfg(feature = "worker")]
 use crate::workers::{G1Memory, Workers};
-use kvbm_plan::{Epoch, NodeId, Path, Rank, RecoveredBlock, Striping, Tier};
+use kvbm_plan::{Epoch, NodeId, Path, Rank, RecoveredBlock, Striping, Tier, shown_uri};
 use kvbm_pool::{GroupConfig, PolicyKind, Registry, RegistryConfig, TenantConfig};
 use kvbm_tokens::{BlockHasher, Namespace};
 #[cfg(feature = "worker")]
@@ -114,7 +114,8 @@ impl Core {
             Admission::Cost => Arc::new(CostAdmission) as Arc<dyn AdmissionPolicy>,
             Admission::All => Arc::new(AdmitAll),
         });
-        let to_volumes = blocks[1] > 0 && (more_volumes || !config.volume.is_empty());
+        let has_memory = blocks[0] > 0 || blocks[1] > 0;
+        let to_volumes = has_memory && (more_volumes || !config.volume.is_empty());
         let leader = leader(&config, blocks, registry, names, admission, to_volumes);
         let g1_blocks = engine_blocks.unwrap_or(blocks[0]);
         Ok(Self { config, namespace, hasher, blocks, g1_blocks, leader, kept: Vec::new() })
@@ -393,6 +394,8 @@ impl Core {
     }
 }
 
+const NO_SOURCE: &str = "needs device.capacity or host.capacity: blocks come from there";
+
 /// Tiers that blocks cannot reach, or have nowhere to go from.
 fn check_tiers(config: &Config, is_engine: bool) -> Result<(), ConfigError> {
     let Config { device, host, disk, .. } = config;
@@ -401,13 +404,17 @@ fn check_tiers(config: &Config, is_engine: bool) -> Result<(), ConfigError> {
     }
     let (key, value, rule) = if is_engine {
         let rule = "must be above 0 where the engine owns G1: kvbm keeps blocks in host memory then";
-        ("host.capacity", host.capacity, rule)
-    } else if device.capacity.is_none() && !disk.capacity.is_none() {
-        ("disk.capacity", disk.capacity, "needs device.capacity or host.capacity: blocks come from there")
+        ("host.capacity", host.capacity.to_string(), rule)
+    } else if !device.capacity.is_none() {
+        return Ok(());
+    } else if let Some(volume) = config.volume.first() {
+        ("volume.uri", shown_uri(&volume.uri), NO_SOURCE)
+    } else if !disk.capacity.is_none() {
+        ("disk.capacity", disk.capacity.to_string(), NO_SOURCE)
     } else {
         return Ok(());
     };
-    Err(ConfigError::Rule { key, value: value.to_string(), rule: rule.to_owned() })
+    Err(ConfigError::Rule { key, value, rule: rule.to_owned() })
 }
 
 /// A namespace that the builder was given, of the model as it is at last. What the configuration
@@ -559,7 +566,7 @@ fn epoch() -> Epoch {
     Epoch(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }
 
-/// Ways down. Without host memory blocks leave the device for the disk.
+/// Ways down. Without host memory blocks leave the device for the disk and for volumes.
 fn edges(config: &Config, [g1, g2, g3]: [u32; 3], to_volumes: bool) -> Vec<Edge> {
     let limit = |blocks: u32, share: f64| (f64::from(blocks) * share) as usize;
     let wear = || {
@@ -584,6 +591,7 @@ fn edges(config: &Config, [g1, g2, g3]: [u32; 3], to_volumes: bool) -> Vec<Edge>
     if to_volumes {
         let volumes = &config.volumes;
         let keeps_victims = volumes.offload == VolumeOffload::Victims;
+        let (path, blocks) = if g2 == 0 { (Path::G1_G4, g1) } else { (Path::G2_G4, g2) };
         // With a disk, what goes to volumes is what goes to the disk.
         let ahead_share = if keeps_victims && g3 == 0 { config.offload.g2_g3.ahead_share } else { 0.0 };
         let triggers = EdgeConfig {
@@ -593,7 +601,7 @@ fn edges(config: &Config, [g1, g2, g3]: [u32; 3], to_volumes: bool) -> Vec<Edge>
             queue_share: volumes.queue_share,
             ahead_share,
         };
-        edges.push(Edge::new(Path::G2_G4, triggers, limit(g2, volumes.queue_share), None));
+        edges.push(Edge::new(path, triggers, limit(blocks, volumes.queue_share), None));
     }
     edges
 }

@@ -129,9 +129,10 @@ choice! {
 choice! {
     /// Which blocks are copied to a volume.
     VolumeOffload {
-        /// Each block of host memory, as soon as it is registered there.
+        /// Each block of host memory, as soon as it is registered there; without host memory, of
+        /// the device.
         WriteThrough = "write-through",
-        /// Those that are about to be evicted from host memory.
+        /// Those that are about to be evicted from there.
         Victims = "victims",
         /// Those that a call names.
         Explicit = "explicit",

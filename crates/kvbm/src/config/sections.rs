@@ -356,11 +356,12 @@ section! {
 }
 
 section! {
-    /// Tier G4: a volume in a blob store, which may be shared with other managers. Needs
-    /// `host.capacity`: blocks reach volumes through host memory. One is `[volume]`, several are
-    /// `[[volume]]` each; all blocks of a chain go to one volume, which the hash of the first block
-    /// and the ids of the volumes select. `register_volume` and `unregister_volume` add and remove
-    /// volumes later. `KVBM_VOLUME_*` variables set the first volume.
+    /// Tier G4: a volume in a blob store, which may be shared with other managers. Blocks reach it
+    /// from host memory. Where there is none (`host.capacity` = 0), they come from the device,
+    /// through a staging ring (`transfer.staging`). One is `[volume]`, several are `[[volume]]`
+    /// each; all blocks of a chain go to one volume, which the hash of the first block and the ids
+    /// of the volumes select. `register_volume` and `unregister_volume` add and remove volumes
+    /// later. `KVBM_VOLUME_*` variables set the first volume.
     VolumeConfig, "volume", |config| config.first_volume(); config.first_volume_mut(), {
         /// Where it is: `dir:///mnt/kv`, `memory:`, `s3://BUCKET/PREFIX?endpoint=http://HOST:PORT`
         /// (with the feature `s3`), or the scheme of another implementation. It must exist.
@@ -439,10 +440,11 @@ section! {
         /// has its own.
         threads: u32 = 4, ["threads per volume, path and rank"], 1 to MAX_THREADS;
         /// Which blocks are copied to volumes: all of host memory, those that are about to leave
-        /// host memory, or those that a call names.
+        /// host memory (where there is no disk: `offload.g2_g3.ahead_share`), or those that a call
+        /// names. Without host memory, the same of the device.
         offload: VolumeOffload = VolumeOffload::WriteThrough, [""];
-        /// Share of host memory that waiting and running copies may hold; beyond it the oldest
-        /// waiting ones are dropped and counted.
+        /// Share of host memory (without it, of the device) that waiting and running copies may
+        /// hold; beyond it the oldest waiting ones are dropped and counted.
         queue_share: f64 = 0.25, ["share of the tier"];
         /// How chains are found that this manager does not know to be there: by asking, or not at
         /// all.
@@ -529,8 +531,9 @@ section! {
         /// device when it is opened.
         copies: CopyWay = CopyWay::Auto, [""];
         /// Size of each of the staging rings of a rank, through which blocks go from disk, and from
-        /// volumes, straight to the device; without host memory, also from the device to disk. They
-        /// lie outside G2. A ring has a block at least, and no more than its path has on the way.
+        /// volumes, straight to the device; without host memory, also from the device to disk and
+        /// to volumes. They lie outside G2. A ring has a block at least, and no more than its path
+        /// has on the way.
         staging: Bytes = Bytes::mib(64), ["bytes per rank"];
         /// Compare checksums of blocks that come from host memory. What comes from disk is always
         /// compared.

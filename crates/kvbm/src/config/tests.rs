@@ -311,7 +311,10 @@ fn rules_name_the_key_and_the_way_out() {
             "device.bandwidth_model = reference: slows the emulated device only",
         ),
         (&[("disk.dir", "d")], "disk.dir = d: needs disk.capacity"),
-        (&[("volume.uri", "memory:")], "volume.uri = memory:: needs host.capacity"),
+        (
+            &[("volume.uri", "memory:"), ("transfer.staging", "0")],
+            "volume.uri = memory:: needs host.capacity, or transfer.staging above 0",
+        ),
         (&[("volume.capacity", "5")], "volume.uri is not set: Where it is:"),
         (
             &[("volume.uri", "memory:"), ("host.capacity", "5"), ("volume.alignment", "3")],
@@ -493,6 +496,7 @@ fn what_may_be_a_secret_in_the_uri_of_a_volume_is_not_shown() {
         ..VolumeConfig::default()
     };
     config.volume = vec![volume(0), volume(1)];
+    config.set("transfer.staging", "0").unwrap();
     for rule in ["needs host.capacity", "name it once"] {
         let error = config.validate().unwrap_err().to_string();
         assert!(error.starts_with("volume.uri = s3://bucket/p: ") && error.contains(rule), "{error}");

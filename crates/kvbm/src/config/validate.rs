@@ -374,8 +374,9 @@ impl Config {
 
     fn validate_volume(&self, volume: &VolumeConfig) -> Result<(), ConfigError> {
         let VolumeConfig { uri, id, capacity, alignment, deadline } = volume;
-        if self.host.capacity.is_none() {
-            let rule = "needs host.capacity as well: blocks reach volumes through host memory";
+        if self.host.capacity.is_none() && self.transfer.staging.get() == 0 {
+            let rule =
+                "needs host.capacity, or transfer.staging above 0: blocks reach volumes through either";
             return broken("volume.uri", &shown_uri(uri), rule);
         }
         if !capacity.is_none() && capacity.blocks(self.rank_block_bytes()) == 0 {

@@ -126,10 +126,10 @@ impl Offload {
         }
     }
 
-    /// What is about to leave host memory also goes to a volume, where the configuration says so.
+    /// What is about to leave memory also goes to a volume, where the configuration says so.
     fn keep_on_volumes(&self, interval: Interval, victims: &Pinned) {
         let keeps = self.volumes.policy.keeps_victims && !victims.is_empty();
-        if let Some(edge) = self.open_edges().find(|edge| keeps && edge.path == Path::G2_G4) {
+        if let Some(edge) = self.open_edges().find(|edge| keeps && edge.path.dst == Tier::G4) {
             let blocks = self.without_copied(edge, victims.clone());
             self.enqueue(edge, interval, self.admitted(edge, Trigger::Eviction, blocks));
         }

@@ -346,13 +346,15 @@ impl RankMemory {
         Ok(Self { g1, g2, kept, _population: population })
     }
 
-    /// For volumes of which the leader tells: blocks reach them through G2.
+    /// For volumes that the leader registers. Without G2, only where some are configured: each path
+    /// to them takes a staging ring.
     pub(super) fn volumes(
         &self,
         config: &Config,
         tag: NamespaceTag,
     ) -> Result<Option<Arc<VolumeRegistry>>, WorkerError> {
-        let registry = (!self.g2.is_empty()).then(VolumeRegistry::new);
+        let has_paths = !self.g2.is_empty() || !config.volume.is_empty();
+        let registry = has_paths.then(VolumeRegistry::new);
         let ours = registry.map(|registry| for_deployment(config, registry, tag)).transpose()?;
         Ok(ours.map(Arc::new))
     }

@@ -35,5 +35,6 @@ pub(super) fn paths(config: &Config) -> PathConfigs {
         g1_g3: disk,
         g2_g4: volume,
         g4_g1: read(volume),
+        g1_g4: volume,
     }
 }

@@ -113,10 +113,10 @@ impl Worker {
             let tier = open_disk(config, &keys, &host, g3_blocks, tag, rank)?;
             g3 = Some(Arc::clone(&tier.engine));
             worker_config.g3 = Some(tier);
-            if memory.g2.is_empty() {
-                worker_config.disk_shapes = shapes;
-                worker_config.direct_offload = true;
-            }
+        }
+        if memory.g2.is_empty() && (g3.is_some() || volumes.is_some()) {
+            worker_config.disk_shapes = memory.host_shapes(config, rank)?;
+            worker_config.direct_offload = true;
         }
         worker_config.volumes = volumes.map(|registry| volume_tier(config, &registry, rank)).transpose()?;
         let manager = match writer {

@@ -58,4 +58,5 @@ mod volume_shapes;
 mod volume_verdicts;
 mod volumes;
 mod without_host;
+mod without_host_volumes;
 mod worker_server;

@@ -1,4 +1,4 @@
-//! Between host memory and volumes. Volumes block, so threads of the carriers' own wait for them.
+//! Between memory and volumes. Volumes block, so threads of the carriers' own wait for them.
 //!
 //! Objects hold blocks in universal order, a piece for each head, so that what a rank writes does
 //! not depend on how its memory is laid out. The conversion is a copy into, or out of, the buffer
@@ -7,11 +7,13 @@
 mod objects;
 mod reader;
 mod shares;
+mod staged_writer;
 mod writer;
 
 #[cfg(any(test, kvbm_sim))]
 pub(crate) use objects::{ObjectForm, ObjectReader, ObjectWriter, ReadGroup};
 pub(crate) use reader::VolumeReader;
+pub(crate) use staged_writer::StagedVolumeWriter;
 pub(crate) use writer::VolumeWriter;
 
 use super::Site;
@@ -26,7 +28,6 @@ use kvbm_layout::{AxisOrder, BlockLayout, FragmentList, FullyContiguous, Selecti
 use kvbm_plan::{
     BlockIdentity, Failure, FailureKind, NamespaceTag, Tier, TransferPlan, VolumeId, deadline_after,
 };
-use kvbm_storage::BoundLayout;
 use kvbm_volume::{
     BlobKey, BlobSlice, MAX_PIECES, PayloadForm, StoredOrder, Volume, VolumeError, VolumeRegistry,
 };
@@ -96,12 +97,9 @@ impl VolumeOrder {
 /// For each cache group all ways to cut blocks of host memory into objects that a worker can read,
 /// its own first.
 pub(crate) fn readable_cuts(config: &WorkerConfig, tier: &VolumeTier) -> Result<Vec<Vec<Cut>>, StartError> {
-    let of = |([_, g2], group): ([Option<&BoundLayout>; 2], &VolumeGroup)| {
-        // A worker has host memory where it has volumes.
-        let order = g2.map(|g2| VolumeOrder::of(g2.layout().as_ref())).transpose()?;
-        Ok(cuts(group, order.is_none_or(|order| order.is_alone())))
-    };
-    config.groups().zip(&tier.groups).map(of).collect()
+    let of =
+        |(host, group): (&dyn BlockLayout, &VolumeGroup)| Ok(cuts(group, VolumeOrder::of(host)?.is_alone()));
+    config.host_shapes().into_iter().zip(&tier.groups).map(of).collect()
 }
 
 /// Checksum of a block that arrived, or why it did not.
@@ -168,8 +166,14 @@ impl<T: Send + 'static> Hands<T> {
         self.shares.room(volume_of(plan), free, self.registry.len() <= 1)
     }
 
-    /// Hands blocks of `plan` over, divided among the threads that have nothing to do. The tickets,
-    /// which are odd, and how many of the blocks each is for, in order.
+    /// So many blocks of `plan` count as its volume's from now on, until they are
+    /// [`returned`](Self::returned).
+    fn reserve(&mut self, plan: &TransferPlan, blocks: usize) {
+        self.shares.took(volume_of(plan), blocks);
+    }
+
+    /// Hands blocks of `plan` over that are reserved, divided among the threads that have nothing
+    /// to do. The tickets, which are odd, and how many of the blocks each is for, in order.
     fn send(
         &mut self,
         plan: &TransferPlan,
@@ -177,7 +181,6 @@ impl<T: Send + 'static> Hands<T> {
         mut blocks: Vec<(BlockIdentity, T)>,
     ) -> Vec<(u64, usize)> {
         let volume = volume_of(plan);
-        self.shares.took(volume, blocks.len());
         let each = blocks.len().div_ceil(self.volume_threads.ready(volume).max(1)).max(1);
         let mut tickets = Vec::new();
         while !blocks.is_empty() {

@@ -130,6 +130,7 @@ impl Carrier for VolumeReader {
         }
         if !blocks.is_empty() {
             self.in_flight += blocks.len();
+            self.hands.reserve(&plan, blocks.len());
             for (ticket, count) in self.hands.send(&plan, deadline, blocks) {
                 let rest = places.split_off(count);
                 self.reading.insert(ticket, (Arc::clone(&plan), std::mem::replace(&mut places, rest)));

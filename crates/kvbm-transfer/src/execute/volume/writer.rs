@@ -1,4 +1,4 @@
-//! G2 to G4.
+//! Host memory to G4.
 
 use super::objects::ObjectWriter;
 use super::{Arrived, Hands, Mover, Names, VolumeOrder, no_result};
@@ -15,17 +15,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Moves blocks from host memory to volumes.
+/// Moves blocks from G2 to volumes.
 pub(crate) struct VolumeWriter {
     site: Site,
     host: Arc<HostTier>,
-    hands: Hands<ReadClaim>,
-    /// Indices of the blocks in the threads' hands, by ticket.
-    flying: HashMap<u64, (Arc<TransferPlan>, Vec<u32>)>,
-    in_flight: usize,
+    puts: VolumePuts<ReadClaim>,
     depth: usize,
-    /// By cache group.
-    block_bytes: Vec<u64>,
 }
 
 impl VolumeWriter {
@@ -38,59 +33,128 @@ impl VolumeWriter {
         limits: PathConfig,
     ) -> Result<Self, StartError> {
         let depth = limits.depth_blocks;
-        let orders = host.layouts().map(|bound| VolumeOrder::of(bound.layout().as_ref()));
-        let orders: Vec<_> = orders.collect::<Result<_, _>>()?;
-        let block_bytes = orders.iter().map(VolumeOrder::bytes).collect();
-        let objects = ObjectWriter::new(Names::new(config, tier.clone()), Arc::clone(damaged));
-        let puts = Puts { orders, objects };
-        let hands = Hands::new(&site, tier, config, depth, puts);
-        Ok(Self { site, host, hands, flying: HashMap::new(), in_flight: 0, depth, block_bytes })
+        let puts = VolumePuts::new(site.clone(), &host, tier, damaged, config, depth)?;
+        Ok(Self { site, host, puts, depth })
     }
 }
 
 impl Carrier for VolumeWriter {
     fn room(&self) -> usize {
-        self.depth.saturating_sub(self.in_flight)
+        self.depth.saturating_sub(self.in_flight())
     }
 
     fn room_for(&self, plan: &TransferPlan) -> usize {
-        self.hands.room_for(plan, self.room())
+        self.puts.room_for(plan, self.room())
     }
 
     fn in_flight(&self) -> usize {
-        self.in_flight
+        self.puts.in_flight()
     }
 
     fn issue(&mut self, portion: Portion) {
         let Portion { plan, indices, deadline } = portion;
-        let (mut taken, mut blocks, mut failed) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut claimed, mut failed) = (Vec::new(), Vec::new());
         for index in indices {
             let block = plan.blocks[index as usize];
             match self.host.read(block.src.0, &block.identity, None) {
-                Ok(claim) => {
-                    taken.push(index);
-                    blocks.push((block.identity, claim));
-                }
+                Ok(claim) => claimed.push((index, claim)),
                 Err(Failure { kind, detail }) => {
                     failed.push((index, self.site.failure(&block, kind, &detail)));
                 }
             }
         }
-        if !failed.is_empty() {
-            self.site.hub.settle(plan.plan_id, failed, 0);
-        }
-        if !blocks.is_empty() {
-            self.in_flight += blocks.len();
-            for (ticket, count) in self.hands.send(&plan, deadline, blocks) {
-                let rest = taken.split_off(count);
-                self.flying.insert(ticket, (Arc::clone(&plan), std::mem::replace(&mut taken, rest)));
-            }
-        }
+        self.site.settle(&plan, failed, 0);
+        self.puts.reserve(&plan, claimed.len());
+        self.puts.submit(&plan, claimed, deadline);
     }
 
     fn complete(&mut self, message: Done) {
-        let Stage::Volume(results) = message.result else { return };
-        let Some((plan, indices)) = self.flying.remove(&message.ticket) else { return };
+        if let Stage::Volume(results) = message.result {
+            self.puts.over(message.ticket, results);
+        }
+    }
+
+    fn is_parked(&self) -> bool {
+        false
+    }
+
+    fn retry(&mut self) {}
+}
+
+/// Blocks of host memory, claimed as `C`, in the hands of the threads of their volumes.
+pub(super) struct VolumePuts<C> {
+    site: Site,
+    hands: Hands<C>,
+    /// Indices of the blocks, by ticket.
+    flying: HashMap<u64, (Arc<TransferPlan>, Vec<u32>)>,
+    in_flight: usize,
+    /// By cache group.
+    block_bytes: Vec<u64>,
+}
+
+impl<C: AsRef<ReadClaim> + Send + 'static> VolumePuts<C> {
+    /// `depth`: blocks that are under way at most.
+    pub(super) fn new(
+        site: Site,
+        host: &HostTier,
+        tier: &VolumeTier,
+        damaged: &Arc<DamagedObjects>,
+        config: &WorkerConfig,
+        depth: usize,
+    ) -> Result<Self, StartError> {
+        let orders = host.layouts().map(|bound| VolumeOrder::of(bound.layout().as_ref()));
+        let orders: Vec<_> = orders.collect::<Result<_, _>>()?;
+        let block_bytes = orders.iter().map(VolumeOrder::bytes).collect();
+        let objects = ObjectWriter::new(Names::new(config, tier.clone()), Arc::clone(damaged));
+        let hands = Hands::new(&site, tier, config, depth, Puts { orders, objects });
+        Ok(Self { site, hands, flying: HashMap::new(), in_flight: 0, block_bytes })
+    }
+
+    /// Blocks of `plan` that may be reserved while there is room for `free`.
+    pub(super) fn room_for(&self, plan: &TransferPlan, free: usize) -> usize {
+        self.hands.room_for(plan, free)
+    }
+
+    /// Blocks handed over and not settled.
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// So many blocks of `plan` will be handed over, or given back.
+    pub(super) fn reserve(&mut self, plan: &TransferPlan, blocks: usize) {
+        self.hands.reserve(plan, blocks);
+    }
+
+    /// So many reserved blocks of `plan` are not handed over.
+    pub(super) fn give_back(&mut self, plan: &TransferPlan, blocks: usize) {
+        self.hands.returned(plan, blocks);
+    }
+
+    /// Hands over reserved blocks of `plan`: index and claim of each.
+    pub(super) fn submit(
+        &mut self,
+        plan: &Arc<TransferPlan>,
+        claimed: Vec<(u32, C)>,
+        deadline: Option<Instant>,
+    ) {
+        if claimed.is_empty() {
+            return;
+        }
+        self.in_flight += claimed.len();
+        let with_identity = |(index, claim): (u32, C)| {
+            let identity = plan.blocks[index as usize].identity;
+            (index, (identity, claim))
+        };
+        let (mut indices, blocks): (Vec<_>, Vec<_>) = claimed.into_iter().map(with_identity).unzip();
+        for (ticket, count) in self.hands.send(plan, deadline, blocks) {
+            let rest = indices.split_off(count);
+            self.flying.insert(ticket, (Arc::clone(plan), std::mem::replace(&mut indices, rest)));
+        }
+    }
+
+    /// A task of the threads is over: settles its blocks.
+    pub(super) fn over(&mut self, ticket: u64, results: Vec<Arrived>) {
+        let Some((plan, indices)) = self.flying.remove(&ticket) else { return };
         self.in_flight -= indices.len();
         self.hands.returned(&plan, indices.len());
         let stored = indices.iter().zip(&results).filter(|(_, result)| result.is_ok());
@@ -103,14 +167,8 @@ impl Carrier for VolumeWriter {
             }
         };
         let outcomes = indices.into_iter().zip(results).map(outcome).collect();
-        self.site.hub.settle(plan.plan_id, outcomes, bytes);
+        self.site.settle(&plan, outcomes, bytes);
     }
-
-    fn is_parked(&self) -> bool {
-        false
-    }
-
-    fn retry(&mut self) {}
 }
 
 struct Puts {
@@ -126,14 +184,15 @@ impl Puts {
     }
 }
 
-impl Mover<ReadClaim> for Puts {
+impl<C: AsRef<ReadClaim> + Send + 'static> Mover<C> for Puts {
     fn transfer(
         &self,
         volume: &dyn Volume,
-        blocks: Vec<(BlockIdentity, ReadClaim)>,
+        blocks: Vec<(BlockIdentity, C)>,
         deadline: Instant,
     ) -> Vec<Arrived> {
-        let gather = |(identity, claim): &(BlockIdentity, ReadClaim)| {
+        let gather = |(identity, claim): &(BlockIdentity, C)| {
+            let claim = claim.as_ref();
             // Memory that changed since it was filled never leaves this machine.
             claim.verify_always()?;
             claim.gather(&self.order(identity).fragments)
@@ -143,10 +202,10 @@ impl Mover<ReadClaim> for Puts {
             Some((*identity, self.order(identity).form, &**payload.as_ref().ok()?))
         });
         let mut stored = self.objects.write(volume, &sound.collect::<Vec<_>>(), deadline).into_iter();
-        let settle = |((_, claim), payload): ((BlockIdentity, ReadClaim), &Result<Vec<u8>, Failure>)| {
+        let settle = |((_, claim), payload): ((BlockIdentity, C), &Result<Vec<u8>, Failure>)| {
             payload.as_ref().map_err(Clone::clone)?;
             stored.next().unwrap_or_else(|| Err(no_result(volume)))?;
-            Ok(claim.checksum().unwrap_or(0))
+            Ok(claim.as_ref().checksum().unwrap_or(0))
         };
         blocks.into_iter().zip(&payloads).map(settle).collect()
     }

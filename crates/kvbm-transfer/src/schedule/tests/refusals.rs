@@ -54,7 +54,10 @@ type Break = fn(&mut TransferPlan);
 fn invariant_7_what_a_worker_cannot_do_is_reported_at_once() {
     let mut bench = Bench::new();
     let broken: [(&str, Break); 9] = [
-        ("g1_g4", |plan| plan.dst = Endpoint::Volume(VolumeId(4))),
+        ("kvbm-volume", |plan| {
+            plan.dst = Endpoint::Volume(VolumeId(4));
+            plan.layers = Some(LayerRange { first: 0, count: 1 });
+        }),
         ("name a volume", |plan| plan.dst = Endpoint::Local(Tier::G4)),
         ("RemoteHost", |plan| plan.src = Endpoint::Remote { block_set: BlockSetId(1), lease: LeaseId(1) }),
         ("kvbm-volume", |plan| {
@@ -108,10 +111,8 @@ fn bad_blocks_fail_alone() {
 fn invariant_6_submissions_stop_while_the_sink_is_behind() {
     let mut bench = Bench::with(PathLimits { plans: 8, blocks: 8192 }, 3);
     for id in 0..3 {
-        bench
-            .state
-            .submit(TransferPlan { dst: Endpoint::Volume(VolumeId(1)), ..on(id) }, Reply::Sink, bench.now)
-            .unwrap();
+        let (src, dst) = (Endpoint::Volume(VolumeId(1)), Endpoint::Local(Tier::G3));
+        bench.state.submit(TransferPlan { src, dst, ..on(id) }, Reply::Sink, bench.now).unwrap();
     }
     assert!(matches!(bench.refused(on(3)), SubmitError::Backlogged { pending: 3, .. }));
     bench.collect();

@@ -8,10 +8,10 @@ use kvbm_transfer::{PathConfig, VolumeTier};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const OTHER: VolumeId = VolumeId(9);
+pub(super) const OTHER: VolumeId = VolumeId(9);
 
 /// Waits until this many plans run, over all paths.
-fn wait_for_running(rig: &Rig, plans: usize) {
+pub(super) fn wait_for_running(rig: &Rig, plans: usize) {
     let running = || rig.manager().stats().paths.iter().map(|path| path.running_plans).sum::<usize>();
     let until = soon();
     while running() < plans {
@@ -21,7 +21,7 @@ fn wait_for_running(rig: &Rig, plans: usize) {
 }
 
 /// The same plan, of another volume.
-fn on(volume: VolumeId, mut plan: TransferPlan) -> TransferPlan {
+pub(super) fn on(volume: VolumeId, mut plan: TransferPlan) -> TransferPlan {
     for end in [&mut plan.src, &mut plan.dst] {
         if let Endpoint::Volume(known) = end {
             *known = volume;

@@ -1,7 +1,8 @@
-//! Host memory to volumes, volumes to the device, and what happens when volumes fail.
+//! Memory to volumes, volumes to the device, and what happens when volumes fail.
 
 mod asks;
 mod copies;
+mod direct;
 mod faulty;
 mod hangs;
 
