@@ -51,7 +51,7 @@ impl Shape {
             heads: HeadRange { start: heads.start, count },
             replication: Replication::None,
         };
-        Ok(LocalRank { slice, bound: BoundLayout::allocate(layout, &SystemAllocator::default())? })
+        Ok(LocalRank::new(slice, BoundLayout::allocate(layout, &SystemAllocator::default())?))
     }
 }
 

@@ -366,12 +366,9 @@ impl ReplayArgs {
     }
 
     fn contradiction(&self) -> Option<&'static str> {
-        let [_, g2, g3, g4] = self.capacity.0;
+        let [.., g3, g4] = self.capacity.0;
         if !self.dir.is_empty() && g3.is_none() {
             return Some("--dir has no use without G3: give it room with --capacity G1,G2,G3");
-        }
-        if self.volume.is_some() && g2.is_none() {
-            return Some("--volume needs G2, since blocks reach volumes through host memory");
         }
         if self.volume.is_none() && !g4.is_none() {
             return Some("--capacity: G4 needs a place: name it with --volume URI");
@@ -494,6 +491,7 @@ mod tests {
         assert_eq!(defaults.offload, OffloadMode::Wait);
         assert_eq!(defaults.concurrency, 1);
         assert!(replay("--capacity 1,0,3").is_ok(), "a disk without host memory");
+        assert!(replay("--capacity 1 --volume memory:").is_ok(), "a volume without host memory");
         assert_eq!(replay("--capacity 5").unwrap().capacity.to_string(), "5 blocks, 0 blocks, 0 blocks");
     }
 
@@ -503,7 +501,6 @@ mod tests {
             ("--trace a --synthetic 5", "cannot be used with"),
             ("--capacity 1,2,3,4,5", "four tiers"),
             ("--capacity 1,2,3,4", "--volume URI"),
-            ("--capacity 1 --volume memory:", "--volume needs G2"),
             ("--metadata-only --volume memory:", "cannot be used with"),
             ("--capacity 0,2,3", "at least one block"),
             ("--capacity 1,x,3", "not a capacity"),

@@ -7,15 +7,25 @@
 
 use std::ops::Range;
 
-use kvbm_layout::{Cell, CellView};
+use kvbm_layout::{BlockView, Cell, CellView};
 use kvbm_plan::{RankSlice, SequenceHash};
 use kvbm_storage::{BoundLayout, RegionBytes, StorageError};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
+use crate::device_memory::DeviceAccess;
 use crate::shapes::ModelPart;
 
-/// The digest of `part` of `block`, which lies in `bound` as the slice of a rank says. `part` lies
-/// in the slice.
+/// The blocks of a rank of this process.
+#[derive(Clone, Copy)]
+pub(crate) struct RankBlocks<'a> {
+    /// Which part of the model they have.
+    pub(crate) slice: &'a RankSlice,
+    pub(crate) bound: &'a BoundLayout,
+    /// How the processor reads them, where they are device memory.
+    pub(crate) device: Option<&'a DeviceAccess>,
+}
+
+/// The digest of `part` of `block`. `part` lies in the slice of the rank.
 ///
 /// # Errors
 /// Memory that the processor cannot read; a block that is not there.
@@ -23,29 +33,86 @@ use crate::shapes::ModelPart;
 /// # Safety
 /// Nobody may write the block meanwhile.
 pub(crate) unsafe fn digest(
-    bound: &BoundLayout,
-    slice: &RankSlice,
+    blocks: RankBlocks<'_>,
     block: u32,
     hash: &SequenceHash,
     part: &ModelPart,
 ) -> Result<u64, StorageError> {
+    let RankBlocks { slice, bound, .. } = blocks;
     let layout = &**bound.layout();
-    let mut sum = 0_u64;
+    let mut cells = Vec::new();
     for layer in part.layers.clone() {
         for cell in layout.config().cells() {
-            let view = layout.block_view(block, layer - slice.first_layer, cell)?;
-            let RegionBytes::Host(region) = bound.region(view.region)? else {
-                let kind = bound.kind();
-                return Err(StorageError::NotHostAccessible { kind, operation: "digest" });
-            };
-            // SAFETY: the caller excludes writers.
-            let bytes = unsafe { region.bytes(view.offset, view.cell.span()) }?;
-            let seed = seed(hash, layer, cell);
-            let heads = heads(&view.cell, slice, part);
-            sum = sum.wrapping_add(cell_digest(bytes, &view.cell, heads, slice.heads.start, seed));
+            cells.push((layer, cell, layout.block_view(block, layer - slice.first_layer, cell)?));
         }
     }
+    let is_on_device = matches!(bound.memory().first(), Some(RegionBytes::Device(_)));
+    let downloaded = is_on_device.then(|| Downloaded::of(blocks, &cells)).transpose()?;
+    let mut sum = 0_u64;
+    for (layer, cell, view) in &cells {
+        let bytes = match (bound.region(view.region)?, &downloaded) {
+            // SAFETY: the caller excludes writers.
+            (RegionBytes::Host(region), _) => unsafe { region.bytes(view.offset, view.cell.span()) }?,
+            (_, Some(downloaded)) => downloaded.cell(view),
+            _ => return Err(unreadable(bound)),
+        };
+        let seed = seed(hash, *layer, *cell);
+        let heads = heads(&view.cell, slice, part);
+        sum = sum.wrapping_add(cell_digest(bytes, &view.cell, heads, slice.heads.start, seed));
+    }
     Ok(sum)
+}
+
+fn unreadable(bound: &BoundLayout) -> StorageError {
+    StorageError::NotHostAccessible { kind: bound.kind(), operation: "digest (set LocalRank::device)" }
+}
+
+/// Cells of a block that lies in device memory. Cells may lie between each other, so their ranges
+/// are united before they are copied.
+struct Downloaded {
+    /// Region, first and last offset of each range, and where it begins in `bytes`.
+    ranges: Vec<(u32, Range<u64>, u64)>,
+    bytes: Vec<u8>,
+}
+
+impl Downloaded {
+    fn of(blocks: RankBlocks<'_>, cells: &[(u32, Cell, BlockView)]) -> Result<Self, StorageError> {
+        let access = blocks.device.ok_or_else(|| unreadable(blocks.bound))?;
+        let range_of = |view: &BlockView| view.offset..view.offset.saturating_add(view.cell.span());
+        let mut spans: Vec<_> = cells.iter().map(|(_, _, view)| (view.region, range_of(view))).collect();
+        spans.sort_unstable_by_key(|(region, range)| (*region, range.start));
+        let mut ranges: Vec<(u32, Range<u64>, u64)> = Vec::new();
+        for (region, span) in spans {
+            match ranges.last_mut() {
+                Some((known, range, _)) if *known == region && span.start <= range.end => {
+                    range.end = range.end.max(span.end);
+                }
+                _ => ranges.push((region, span, 0)),
+            }
+        }
+        let (mut copies, mut next) = (Vec::with_capacity(ranges.len()), 0);
+        for (region, range, at) in &mut ranges {
+            let RegionBytes::Device(memory) = blocks.bound.region(*region)? else {
+                return Err(unreadable(blocks.bound));
+            };
+            let len = range.end - range.start;
+            copies.push((memory, range.start, len));
+            *at = next;
+            next += len;
+        }
+        let bytes = access.read(&copies)?;
+        Ok(Self { ranges, bytes })
+    }
+
+    /// The bytes of one of the cells.
+    fn cell(&self, view: &BlockView) -> &[u8] {
+        let behind = self
+            .ranges
+            .partition_point(|(region, range, _)| (*region, range.start) <= (view.region, view.offset));
+        let (_, range, at) = &self.ranges[behind - 1];
+        let first = (at + view.offset - range.start) as usize;
+        &self.bytes[first..first + view.cell.span() as usize]
+    }
 }
 
 /// Heads of the layout that belong to the part. An opaque cell counts as one head, which is there

@@ -55,10 +55,10 @@
 //! |---|---|---|
 //! | `fuzz` | bodies of the fuzz targets | `node`, `in_process`, `announcement`, `exchange`, `codec`, `error`, `block_set` |
 //! | `watch` | what a node makes of the announcements that it finds | `node`, `registry`, `announcement` |
-//! | `node` | a node among peers: leases, verified reads | `registry`, `announcement`, `shapes`, `digest`, `agent`, `error`, `block_set` |
-//! | `digest` | digests of parts of blocks | `shapes` |
+//! | `node` | a node among peers: leases, verified reads | `registry`, `announcement`, `shapes`, `digest`, `device_memory`, `agent`, `error`, `block_set` |
+//! | `digest` | digests of parts of blocks | `shapes`, `device_memory` |
 //! | `conformance` | what every agent must do | `agent` |
-//! | `in_process` | agents that reach each other in one process | `agent`, `availability` |
+//! | `in_process` | agents that reach each other in one process | `device_memory`, `agent`, `availability` |
 //! | `nixl` | the agent over NIXL | `agent`, `availability` |
 //! | `directory` | announcements in a shared folder | `announcement`, `error` |
 //! | `registry` | what peers have announced | `announcement`, `error`, `block_set` |
@@ -70,6 +70,7 @@
 //! | `codec` | bytes of a block set | `error`, `block_set` |
 //! | `error` | errors | - |
 //! | `block_set` | description of the blocks that a node offers to peers | - |
+//! | `device_memory` | device memory for the processor | - |
 //! | `availability` | whether NIXL is installed | - |
 
 mod agent;
@@ -78,6 +79,7 @@ mod availability;
 mod block_set;
 mod codec;
 pub mod conformance;
+mod device_memory;
 mod digest;
 mod directory;
 mod error;
@@ -102,6 +104,7 @@ pub use agent::{
 pub use announcement::{MAX_ANNOUNCEMENT_BYTES, MAX_BLOCK_SETS, NodeAnnouncement};
 pub use availability::{Availability, BackendOptions, LIBRARY, LibrarySearch, NixlOptions, OptionsError};
 pub use block_set::BlockSet;
+pub use device_memory::DeviceAccess;
 pub use directory::{DirectoryError, FileDirectory, LiveFiles};
 pub use error::{ExportError, ImportError};
 pub use exchange::SerializedBlockSet;

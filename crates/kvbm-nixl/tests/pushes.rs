@@ -8,16 +8,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use kvbm_device::{EmulatedConfig, EmulatedDevice};
 use kvbm_nixl::{
-    AgentError, AgentFault, BlockSink, Export, InProcessAgent, InProcessNetwork, Landing, LocalRank,
-    NodeOptions, Notification, OfferedChain, RefusedRead, Registration, RemoteAgent, RemoteError, RemoteNode,
-    RemoteRequest, RemoteSlots, RemoteTransfer, TransferDirection,
+    AgentError, AgentFault, BlockSink, DeviceAccess, Export, InProcessAgent, InProcessNetwork, Landing,
+    LocalRank, NodeOptions, Notification, OfferedChain, RefusedRead, Registration, RemoteAgent, RemoteError,
+    RemoteNode, RemoteRequest, RemoteSlots, RemoteTransfer, TransferDirection,
 };
 use kvbm_plan::{Epoch, GroupId, NamespaceTag, NodeId, SequenceHash};
 use kvbm_storage::Storage;
 use parking_lot::Mutex;
 
-use support::{BLOCKS, content, fill, hash, hashes, local_rank, nothing, ranks, soon};
+use support::{BLOCKS, content, fill, hash, hashes, local_rank, nothing, on_device, ranks, soon};
 
 const HEADS: u32 = 8;
 const NAMESPACE: NamespaceTag = NamespaceTag::from_bytes([7; 16]);
@@ -181,6 +182,7 @@ fn side_with(
     configure: impl FnOnce(&mut NodeOptions),
 ) -> Side {
     let inner = network.agent(&format!("node-{id}")).expect("a name");
+    ranks.iter().filter_map(|rank| rank.device.as_ref()).for_each(|access| inner.reach_device(access));
     let agent = Arc::new(Agent { inner, spoils: AtomicBool::new(false) });
     let mut options = NodeOptions { lease: LEASE, ..NodeOptions::new(NodeId(id), Epoch(1)) };
     configure(&mut options);
@@ -225,9 +227,12 @@ fn write(slots: RemoteSlots, deadline: Instant) -> (usize, Option<RemoteError>) 
 
 #[test]
 fn blocks_are_pushed_and_verified_whatever_the_shapes() {
+    let device = EmulatedDevice::new(EmulatedConfig::default()).expect("a device");
+    let access = Arc::new(DeviceAccess::new(&device).expect("a stream"));
     // (ranks of the writer, ranks of the receiver, heads); 8 ranks with 2 heads have replicas.
-    for (theirs, ours, heads) in [(1, 1, 8), (4, 2, 8), (2, 4, 8), (8, 1, 8), (1, 8, 8), (1, 8, 2), (8, 2, 2)]
-    {
+    let shapes = [(1, 1, 8), (4, 2, 8), (2, 4, 8), (8, 1, 8), (1, 8, 8), (1, 8, 2), (8, 2, 2)];
+    let in_memory = |is_on_device: bool| shapes.map(|shape| (shape, is_on_device));
+    for ((theirs, ours, heads), is_on_device) in [in_memory(false), in_memory(true)].concat() {
         let whole = local_rank(0, 0, heads, false);
         (0..BLOCKS).for_each(|block| fill(&whole, block, block as u8));
         let mut last = vec![whole.clone()];
@@ -235,7 +240,11 @@ fn blocks_are_pushed_and_verified_whatever_the_shapes() {
         for (tp, is_separate) in [(theirs, false), (ours, true), (1, false)] {
             let network = InProcessNetwork::new();
             let from = side(&network, 1, last);
-            let to = side(&network, 2, ranks(tp, heads, is_separate));
+            let mut there = ranks(tp, heads, is_separate);
+            if is_on_device && tp > 1 {
+                there = there.iter().map(|rank| on_device(rank, &device, &access).0).collect();
+            }
+            let to = side(&network, 2, there);
             meet(&[&from, &to]);
             // Slots of the receiver are handed out from the end: block 0 lies in the first of them.
             let slots = room(&from, &to, BLOCKS).expect("room");

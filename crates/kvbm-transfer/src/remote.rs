@@ -105,7 +105,7 @@ impl RemoteHost {
             }
             ranks.resize_with(groups, Vec::new);
             for ((slice, bound), of_group) in slices.iter().zip(host.layouts()).zip(&mut ranks) {
-                of_group.push(LocalRank { slice: *slice, bound: bound.clone() });
+                of_group.push(LocalRank::new(*slice, bound.clone()));
             }
             hosts.push(host);
         }

@@ -72,7 +72,7 @@ impl Case {
             heads: HeadRange { start: heads.start, count },
             replication: Replication::None,
         };
-        Ok(LocalRank { slice, bound: BoundLayout::allocate(layout, &SystemAllocator::default())? })
+        Ok(LocalRank::new(slice, BoundLayout::allocate(layout, &SystemAllocator::default())?))
     }
 }
 

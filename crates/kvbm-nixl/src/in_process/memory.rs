@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use kvbm_storage::{Backing, Storage, StorageExt};
+use kvbm_storage::{Backing, Storage, StorageError, StorageExt};
 use parking_lot::Mutex;
 
 use super::wire::Range;
+use crate::DeviceAccess;
 use crate::agent::{AgentError, Descriptor, RemoteRequest, SegmentKind, TransferDirection, device_of};
 
-/// Bytes that are copied at a time where a file is involved.
+/// Bytes that are copied at a time where not both sides are host memory.
 const CHUNK: u64 = 1 << 20;
 
 /// What an agent has registered.
@@ -22,20 +23,35 @@ pub(super) struct Memory {
 struct State {
     next: u64,
     batches: BTreeMap<u64, Vec<Arc<dyn Storage>>>,
+    devices: BTreeMap<u64, Arc<DeviceAccess>>,
+}
+
+/// A place in registered memory.
+struct Place {
+    storage: Arc<dyn Storage>,
+    offset: u64,
+    /// How it is reached, where it is device memory.
+    device: Option<Arc<DeviceAccess>>,
 }
 
 impl Memory {
+    /// Moves memory of this device, too.
+    pub(super) fn reach(&self, access: &Arc<DeviceAccess>) {
+        self.state.lock().devices.insert(u64::from(access.device().0), Arc::clone(access));
+    }
+
     /// Registers a batch; gives its key.
     pub(super) fn add(&self, storages: &[Arc<dyn Storage>]) -> Result<u64, AgentError> {
+        let mut state = self.state.lock();
         for storage in storages {
-            if SegmentKind::of(&**storage)? == SegmentKind::Vram {
+            let is_on_device = SegmentKind::of(&**storage)? == SegmentKind::Vram;
+            if is_on_device && !state.devices.contains_key(&device_of(&**storage)) {
                 return Err(AgentError::Unsupported {
                     what: format!("{} storage of {} bytes", storage.kind(), storage.len()),
-                    way_out: "the in-process agent moves host memory and files; use NIXL for device memory",
+                    way_out: "give the agent its device (InProcessAgent::reach_device), or use NIXL",
                 });
             }
         }
-        let mut state = self.state.lock();
         let key = state.next;
         state.next += 1;
         state.batches.insert(key, storages.to_vec());
@@ -54,12 +70,7 @@ impl Memory {
     }
 
     /// The storage that holds a range, and where in it.
-    fn find(
-        &self,
-        agent: &str,
-        kind: SegmentKind,
-        range: &Descriptor,
-    ) -> Result<(Arc<dyn Storage>, u64), AgentError> {
+    fn find(&self, agent: &str, kind: SegmentKind, range: &Descriptor) -> Result<Place, AgentError> {
         let holds = |storage: &&Arc<dyn Storage>| {
             SegmentKind::of(&***storage).is_ok_and(|found| found == kind)
                 && device_of(&***storage) == range.device_id
@@ -68,7 +79,11 @@ impl Memory {
         };
         let state = self.state.lock();
         match state.batches.values().flatten().find(holds) {
-            Some(storage) => Ok((Arc::clone(storage), range.address - storage.address())),
+            Some(storage) => Ok(Place {
+                offset: range.address - storage.address(),
+                device: state.devices.get(&range.device_id).filter(|_| kind == SegmentKind::Vram).cloned(),
+                storage: Arc::clone(storage),
+            }),
             None => Err(AgentError::NotRegistered {
                 agent: agent.to_owned(),
                 kind,
@@ -76,6 +91,31 @@ impl Memory {
                 bytes: range.bytes,
             }),
         }
+    }
+}
+
+impl Place {
+    /// # Safety
+    /// Nobody writes these bytes meanwhile.
+    unsafe fn read(&self, at: u64, into: &mut [u8]) -> Result<(), StorageError> {
+        let offset = self.offset + at;
+        if let (Backing::Device(memory), Some(device)) = (self.storage.backing(), &self.device) {
+            into.copy_from_slice(&device.read(&[(memory, offset, into.len() as u64)])?);
+            return Ok(());
+        }
+        // SAFETY: as the caller promises.
+        unsafe { self.storage.read_at(offset, into) }
+    }
+
+    /// # Safety
+    /// Nobody else touches these bytes meanwhile.
+    unsafe fn write(&self, at: u64, bytes: &[u8]) -> Result<(), StorageError> {
+        let offset = self.offset + at;
+        if let (Backing::Device(memory), Some(device)) = (self.storage.backing(), &self.device) {
+            return device.write(memory, offset, bytes);
+        }
+        // SAFETY: as the caller promises.
+        unsafe { self.storage.write_at(offset, bytes) }
     }
 }
 
@@ -99,9 +139,9 @@ pub(super) unsafe fn move_bytes(
             TransferDirection::Write => (local_place, remote_place, local.bytes),
         });
     }
-    for ((source, from), (destination, to), bytes) in copies {
+    for (source, destination, bytes) in copies {
         // SAFETY: the caller excludes everybody else from both ranges.
-        let copied = unsafe { copy(&*source, from, &*destination, to, bytes) };
+        let copied = unsafe { copy(&source, &destination, bytes) };
         copied.map_err(|error| AgentError::Failed {
             direction: request.direction,
             bytes: request.local.bytes(),
@@ -114,25 +154,20 @@ pub(super) unsafe fn move_bytes(
 
 /// # Safety
 /// Nobody else touches the destination, and nobody writes the source.
-unsafe fn copy(
-    source: &dyn Storage,
-    from: u64,
-    destination: &dyn Storage,
-    to: u64,
-    bytes: u64,
-) -> Result<(), kvbm_storage::StorageError> {
-    if let (Backing::Host(source), Backing::Host(destination)) = (source.backing(), destination.backing()) {
+unsafe fn copy(source: &Place, destination: &Place, bytes: u64) -> Result<(), StorageError> {
+    let (from, to) = (source.storage.backing(), destination.storage.backing());
+    if let (Backing::Host(from), Backing::Host(to)) = (from, to) {
         // SAFETY: the caller excludes everybody else from both ranges.
-        return Ok(unsafe { destination.copy_from(to, source, from, bytes) }?);
+        return Ok(unsafe { to.copy_from(destination.offset, from, source.offset, bytes) }?);
     }
     let mut buffer = vec![0; bytes.min(CHUNK) as usize];
     let mut done = 0;
     while done < bytes {
         let part = &mut buffer[..(bytes - done).min(CHUNK) as usize];
         // SAFETY: the caller excludes writers from the source.
-        unsafe { source.read_at(from + done, part) }?;
+        unsafe { source.read(done, part) }?;
         // SAFETY: the caller excludes everybody else from the destination.
-        unsafe { destination.write_at(to + done, part) }?;
+        unsafe { destination.write(done, part) }?;
         done += part.len() as u64;
     }
     Ok(())

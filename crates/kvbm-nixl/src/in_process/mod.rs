@@ -16,6 +16,7 @@ use std::sync::{Arc, Weak};
 use kvbm_storage::Storage;
 use parking_lot::Mutex;
 
+use crate::DeviceAccess;
 use crate::agent::{
     AgentError, MAX_NOTIFICATION_BYTES, Notification, Registration, RemoteAgent, RemoteRequest,
     RemoteTransfer, check_lists,
@@ -90,6 +91,11 @@ struct Inner {
 }
 
 impl InProcessAgent {
+    /// Has the agent move memory of a device, too. Memory of other devices is refused.
+    pub fn reach_device(&self, access: &Arc<DeviceAccess>) {
+        self.inner.memory.reach(access);
+    }
+
     /// Makes every transfer that starts from now on, and that touches this agent's memory from
     /// outside, fail in this way. `None`: no more.
     pub fn set_fault(&self, fault: Option<AgentFault>) {

@@ -12,7 +12,8 @@ use parking_lot::Mutex;
 
 use super::grants::BlockSink;
 use crate::agent::Registration;
-use crate::digest::digest;
+use crate::device_memory::DeviceAccess;
+use crate::digest::{RankBlocks, digest};
 use crate::shapes::{ModelPart, cover};
 
 /// Most digests of a block that are kept.
@@ -25,6 +26,24 @@ pub struct LocalRank {
     pub slice: RankSlice,
     /// Where.
     pub bound: BoundLayout,
+    /// How the processor reads it, where it is device memory: digests are computed on the host.
+    pub device: Option<Arc<DeviceAccess>>,
+}
+
+impl LocalRank {
+    /// A rank in host memory.
+    pub fn new(slice: RankSlice, bound: BoundLayout) -> Self {
+        Self { slice, bound, device: None }
+    }
+
+    /// A rank in memory of the device that `access` reaches.
+    pub fn on_device(slice: RankSlice, bound: BoundLayout, access: Arc<DeviceAccess>) -> Self {
+        Self { slice, bound, device: Some(access) }
+    }
+
+    pub(super) fn blocks(&self) -> RankBlocks<'_> {
+        RankBlocks { slice: &self.slice, bound: &self.bound, device: self.device.as_deref() }
+    }
 }
 
 /// Blocks that a node offers without publishing each: it is asked when a peer asks. Called by the
@@ -145,10 +164,10 @@ impl PublishedBlock {
         })?;
         let mut sum = 0_u64;
         for (index, piece) in pieces {
-            let LocalRank { slice, bound } = &self.offered.ranks[index];
+            let rank = self.offered.ranks[index].blocks();
             // SAFETY: `RemoteNode::publish` has been promised that nobody writes the block while
             // this lives.
-            sum = sum.wrapping_add(unsafe { digest(bound, slice, self.block, &self.hash, &piece) }?);
+            sum = sum.wrapping_add(unsafe { digest(rank, self.block, &self.hash, &piece) }?);
         }
         let mut digests = self.digests.lock();
         if digests.len() < MAX_KEPT_DIGESTS {

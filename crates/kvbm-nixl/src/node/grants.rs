@@ -322,7 +322,7 @@ impl Grant {
             // SAFETY: the slot is set aside for this writer, who has said that its write is over.
             // One that breaks its word is noticed by the checksum of the block, or it changes the
             // block as any member of the deployment could.
-            let found = unsafe { digest(&rank.bound, &rank.slice, self.slots[at], &self.hashes[at], &part) };
+            let found = unsafe { digest(rank.blocks(), self.slots[at], &self.hashes[at], &part) };
             found.is_ok_and(|found| found == *expected)
         })
     }

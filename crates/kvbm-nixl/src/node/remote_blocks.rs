@@ -248,7 +248,7 @@ impl RemoteBlocks {
         for ((rank, plan), expected) in self.plans.ranks.iter().zip(digests.unwrap_or_default()) {
             // SAFETY: the transfer into this slot is over, and the caller of `read_into` keeps
             // others away.
-            let found = unsafe { digest(&rank.bound, &rank.slice, slot, hash, plan.part()) };
+            let found = unsafe { digest(rank.blocks(), slot, hash, plan.part()) };
             if !found.is_ok_and(|found| found == *expected || planted(Planted::SkipDigests)) {
                 let rank = rank.slice.rank;
                 return Err(RemoteError::Corrupt { node: self.node(), hash: *hash, rank });

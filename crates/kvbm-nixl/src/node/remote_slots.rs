@@ -270,9 +270,9 @@ impl RemoteSlots {
             for pieces in &self.plans.parts {
                 let mut sum = 0_u64;
                 for (rank, part) in pieces {
-                    let LocalRank { slice, bound } = &self.plans.ranks[*rank].0;
+                    let blocks = self.plans.ranks[*rank].0.blocks();
                     // SAFETY: the caller of `write_from` keeps writers away from the slot.
-                    let part = unsafe { digest(bound, slice, sources[at], &self.hashes[at], part) };
+                    let part = unsafe { digest(blocks, sources[at], &self.hashes[at], part) };
                     sum = sum.wrapping_add(part.map_err(|error| RemoteError::Storage(error.to_string()))?);
                 }
                 digests.push(sum);

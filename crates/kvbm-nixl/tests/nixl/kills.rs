@@ -40,10 +40,8 @@ fn rank() -> LocalRank {
         heads: HeadRange { start: 0, count: 8 },
         replication: Replication::None,
     };
-    LocalRank {
-        slice,
-        bound: BoundLayout::allocate(Arc::new(layout), &SystemAllocator::default()).expect("memory"),
-    }
+    let bound = BoundLayout::allocate(Arc::new(layout), &SystemAllocator::default());
+    LocalRank::new(slice, bound.expect("memory"))
 }
 
 fn bytes_of(block: u32) -> Vec<u8> {

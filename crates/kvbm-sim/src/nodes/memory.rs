@@ -100,7 +100,7 @@ impl Memory {
         let slice =
             RankSlice { rank: Rank(0), first_layer: 0, num_layers: 2, heads, replication: Replication::None };
         let slots = Slots { slots: vec![Slot::default(); SLOTS as usize], next_pin: 0 };
-        Self { rank: LocalRank { slice, bound }, slots: Arc::new(Mutex::new(slots)) }
+        Self { rank: LocalRank::new(slice, bound), slots: Arc::new(Mutex::new(slots)) }
     }
 
     /// What the process offers to its peers.
