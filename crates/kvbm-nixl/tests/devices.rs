@@ -1,5 +1,7 @@
 //! Blocks in device memory, read and written by peers: G1 to G2, G2 to G1, G1 to G1.
 
+#[path = "support/devices.rs"]
+mod device_ranks;
 mod support;
 
 use std::sync::Arc;
@@ -12,7 +14,8 @@ use kvbm_nixl::{
 use kvbm_plan::{Epoch, GroupId, NamespaceTag, NodeId};
 use kvbm_storage::{DeviceStorage, Storage};
 
-use support::{BLOCKS, content, fill, hash, hashes, nothing, on_device, ranks, soon};
+use device_ranks::on_device;
+use support::{BLOCKS, content, fill, hash, hashes, nothing, ranks, soon};
 
 const HEADS: u32 = 8;
 const NAMESPACE: NamespaceTag = NamespaceTag::from_bytes([7; 16]);

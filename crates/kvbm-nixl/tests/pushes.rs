@@ -1,5 +1,7 @@
 //! Nodes that write into each other's memory: grants, verification, failures.
 
+#[path = "support/devices.rs"]
+mod device_ranks;
 mod support;
 
 use std::collections::HashMap;
@@ -18,7 +20,8 @@ use kvbm_plan::{Epoch, GroupId, NamespaceTag, NodeId, SequenceHash};
 use kvbm_storage::Storage;
 use parking_lot::Mutex;
 
-use support::{BLOCKS, content, fill, hash, hashes, local_rank, nothing, on_device, ranks, soon};
+use device_ranks::on_device;
+use support::{BLOCKS, content, fill, hash, hashes, local_rank, nothing, ranks, soon};
 
 const HEADS: u32 = 8;
 const NAMESPACE: NamespaceTag = NamespaceTag::from_bytes([7; 16]);

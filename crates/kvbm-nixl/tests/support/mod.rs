@@ -4,13 +4,12 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvbm_device::Device;
 use kvbm_layout::{
     AxisOrder, BlockLayout, DType, FullyContiguous, LayerSeparate, LayoutConfig, OuterPlacement,
 };
-use kvbm_nixl::{DeviceAccess, LocalRank};
+use kvbm_nixl::LocalRank;
 use kvbm_plan::{HeadRange, Rank, RankSlice, Replication, SequenceHash};
-use kvbm_storage::{BoundLayout, DeviceStorage, RegionBinding, Storage, SystemAllocator};
+use kvbm_storage::{BoundLayout, SystemAllocator};
 
 /// Blocks of a rank.
 pub(crate) const BLOCKS: u32 = 8;
@@ -39,22 +38,6 @@ pub(crate) fn local_rank(rank: u32, first: u32, heads: u32, is_separate: bool) -
         replication: Replication::None,
     };
     LocalRank::new(slice, BoundLayout::allocate(layout, &SystemAllocator::default()).expect("memory"))
-}
-
-/// A rank of the same shape on a device.
-pub(crate) fn on_device(
-    rank: &LocalRank,
-    device: &dyn Device,
-    access: &Arc<DeviceAccess>,
-) -> (LocalRank, Vec<Arc<DeviceStorage>>) {
-    let regions = rank.bound.layout().regions();
-    let memory: Vec<_> = regions
-        .iter()
-        .map(|region| Arc::new(DeviceStorage::new(device, region.bytes, 4096).expect("memory")))
-        .collect();
-    let bindings = memory.iter().map(|storage| RegionBinding::new(Arc::clone(storage) as Arc<dyn Storage>));
-    let bound = BoundLayout::bind(Arc::clone(rank.bound.layout()), bindings.collect()).expect("it fits");
-    (LocalRank::on_device(rank.slice, bound, Arc::clone(access)), memory)
 }
 
 /// Writes bytes that depend on the block into a rank.
