@@ -302,7 +302,7 @@ impl NodeState {
             if clock::now() >= job.deadline || *self.stop.lock() {
                 return Some(last.unwrap_or_else(late));
             }
-            let missing = self.missing(&job.identities);
+            let missing = missing(&self.registry, &job.identities, usize::MAX);
             let first = missing.first()?;
             if self.registry.is_arriving(Tier::G2, job.group, first.hash) {
                 // Another transfer brings it.
@@ -340,14 +340,6 @@ impl NodeState {
             kept.push(arrivals);
             last = failure.or(last);
         }
-    }
-
-    /// Those of a chain's blocks that are not on G2.
-    fn missing(&self, identities: &[BlockIdentity]) -> Vec<BlockIdentity> {
-        let is_missing = |identity: &&BlockIdentity| {
-            !self.registry.tiers_of(identity.group, identity.hash).contains(Tier::G2)
-        };
-        identities.iter().filter(is_missing).copied().collect()
     }
 
     /// Another peer that has the first of these blocks, with a turn to read from it.
@@ -401,6 +393,15 @@ impl NodeState {
         }
         (arrivals, read.failure)
     }
+}
+
+/// The first `most` of these blocks, all of one cache group, that are not on G2.
+pub(super) fn missing(registry: &Registry, blocks: &[BlockIdentity], most: usize) -> Vec<BlockIdentity> {
+    let Some(group) = blocks.first().map(|block| block.group) else { return Vec::new() };
+    let hashes: Vec<SequenceHash> = blocks.iter().map(|block| block.hash).collect();
+    let tiers = registry.peek_each(group, &hashes);
+    let missing = blocks.iter().zip(tiers).filter(|(_, tiers)| !tiers.contains(Tier::G2));
+    missing.map(|(block, _)| *block).take(most).collect()
 }
 
 /// The listed blocks that are on no tier.

@@ -1,7 +1,7 @@
 //! Blocks that are written to peers, and by them.
 
 use super::Pushed;
-use super::node::{NodeState, Reserved, reserved};
+use super::node::{NodeState, Reserved, missing, reserved};
 use crate::config::FIRST_GROUP;
 use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, GroupId, NodeId, Tier, clock};
 use kvbm_pool::{AnyArrivals, ArrivalOutcome, Prefix, Registry, TierMask, Withheld};
@@ -66,9 +66,7 @@ pub(super) struct Reserving(pub(super) Registry);
 
 impl ReservedBlocks for Reserving {
     fn reserve(&self, chain: &[BlockIdentity], most: usize) -> Option<Box<dyn Reservation>> {
-        let is_missing =
-            |identity: &&BlockIdentity| !self.0.tiers_of(identity.group, identity.hash).contains(Tier::G2);
-        let missing: Vec<BlockIdentity> = chain.iter().filter(is_missing).take(most).copied().collect();
+        let missing = missing(&self.0, chain, most);
         let arrivals = self.0.begin_arrivals(Tier::G2, &missing).ok()?;
         let reserved = reserved(&arrivals).ok()?;
         let slots = reserved.iter().map(|(_, identity, slot)| (*identity, *slot)).collect();
