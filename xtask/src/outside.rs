@@ -24,7 +24,7 @@ const USES: &[(&str, &str)] = &[
     ("kvbm-model", "kvbm_model::ModelShape::from_hf(\"{}\").is_err()"),
     ("kvbm-nixl", "kvbm_nixl::NixlOptions::new(\"outside\").validate().is_ok()"),
     ("kvbm-node", "std::mem::size_of::<kvbm_node::NodeEngine>() > 0"),
-    ("kvbm-plan", "kvbm_plan::Tier::G1.below() == Some(kvbm_plan::Tier::G2)"),
+    ("kvbm-plan", "kvbm_plan::Tier::G1 < kvbm_plan::Tier::G2"),
     ("kvbm-pool", "kvbm_pool::TRANSITIONS.len() == 6"),
     ("kvbm-sim", "{ use kvbm_sim as _; true }"),
     ("kvbm-storage", "kvbm_storage::SystemStorage::new(4096, 4096, kvbm_storage::HugePages::No).is_ok()"),

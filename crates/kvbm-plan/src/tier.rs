@@ -32,16 +32,6 @@ impl Tier {
         self as usize
     }
 
-    /// The tier one step further from the compute.
-    pub const fn below(self) -> Option<Self> {
-        match self {
-            Self::G1 => Some(Self::G2),
-            Self::G2 => Some(Self::G3),
-            Self::G3 => Some(Self::G4),
-            Self::G4 => None,
-        }
-    }
-
     /// Lower-case name as used in metrics, JSON and on the command line: `g1`.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -92,8 +82,6 @@ mod tests {
             assert_eq!(tier.index(), index);
         }
         assert!(Tier::G1 < Tier::G4);
-        assert_eq!(Tier::G3.below(), Some(Tier::G4));
-        assert_eq!(Tier::G4.below(), None);
         let error = "g5".parse::<Tier>().unwrap_err();
         assert!(error.to_string().contains("'g5'"));
     }

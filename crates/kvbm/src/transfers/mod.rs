@@ -1,11 +1,11 @@
 //! Transfers: everything from "these blocks go from here to there" to "every rank has reported how
 //! it ended".
 //!
-//! [`Transfers::start`] is the only entry point, for onboards, offloads, parked sequences and
-//! volumes alike. A [`Request`] says which blocks move ([`Move`]), where they arrive
-//! ([`Destination`]), what stays held until no worker can touch it (`holds`), and what is called
-//! when blocks become visible (`on_arrival`). The caller gets a [`Handle`]: to wait, to look at the
-//! outcome, or to give the transfer up.
+//! [`Transfers::start`] is the entry point, for onboards, offloads, parked sequences and volumes
+//! alike; onboards that later requests may join enter by `Arriving::start`. A [`Request`] says
+//! which blocks move ([`Move`]), where they arrive ([`Destination`]), what stays held until no
+//! worker can touch it (`holds`), and what is called when blocks become visible (`on_arrival`). The
+//! caller gets a [`Handle`]: to wait, to look at the outcome, or to give the transfer up.
 //!
 //! ```text
 //! Request ─ plans::ranges ─> plans ─ send ─> Ranks (workers)
