@@ -116,7 +116,9 @@ impl OwnedBlocks {
             if self.bench.setup.has_volume && self.bench.random.once_in(2) { Tier::G4 } else { Tier::G3 };
         // Refused where the tier is not there, or has lost them.
         let _refused = self.bench.manager().offload(&parts.g2, to);
-        let _refused = self.bench.manager().offload(&parts.g1, Tier::G2);
+        for to in [Tier::G2, to] {
+            let _refused = self.bench.manager().offload(&parts.g1, to);
+        }
     }
 
     /// A preempted sequence: a full block that is given up, and a private one that moves to G2.

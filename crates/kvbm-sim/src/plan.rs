@@ -53,7 +53,7 @@ impl Setup {
         };
         let has_disk = !random.once_in(6);
         let seconds = Duration::from_secs(2);
-        Self {
+        let mut setup = Self {
             ranks: 1 + random.below(3),
             blocks: [
                 6 + random.below(10) as u32,
@@ -87,6 +87,12 @@ impl Setup {
                     _ => VolumeCompression::Off,
                 },
             },
+        };
+        // Without host memory, blocks of a G1 that is kvbm's go straight to the disk and to volumes.
+        let has_lower = setup.blocks[2] > 0 || setup.has_volume;
+        if !setup.names_blocks && has_lower && random.once_in(5) {
+            setup.blocks[1] = 0;
         }
+        setup
     }
 }

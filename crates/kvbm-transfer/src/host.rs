@@ -98,6 +98,9 @@ pub(crate) struct HostTier {
     claimed_elsewhere: bool,
     /// What messages call it.
     place: &'static str,
+    /// What a block whose bytes changed fails with. In a staging ring that says nothing of the
+    /// block's source.
+    damage: FailureKind,
 }
 
 impl HostTier {
@@ -111,8 +114,8 @@ impl HostTier {
         let slots = groups.iter().map(|group| group.bound.num_blocks()).min().unwrap_or(0);
         let known = if claimed_elsewhere { 0 } else { slots };
         let slots = Mutex::new((0..known).map(|_| Slot::default()).collect());
-        let (reads, place) = (AtomicU64::new(0), "G2");
-        Ok(Self { groups, sums, verify, reads, slots, claimed_elsewhere, place })
+        let (reads, place, damage) = (AtomicU64::new(0), "G2", FailureKind::Corrupt);
+        Ok(Self { groups, sums, verify, reads, slots, claimed_elsewhere, place, damage })
     }
 
     /// The slots of a staging ring, which no plan names. Their bytes are on their way for a moment
@@ -121,8 +124,8 @@ impl HostTier {
         rings: impl IntoIterator<Item = BoundLayout>,
         sums: BlockChecksum,
     ) -> Result<Self, StartError> {
-        let place = "the staging ring";
-        Ok(Self { place, ..Self::new(rings, sums, VerifyHost::Never, false)? })
+        let (place, damage) = ("the staging ring", FailureKind::Device);
+        Ok(Self { place, damage, ..Self::new(rings, sums, VerifyHost::Never, false)? })
     }
 
     /// Takes blocks as there: another worker of the same memory has put them there. Those of slots

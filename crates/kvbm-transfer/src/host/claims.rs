@@ -88,7 +88,7 @@ impl ReadClaim {
             "slot {} of {}, bytes 0..{bytes}: checksum {found:016x}, but {expected:016x} was written; it is not read again",
             self.slot, self.tier.place
         );
-        Err(Failure::new(FailureKind::Corrupt, why))
+        Err(Failure::new(self.tier.damage, why))
     }
 
     /// Copies the block out, in the byte order of `order`.

@@ -137,3 +137,18 @@ fn a_condemned_slot_is_not_read_again_until_it_is_written() {
     write(&tier, 1, None).unwrap().finish_verified(7);
     assert_eq!(read(&tier, 1, None).unwrap().checksum(), Some(7));
 }
+
+/// Mutation that makes it fail: a ring says `Corrupt`, which takes the source out of use.
+#[test]
+fn a_staging_slot_whose_bytes_changed_says_nothing_of_the_blocks_source() {
+    let ring = HostTier::of_ring([tier().bound().clone()], BlockChecksum::new([0; 16])).unwrap();
+    let ring = Arc::new(ring);
+    write(&ring, 1, None).unwrap().finish(true, None).unwrap();
+    let claim = read(&ring, 1, None).unwrap();
+    assert_eq!(claim.verify_always(), Ok(()));
+    // SAFETY: nobody else touches the memory of this test.
+    unsafe { ring.groups[0].regions[0].fill(ring.bound().bytes_per_block(), 1, 0xff) }.unwrap();
+    let failure = claim.verify_always().unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Device);
+    assert!(failure.detail.contains("the staging ring"), "{failure}");
+}
