@@ -6,7 +6,7 @@ mod support;
 
 use std::sync::Arc;
 
-use kvbm_device::{Device, EmulatedConfig, EmulatedDevice};
+use kvbm_device::{Device, EmulatedConfig, EmulatedDevice, Fault, FaultRule};
 use kvbm_nixl::{
     AgentError, DeviceAccess, Export, InProcessAgent, InProcessNetwork, LocalRank, NixlEnabledStorage,
     NodeOptions, RemoteAgent, RemoteError, RemoteNode,
@@ -36,7 +36,7 @@ fn side(network: &InProcessNetwork, id: u32, host: Vec<LocalRank>, is_on_device:
     let device = Arc::new(EmulatedDevice::new(EmulatedConfig::default()).expect("a device"));
     let (mut ranks, mut memory) = (host, Vec::new());
     if is_on_device {
-        let access = Arc::new(DeviceAccess::new(&*device).expect("a stream"));
+        let access = Arc::new(DeviceAccess::new(Arc::clone(&device) as Arc<dyn Device>).expect("a stream"));
         agent.reach_device(&access);
         let moved = ranks.iter().map(|rank| on_device(rank, &*device, &access));
         let (on_device, parts): (_, Vec<_>) = moved.unzip();
@@ -126,19 +126,76 @@ fn invariant_5_wrong_bytes_of_device_memory_are_never_served() {
 #[test]
 fn memory_of_a_device_that_nothing_reaches_is_refused_by_name() {
     let network = InProcessNetwork::new();
-    let device = EmulatedDevice::new(EmulatedConfig::default()).expect("a device");
-    let access = Arc::new(DeviceAccess::new(&device).expect("a stream"));
-    let (rank, _) = on_device(&ranks(1, HEADS, false)[0], &device, &access);
+    let device = Arc::new(EmulatedDevice::new(EmulatedConfig::default()).expect("a device"));
+    let access = Arc::new(DeviceAccess::new(Arc::clone(&device) as Arc<dyn Device>).expect("a stream"));
+    let (rank, _) = on_device(&ranks(1, HEADS, false)[0], &*device, &access);
     let agent: InProcessAgent = network.agent("node-1").expect("a name");
     let error = rank.bound.nixl_register(&agent).unwrap_err();
     assert!(matches!(error, AgentError::Unsupported { .. }), "{error}");
     assert!(error.to_string().contains("reach_device"), "{error}");
     agent.reach_device(&access);
-    // Without access the processor computes no digest: nothing is published.
-    let blind = LocalRank::new(rank.slice, rank.bound.clone());
+    // Without access the processor computes no digest.
+    let blind = vec![LocalRank::new(rank.slice, rank.bound.clone())];
     let node = RemoteNode::start(Arc::new(agent), NodeOptions::new(NodeId(1), Epoch(1))).expect("a node");
-    let export = node.export_local_blockset(NAMESPACE, GROUP, vec![blind]).expect("an export");
+    let error = node.export_local_blockset(NAMESPACE, GROUP, blind.clone()).unwrap_err();
+    assert!(error.to_string().contains("LocalRank::on_device"), "{error}");
+    let owner = side(&network, 2, ranks(1, HEADS, false), false);
+    let bytes = owner.node.announcement().expect("an announcement").encode(None).expect("sound");
+    node.import_remote_blockset(&bytes).expect("an announcement");
+    let reads = node.plan_reads(NodeId(2), NAMESPACE, GROUP, &blind).unwrap_err();
+    let writes = node.plan_writes(NodeId(2), NAMESPACE, GROUP, &blind).unwrap_err();
+    for error in [reads, writes] {
+        assert!(error.to_string().contains("LocalRank::on_device"), "{error}");
+    }
+}
+
+/// Mutations that make it fail: `run` keeps a stream that has failed; an error of a digest is
+/// `Corrupt`.
+#[test]
+fn a_copy_that_fails_is_our_own_failure_and_the_next_one_works() {
+    let network = InProcessNetwork::new();
+    let host = side(&network, 1, ranks(1, HEADS, false), false);
+    (0..BLOCKS).for_each(|block| fill(&host.ranks[0], block, block as u8));
+    let reader = side(&network, 2, ranks(1, HEADS, false), true);
+    meet(&host, &reader);
+    let blocks: Vec<_> = (0..BLOCKS).map(|block| (hash(block), block)).collect();
+    // SAFETY: nobody writes the blocks.
+    let _publication = unsafe { host.export.publish(&blocks, &nothing()) }.expect("published");
+    assert_eq!(read(&reader, &host), (BLOCKS as usize, None));
+    // The copy into the device, then the one that is to verify it.
+    for skipped in [0, 1, 4] {
+        let rule = FaultRule::next(Fault::FailHalfway).on_stream("kvbm-remote").after(skipped);
+        reader.device.faults().inject(rule);
+        let (arrived, failure) = read(&reader, &host);
+        assert!(arrived < BLOCKS as usize);
+        assert!(!matches!(failure, None | Some(RemoteError::Corrupt { .. })), "{failure:?}");
+        assert_eq!(read(&reader, &host), (BLOCKS as usize, None), "over another stream");
+    }
+}
+
+/// Mutation that makes it fail: `write` does not hold `keep`.
+#[test]
+fn invariant_3_a_write_to_a_device_that_is_late_keeps_its_claim() {
+    let network = InProcessNetwork::new();
+    let host = side(&network, 1, ranks(1, HEADS, false), false);
+    (0..BLOCKS).for_each(|block| fill(&host.ranks[0], block, block as u8));
+    let reader = side(&network, 2, ranks(1, HEADS, false), true);
+    meet(&host, &reader);
     // SAFETY: nobody writes the block.
-    let error = unsafe { export.publish(&[(hash(0), 0)], &nothing()) }.unwrap_err();
-    assert!(error.to_string().contains("LocalRank::device"), "{error}");
+    let _publication = unsafe { host.export.publish(&[(hash(0), 0)], &nothing()) }.expect("published");
+    let plans = reader.node.plan_reads(NodeId(1), NAMESPACE, GROUP, &reader.ranks).expect("plans");
+    let held = reader.node.get_remote_blocks_immutable(&plans, &hashes(1), soon()).expect("a lease");
+    let stalled = reader.device.faults().inject(FaultRule::next(Fault::Stall).on_stream("kvbm-remote"));
+    let claim = nothing();
+    // SAFETY: nobody else touches the reader's memory.
+    let arrived = unsafe { held.read_into(&[0], &claim, soon()) }.expect("a slot");
+    assert!(arrived.blocks == 0 && arrived.failure.is_some(), "{arrived:?}");
+    drop((arrived, held));
+    assert!(Arc::strong_count(&claim) > 1, "the device may still write there");
+    stalled.release();
+    let until = soon();
+    while Arc::strong_count(&claim) > 1 {
+        assert!(std::time::Instant::now() < until, "the claim ends with the copy");
+        std::thread::yield_now();
+    }
 }

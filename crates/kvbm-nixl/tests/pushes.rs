@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use kvbm_device::{EmulatedConfig, EmulatedDevice};
+use kvbm_device::{Device, EmulatedConfig, EmulatedDevice};
 use kvbm_nixl::{
     AgentError, AgentFault, BlockSink, DeviceAccess, Export, InProcessAgent, InProcessNetwork, Landing,
     LocalRank, NodeOptions, Notification, OfferedChain, RefusedRead, Registration, RemoteAgent, RemoteError,
@@ -230,8 +230,8 @@ fn write(slots: RemoteSlots, deadline: Instant) -> (usize, Option<RemoteError>) 
 
 #[test]
 fn blocks_are_pushed_and_verified_whatever_the_shapes() {
-    let device = EmulatedDevice::new(EmulatedConfig::default()).expect("a device");
-    let access = Arc::new(DeviceAccess::new(&device).expect("a stream"));
+    let device: Arc<dyn Device> = Arc::new(EmulatedDevice::new(EmulatedConfig::default()).expect("a device"));
+    let access = Arc::new(DeviceAccess::new(Arc::clone(&device)).expect("a stream"));
     // (ranks of the writer, ranks of the receiver, heads); 8 ranks with 2 heads have replicas.
     let shapes = [(1, 1, 8), (4, 2, 8), (2, 4, 8), (8, 1, 8), (1, 8, 8), (1, 8, 2), (8, 2, 2)];
     let in_memory = |is_on_device: bool| shapes.map(|shape| (shape, is_on_device));
@@ -245,7 +245,7 @@ fn blocks_are_pushed_and_verified_whatever_the_shapes() {
             let from = side(&network, 1, last);
             let mut there = ranks(tp, heads, is_separate);
             if is_on_device && tp > 1 {
-                there = there.iter().map(|rank| on_device(rank, &device, &access).0).collect();
+                there = there.iter().map(|rank| on_device(rank, &*device, &access).0).collect();
             }
             let to = side(&network, 2, there);
             meet(&[&from, &to]);

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use kvbm_device::Owner;
 use kvbm_storage::{Backing, Storage, StorageError, StorageExt};
 use parking_lot::Mutex;
 
@@ -107,27 +108,31 @@ impl Place {
         unsafe { self.storage.read_at(offset, into) }
     }
 
+    /// `keep` is held until nothing can write here any more.
+    ///
     /// # Safety
-    /// Nobody else touches these bytes meanwhile.
-    unsafe fn write(&self, at: u64, bytes: &[u8]) -> Result<(), StorageError> {
+    /// Nobody else touches these bytes until then.
+    unsafe fn write(&self, at: u64, bytes: &[u8], keep: &Owner) -> Result<(), StorageError> {
         let offset = self.offset + at;
         if let (Backing::Device(memory), Some(device)) = (self.storage.backing(), &self.device) {
-            return device.write(memory, offset, bytes);
+            return device.write(memory, offset, bytes, keep);
         }
         // SAFETY: as the caller promises.
         unsafe { self.storage.write_at(offset, bytes) }
     }
 }
 
-/// Copies all ranges of a request. All are looked up before the first byte moves.
+/// Copies all ranges of a request. All are looked up before the first byte moves. A copy to a device
+/// may still run when this returns an error: `keep` is held until it is over.
 ///
 /// # Safety
-/// Nobody else touches the destination, and nobody writes the source.
+/// Nobody else touches the destination, and nobody writes the source, until `keep` is dropped.
 pub(super) unsafe fn move_bytes(
     agent: &str,
     ours: &Memory,
     theirs: &Memory,
     request: &RemoteRequest,
+    keep: &Owner,
 ) -> Result<(), AgentError> {
     let ranges = request.local.entries.iter().zip(&request.remote.entries);
     let mut copies = Vec::with_capacity(request.local.entries.len());
@@ -141,7 +146,7 @@ pub(super) unsafe fn move_bytes(
     }
     for (source, destination, bytes) in copies {
         // SAFETY: the caller excludes everybody else from both ranges.
-        let copied = unsafe { copy(&source, &destination, bytes) };
+        let copied = unsafe { copy(&source, &destination, bytes, keep) };
         copied.map_err(|error| AgentError::Failed {
             direction: request.direction,
             bytes: request.local.bytes(),
@@ -154,7 +159,7 @@ pub(super) unsafe fn move_bytes(
 
 /// # Safety
 /// Nobody else touches the destination, and nobody writes the source.
-unsafe fn copy(source: &Place, destination: &Place, bytes: u64) -> Result<(), StorageError> {
+unsafe fn copy(source: &Place, destination: &Place, bytes: u64, keep: &Owner) -> Result<(), StorageError> {
     let (from, to) = (source.storage.backing(), destination.storage.backing());
     if let (Backing::Host(from), Backing::Host(to)) = (from, to) {
         // SAFETY: the caller excludes everybody else from both ranges.
@@ -167,7 +172,7 @@ unsafe fn copy(source: &Place, destination: &Place, bytes: u64) -> Result<(), St
         // SAFETY: the caller excludes writers from the source.
         unsafe { source.read(done, part) }?;
         // SAFETY: the caller excludes everybody else from the destination.
-        unsafe { destination.write(done, part) }?;
+        unsafe { destination.write(done, part, keep) }?;
         done += part.len() as u64;
     }
     Ok(())

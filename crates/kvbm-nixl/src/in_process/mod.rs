@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
+use kvbm_device::Owner;
 use kvbm_storage::Storage;
 use parking_lot::Mutex;
 
@@ -161,7 +162,7 @@ impl RemoteAgent for InProcessAgent {
         Ok(())
     }
 
-    unsafe fn start(&self, request: RemoteRequest) -> Result<Box<dyn RemoteTransfer>, AgentError> {
+    unsafe fn start(&self, mut request: RemoteRequest) -> Result<Box<dyn RemoteTransfer>, AgentError> {
         check_lists(request.direction, &request.local, &request.remote)?;
         let peer = self.peer(&request.peer)?;
         self.check_known(&request)?;
@@ -171,8 +172,10 @@ impl RemoteAgent for InProcessAgent {
             return fault.begin(request, &self.inner.detached);
         }
         let bytes = request.local.bytes();
-        // SAFETY: the caller of `start` excludes everybody else from both sides until it returns.
-        unsafe { move_bytes(&self.inner.name, &self.inner.memory, &peer.memory, &request) }?;
+        let keep: Owner = Arc::new(Mutex::new(std::mem::replace(&mut request.keep, Box::new(()))));
+        // SAFETY: the caller of `start` excludes everybody else from both sides until what it gave
+        // to keep is dropped.
+        unsafe { move_bytes(&self.inner.name, &self.inner.memory, &peer.memory, &request, &keep) }?;
         if let Some(message) = request.notification {
             peer.mailbox.put(&self.inner.name, &message)?;
         }

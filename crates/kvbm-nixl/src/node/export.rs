@@ -10,6 +10,7 @@ use kvbm_plan::{BlockSetId, GroupId, LeaseId, NamespaceTag, RankSlice, SequenceH
 use kvbm_storage::{BoundLayout, StorageError};
 use parking_lot::Mutex;
 
+use super::RemoteError;
 use super::grants::BlockSink;
 use crate::agent::Registration;
 use crate::device_memory::DeviceAccess;
@@ -39,6 +40,18 @@ impl LocalRank {
     /// A rank in memory of the device that `access` reaches.
     pub fn on_device(slice: RankSlice, bound: BoundLayout, access: Arc<DeviceAccess>) -> Self {
         Self { slice, bound, device: Some(access) }
+    }
+
+    /// Whether the processor can read the rank's blocks.
+    pub(super) fn check(&self) -> Result<(), RemoteError> {
+        let reached = self.device.as_ref().map(|access| access.device());
+        match self.bound.device() {
+            Some(device) if reached != Some(device) => Err(RemoteError::Storage(format!(
+                "rank {} lies in memory of {device}: make it with LocalRank::on_device and a DeviceAccess of that device",
+                self.slice.rank
+            ))),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn blocks(&self) -> RankBlocks<'_> {

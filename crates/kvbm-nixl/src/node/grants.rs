@@ -302,28 +302,42 @@ impl Grant {
     fn take(&mut self, blocks: usize, digests: &[u64]) -> Taken {
         let ranks = self.offered.ranks.len().max(1);
         let end = self.slots.len().min(self.seen.saturating_add(blocks));
-        let right = (self.seen..end)
-            .zip(digests.chunks_exact(ranks))
-            .take_while(|(at, expected)| self.is_right(*at, expected))
-            .count();
+        let (mut right, mut is_unread) = (0, false);
+        for (at, expected) in (self.seen..end).zip(digests.chunks_exact(ranks)) {
+            let is_right = self.is_right(at, expected);
+            is_unread = is_right.is_none();
+            if is_right != Some(true) {
+                break;
+            }
+            right += 1;
+        }
         let verified = self.seen..self.seen + right;
         let blocks = self.landing.arrived(verified.clone());
-        let is_wrong = blocks == right && verified.end < end;
+        let is_wrong = blocks == right && verified.end < end && !is_unread;
         // Behind a gap nothing is registered.
-        self.seen = if blocks == verified.len() && !is_wrong { verified.end } else { self.slots.len() };
+        self.seen =
+            if blocks == verified.len() && !is_wrong && !is_unread { verified.end } else { self.slots.len() };
         Taken { blocks, is_wrong }
     }
 
-    /// Whether a block has arrived in its slot of every rank.
-    fn is_right(&self, at: usize, expected: &[u64]) -> bool {
-        let ranks = self.offered.ranks.iter().zip(expected);
-        ranks.into_iter().all(|(rank, expected)| {
+    /// Whether a block has arrived in its slot of every rank; `None` where our own memory cannot be
+    /// read.
+    fn is_right(&self, at: usize, expected: &[u64]) -> Option<bool> {
+        for (rank, expected) in self.offered.ranks.iter().zip(expected) {
             let part = ModelPart::of(&rank.slice);
             // SAFETY: the slot is set aside for this writer, who has said that its write is over.
             // One that breaks its word is noticed by the checksum of the block, or it changes the
             // block as any member of the deployment could.
             let found = unsafe { digest(rank.blocks(), self.slots[at], &self.hashes[at], &part) };
-            found.is_ok_and(|found| found == *expected)
-        })
+            match found {
+                Ok(found) if found == *expected => {}
+                Ok(_) => return Some(false),
+                Err(error) => {
+                    tracing::warn!(target: "kvbm", %error, "a block that a peer wrote cannot be read back: it is not registered");
+                    return None;
+                }
+            }
+        }
+        Some(true)
     }
 }

@@ -347,6 +347,7 @@ impl RemoteNode {
         registrations: Arc<Vec<Registration>>,
     ) -> Result<Export, RemoteError> {
         for rank in &ranks {
+            rank.check()?;
             rank.bound.describe().map_err(|error| RemoteError::Storage(error.to_string()))?;
         }
         let id = BlockSetId(self.shared.next.fetch_add(1, Ordering::Relaxed));
@@ -431,6 +432,7 @@ impl RemoteNode {
         let sets = peer.sets_of(&namespace, group);
         check_whole(ranks.iter().map(|rank| &rank.bound), &sets)?;
         let plan = |rank: &LocalRank| -> Result<_, RemoteError> {
+            rank.check()?;
             Ok((rank.clone(), ReadPlan::new(&rank.slice, &rank.bound, group, &sets)?))
         };
         let ranks = ranks.iter().map(plan).collect::<Result<_, _>>()?;

@@ -249,7 +249,8 @@ impl RemoteBlocks {
             // SAFETY: the transfer into this slot is over, and the caller of `read_into` keeps
             // others away.
             let found = unsafe { digest(rank.blocks(), slot, hash, plan.part()) };
-            if !found.is_ok_and(|found| found == *expected || planted(Planted::SkipDigests)) {
+            let found = found.map_err(|error| RemoteError::Storage(error.to_string()))?;
+            if found != *expected && !planted(Planted::SkipDigests) {
                 let rank = rank.slice.rank;
                 return Err(RemoteError::Corrupt { node: self.node(), hash: *hash, rank });
             }

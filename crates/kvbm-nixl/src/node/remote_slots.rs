@@ -126,6 +126,7 @@ impl RemoteNode {
             parts.push(pieces);
         }
         let plan = |(rank, given): (&LocalRank, &Vec<(usize, ModelPart)>)| -> Result<_, RemoteError> {
+            rank.check()?;
             Ok((rank.clone(), ReadPlan::towards(&rank.slice, &rank.bound, group, &sets, given)?))
         };
         let ranks = ranks.iter().zip(&given).map(plan).collect::<Result<_, _>>()?;
