@@ -88,7 +88,8 @@ impl Setup {
                 },
             },
         };
-        // Without host memory, blocks of a G1 that is kvbm's go straight to the disk and to volumes.
+        // Without host memory, blocks of a G1 that is kvbm's go straight to the disk and to
+        // volumes.
         let has_lower = setup.blocks[2] > 0 || setup.has_volume;
         if !setup.names_blocks && has_lower && random.once_in(5) {
             setup.blocks[1] = 0;

@@ -119,7 +119,7 @@ impl HostTier {
     }
 
     /// The slots of a staging ring, which no plan names. Their bytes are on their way for a moment
-    /// only, and are not compared with their checksums meanwhile.
+    /// only: who writes them to a signed or encrypted disk, or to a volume, compares them.
     pub(crate) fn of_ring(
         rings: impl IntoIterator<Item = BoundLayout>,
         sums: BlockChecksum,

@@ -389,7 +389,9 @@ impl Builder<WithOwned> {
     /// [`BuildError`] names the setting, the file, the device or the socket.
     pub fn build(self) -> Result<KvBlockManager<Owned>, BuildError> {
         if !self.config.parallelism.workers.as_slice().is_empty() {
-            let core = Core::new(self.config, self.namespace, self.given.policies, None, true)?;
+            // Without host memory, workers have paths to volumes where one is configured.
+            let more = !self.config.host.capacity.is_none();
+            let core = Core::new(self.config, self.namespace, self.given.policies, None, more)?;
             core.connect_sockets()?;
             return core.finish_remote(Owned(()));
         }

@@ -122,8 +122,8 @@ impl Place {
     }
 }
 
-/// Copies all ranges of a request. All are looked up before the first byte moves. A copy to a device
-/// may still run when this returns an error: `keep` is held until it is over.
+/// Copies all ranges of a request. All are looked up before the first byte moves. A copy to a
+/// device may still run when this returns an error: `keep` is held until it is over.
 ///
 /// # Safety
 /// Nobody else touches the destination, and nobody writes the source, until `keep` is dropped.

@@ -114,7 +114,7 @@ impl WorldState {
         let is_full = self.is_full(rank, path.dst);
         match path.dst {
             Tier::G3 => return self.write_to_disk(rank, block, bytes, task.asked),
-            Tier::G4 => return self.write_to_store(rank, block, bytes, task.asked, is_full),
+            Tier::G4 => return self.write_to_store(rank, path.src, block, bytes, task.asked, is_full),
             Tier::G1 | Tier::G2 => {}
         }
         if !self.fails(self.faults.write) {
@@ -152,15 +152,22 @@ impl WorldState {
     fn write_to_store(
         &mut self,
         rank: usize,
+        src: Tier,
         block: &BlockTransfer,
         bytes: Option<Bytes>,
         asked: u64,
         is_full: bool,
     ) -> BlockOutcome {
         let identity = &block.identity;
-        // Memory that changed since it was filled never leaves a machine.
-        let Some(bytes) = bytes.filter(|bytes| bytes == identity.hash.as_bytes()) else {
-            return failed(FailureKind::Corrupt);
+        let bytes = if src == Tier::G1 {
+            // A worker does not know what should be in G1: it stores what is there.
+            bytes.unwrap_or_default()
+        } else {
+            // Host memory that changed since it was filled never leaves a machine.
+            match bytes.filter(|bytes| bytes == identity.hash.as_bytes()) {
+                Some(bytes) => bytes,
+                None => return failed(FailureKind::Corrupt),
+            }
         };
         let fault = if is_full {
             Some(Fault::NoRoom)

@@ -108,6 +108,11 @@ pub(crate) trait Direction: Send + 'static {
 
     /// The operation is over: what that means for the host slot.
     fn end(claim: Self::Claim, result: &OpOutcome);
+
+    /// What a block fails with whose operation failed.
+    fn kind_of(error: &OpError) -> FailureKind {
+        error.kind()
+    }
 }
 
 /// Blocks whose host slots plans name.
@@ -316,7 +321,7 @@ impl<D: Direction> DiskCarrier<D> {
                     done(&plan, op.checksum)
                 }
                 Err(error) => {
-                    self.site.failure(&plan.blocks[index as usize], error.kind(), &error.to_string())
+                    self.site.failure(&plan.blocks[index as usize], D::kind_of(&error), &error.to_string())
                 }
             };
             Some((index, outcome))

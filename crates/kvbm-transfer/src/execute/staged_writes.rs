@@ -7,7 +7,7 @@ use super::{Carrier, Site};
 use crate::completion_queue::{Done, Stage};
 use crate::schedule::Portion;
 use kvbm_disk::{DiskEngine, OpError, OpOutcome};
-use kvbm_plan::{BlockTransfer, Failure};
+use kvbm_plan::{BlockTransfer, Failure, FailureKind};
 use std::sync::Arc;
 
 /// Blocks of the ring to the disk.
@@ -20,10 +20,13 @@ impl Direction for RingWrites {
         Writes::add(&staged.claim, batch, block)
     }
 
-    fn end(staged: StagedBlock, result: &OpOutcome) {
-        if matches!(result, Err(OpError::Source { .. })) {
-            staged.claim.condemn();
-        }
+    fn end(staged: StagedBlock, _result: &OpOutcome) {
+        drop(staged);
+    }
+
+    /// Bytes that changed in the ring say nothing of the block on G1.
+    fn kind_of(error: &OpError) -> FailureKind {
+        if matches!(error, OpError::Source { .. }) { FailureKind::Device } else { error.kind() }
     }
 }
 
@@ -82,5 +85,21 @@ impl Carrier for StagedWriter {
         self.copies.retry();
         self.disk.try_again();
         self.write_staged();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvbm_plan::BlockId;
+
+    /// Encrypted and signed disks compare what they are given.
+    #[test]
+    fn bytes_that_changed_in_the_ring_say_nothing_of_the_blocks_source() {
+        let changed = OpError::Source { slot: BlockId(1), expected: 2, found: 3 };
+        assert_eq!(changed.kind(), FailureKind::Corrupt);
+        assert_eq!(RingWrites::kind_of(&changed), FailureKind::Device);
+        let cancelled = OpError::Cancelled { slot: BlockId(1) };
+        assert_eq!(RingWrites::kind_of(&cancelled), cancelled.kind());
     }
 }

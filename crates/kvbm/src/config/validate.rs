@@ -11,7 +11,7 @@ mod remote;
 
 use std::time::Duration;
 
-use super::choices::{BandwidthModel, ChainRootKind, CopyWay, DeviceKind, VolumeCompress};
+use super::choices::{BandwidthModel, ChainRootKind, CopyWay, DeviceKind, VolumeCompress, VolumeOffload};
 use super::sections::VolumeConfig;
 use super::{Config, ConfigError, Section, http};
 use kvbm_events::EventUrl;
@@ -316,11 +316,6 @@ impl Config {
                 "needs disk.dir, the directory with the journal",
             );
         }
-        if !disk.capacity.is_none() && self.host.capacity.is_none() && self.transfer.staging.get() == 0 {
-            let rule =
-                "needs host.capacity, or transfer.staging above 0: blocks reach the disk through either";
-            return broken("disk.capacity", &disk.capacity, rule);
-        }
         positive("disk.read_deadline", disk.read_deadline)?;
         positive("disk.flush_deadline", disk.flush_deadline)?;
         if !(disk.drive_writes_per_day >= 0.0 && disk.drive_writes_per_day.is_finite()) {
@@ -368,17 +363,17 @@ impl Config {
             }
         }
         let all = &self.volumes;
+        let is_victims = all.offload == VolumeOffload::Victims;
+        if is_victims && self.host.capacity.is_none() && !self.disk.capacity.is_none() {
+            let rule = "needs host.capacity where there is a disk: what leaves the device stays on the disk; use write-through";
+            return broken("volumes.offload", &all.offload.to_string(), rule);
+        }
         positive("volumes.longest_pause", all.longest_pause)?;
         share("volumes.queue_share", all.queue_share, "must be above 0 and at most 1")
     }
 
     fn validate_volume(&self, volume: &VolumeConfig) -> Result<(), ConfigError> {
-        let VolumeConfig { uri, id, capacity, alignment, deadline } = volume;
-        if self.host.capacity.is_none() && self.transfer.staging.get() == 0 {
-            let rule =
-                "needs host.capacity, or transfer.staging above 0: blocks reach volumes through either";
-            return broken("volume.uri", &shown_uri(uri), rule);
-        }
+        let VolumeConfig { id, capacity, alignment, deadline, .. } = volume;
         if !capacity.is_none() && capacity.blocks(self.rank_block_bytes()) == 0 {
             let rule = format!("holds not one block of volume {id}: raise it, or 0 for no limit");
             return broken("volume.capacity", capacity, &rule);

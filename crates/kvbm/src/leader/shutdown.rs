@@ -186,28 +186,29 @@ impl Leader {
     /// Whether no copy is under way any more.
     pub(super) fn save_all(&self, deadline: Instant) -> bool {
         let Some(last) = self.lasting() else { return self.offload.wait_idle(deadline) };
-        if self.registry.capacity(Tier::G2) == 0 {
-            self.save(Path::new(Tier::G1, last), last, deadline, &RefCell::default(), &|| ());
-            return self.offload.wait_idle(deadline);
-        }
-        // G2 first and after every batch from above: what comes down must not push out what is not
-        // saved yet.
-        let (path, sent) = (Path::new(Tier::G2, last), RefCell::default());
+        // Without G2, blocks go straight from G1.
+        let has_host = self.registry.capacity(Tier::G2) > 0;
+        let src = if has_host { Tier::G2 } else { Tier::G1 };
+        let (path, sent) = (Path::new(src, last), RefCell::default());
         let late = || self.metrics.path(path).failures(FailureKind::Deadline).get();
         let late_before = late();
-        let save_host = || self.save(path, last, deadline, &sent, &|| ());
-        save_host();
-        self.save(Path::G1_G2, last, deadline, &RefCell::default(), &save_host);
+        let save_last = || self.save(path, last, deadline, &sent, &|| ());
+        // G2 first and after every batch from above: what comes down must not push out what is not
+        // saved yet.
+        save_last();
+        if has_host {
+            self.save(Path::G1_G2, last, deadline, &RefCell::default(), &save_last);
+        }
         let is_idle = self.offload.wait_idle(deadline);
         // Copies of an engine's blocks that were under way have arrived in G2 now. What a disk
         // refused is not sent again. Where a copy was late, what is left is sent once more: a busy
         // machine may have been the reason.
         let is_new = |identity: &BlockIdentity| !sent.borrow().contains(&(identity.group, identity.hash));
         let was_late = late() > late_before;
-        if !is_idle || !self.unsaved(Tier::G2, last).iter().any(|block| was_late || is_new(block)) {
+        if !is_idle || !self.unsaved(src, last).iter().any(|block| was_late || is_new(block)) {
             return is_idle;
         }
-        save_host();
+        save_last();
         self.offload.wait_idle(deadline)
     }
 

@@ -48,6 +48,10 @@ impl Offload {
         let (offload, blocks) = (Arc::downgrade(self), batch.blocks.len());
         let running = Running { offload, queue: Some(edge.path), interval: batch.interval, blocks };
         if edge.path.dst == Tier::G4 {
+            // From the look at what the source holds until the plans are sent no worker is taken
+            // in: a new one has nothing in G1, and would store that under the blocks' names. In G2
+            // a worker knows what each slot holds.
+            let _order = (edge.path.src == Tier::G1).then(|| self.slots.order());
             let copied = self.volumes.copy(batch.blocks, Box::new(running));
             for reason in copied.refused {
                 self.metrics.path(edge.path).dropped(reason).add(1);

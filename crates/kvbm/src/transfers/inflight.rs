@@ -368,7 +368,7 @@ mod tests {
     #[test]
     fn ranks_that_share_a_copy_and_hold_other_bytes_store_none() {
         let writers = vec![Rank(0), Rank(0), Rank(2), Rank(2)];
-        let shared = [Path::G2_G3, Path::G1_G3, Path::G2_G4].map(|path| (path, [false, true]));
+        let shared = [Path::G2_G3, Path::G1_G3, Path::G2_G4, Path::G1_G4].map(|path| (path, [false, true]));
         for (path, expected) in shared.into_iter().chain([(PATH, [false; 2])]) {
             let inflight = Inflight::new(Epoch(2), 4).shared_by(writers.clone());
             let plan = inflight.enter((), path, 2);

@@ -21,7 +21,7 @@ pub enum VolumeSetError {
     /// Workers have no paths to volumes.
     #[error(
         "volume {id}: this manager's workers have no paths to volumes: give its builder `volumes(VolumeRegistry::new())` or a \
-         `volume`, and memory of its own on G1 or G2"
+         `volume`, and memory on G1 or G2; workers in other processes need a `[volume]` or host.capacity"
     )]
     NoPaths {
         /// The volume.

@@ -30,7 +30,7 @@ pub(crate) struct VolumePolicy {
     pub(crate) recheck: Duration,
     /// Longest pause after failures.
     longest_pause: Duration,
-    /// Whether blocks are copied to one when they are about to leave host memory.
+    /// Whether blocks are copied to one when they are about to leave memory.
     pub(crate) keeps_victims: bool,
 }
 

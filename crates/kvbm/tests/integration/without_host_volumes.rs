@@ -84,33 +84,23 @@ fn blocks_are_written_through_evicted_and_found_by_managers_with_and_without_hos
 
 #[test]
 fn a_disk_and_a_volume_both_take_what_leaves_the_device() {
-    for victims in [false, true] {
-        let (store, dir) = (Store::new(), tempfile::tempdir().unwrap());
-        let configure = |config: &mut Config| {
-            config.volumes.offload =
-                if victims { VolumeOffload::Victims } else { VolumeOffload::WriteThrough };
-            if victims {
-                config.offload.g1_g2.write_through = false;
-                config.offload.g1_g2.ahead_share = 0.5;
-            }
-        };
-        let manager = open(&store, model(), Some(dir.path()), configure);
-        let requests: Vec<_> = (1..=8).map(|start| tokens(&manager, start, BLOCKS)).collect();
-        for request in &requests {
-            assert_eq!(serve(&manager, request), 0);
-            assert!(manager.wait_offloads(soon()));
-        }
-        assert!(along(&manager, Path::G1_G3) >= 24 && along(&manager, Path::G1_G4) >= 24);
-        for request in &requests {
-            assert_eq!(serve(&manager, request), BLOCKS as usize);
-        }
-        assert!(along(&manager, Path::G3_G1) > 0);
-        manager.clear(Tier::G3).unwrap();
-        manager.clear(Tier::G1).unwrap();
-        assert_eq!(serve(&manager, &requests[0]), BLOCKS as usize, "from the volume");
-        assert!(along(&manager, Path::G4_G1) >= BLOCKS as usize);
-        close(manager);
+    let (store, dir) = (Store::new(), tempfile::tempdir().unwrap());
+    let manager = open(&store, model(), Some(dir.path()), |_| {});
+    let requests: Vec<_> = (1..=8).map(|start| tokens(&manager, start, BLOCKS)).collect();
+    for request in &requests {
+        assert_eq!(serve(&manager, request), 0);
+        assert!(manager.wait_offloads(soon()));
     }
+    assert_eq!([Path::G1_G3, Path::G1_G4].map(|path| along(&manager, path)), [48; 2]);
+    for request in &requests {
+        assert_eq!(serve(&manager, request), BLOCKS as usize);
+    }
+    assert!(along(&manager, Path::G3_G1) > 0);
+    manager.clear(Tier::G3).unwrap();
+    manager.clear(Tier::G1).unwrap();
+    assert_eq!(serve(&manager, &requests[0]), BLOCKS as usize, "from the volume");
+    assert!(along(&manager, Path::G4_G1) >= BLOCKS as usize);
+    close(manager);
 }
 
 /// Without a disk, what eviction takes next goes to the volume before it goes.
@@ -180,22 +170,12 @@ fn a_volume_that_is_down_costs_the_blocks_nothing_but_their_copies() {
 }
 
 #[test]
-fn blocks_need_memory_to_come_from_and_a_ring_to_go_through() {
-    let build = |device: u32, staging: u64| {
-        KvBlockManager::<Owned>::builder()
-            .model(model())
-            .namespace(namespace())
-            .device(Blocks(device))
-            .volume("memory:")
-            .configure(|config| config.transfer.staging = Bytes(staging))
-            .build()
+fn blocks_need_memory_to_come_from() {
+    let build = |device: u32| {
+        let builder = KvBlockManager::<Owned>::builder().model(model()).namespace(namespace());
+        builder.device(Blocks(device)).volume("memory:").build()
     };
-    for (device, staging, rule) in [
-        (0, 1 << 20, "needs device.capacity or host.capacity"),
-        (8, 0, "needs host.capacity, or transfer.staging above 0"),
-    ] {
-        let error: BuildError = build(device, staging).err().expect("nothing to go through");
-        assert!(error.to_string().contains(rule), "{error}");
-    }
-    drop(build(8, 1).unwrap());
+    let error: BuildError = build(0).err().expect("nothing to come from");
+    assert!(error.to_string().contains("needs device.capacity or host.capacity"), "{error}");
+    drop(build(8).unwrap());
 }

@@ -155,6 +155,11 @@ impl ObjectWriter {
         Self { names, damaged }
     }
 
+    /// Whether this rank writes: of ranks with the same bytes, one does.
+    pub(crate) fn writes(&self) -> bool {
+        self.names.tier.writes
+    }
+
     /// Writes blocks, unless another rank does that.
     pub(crate) fn write(
         &self,
@@ -162,7 +167,7 @@ impl ObjectWriter {
         blocks: &[Written<'_>],
         deadline: Instant,
     ) -> Vec<Result<(), Failure>> {
-        if !self.names.tier.writes {
+        if !self.writes() {
             return blocks.iter().map(|_| Ok(())).collect();
         }
         let requests: Vec<PutRequest<'_>> = blocks

@@ -7,7 +7,7 @@ use crate::support::{Rig, Shape, checksums, contiguous, detail, kinds, layer_sep
 use kvbm_device::FaultRule;
 use kvbm_layout::{AxisOrder, FullyContiguous};
 use kvbm_plan::{Endpoint, FailureKind, Path, TransferPlan};
-use kvbm_transfer::{PathConfig, WorkerConfig};
+use kvbm_transfer::{PathConfig, VolumeTier, WorkerConfig};
 use kvbm_volume::VolumeRegistry;
 use std::sync::Arc;
 
@@ -107,6 +107,34 @@ fn a_volume_that_hangs_leaves_slots_of_the_ring_to_others() {
     for handle in stuck {
         assert_eq!(kinds(&handle.wait(soon()).unwrap()), [None]);
     }
+}
+
+/// Mutation that makes it fail: `write_staged` gives nothing back.
+#[test]
+fn copies_that_fail_give_back_the_share_of_their_volume() {
+    let (volume, other) = (Faulty::new(None), Faulty::of(OTHER, None));
+    let registry = opened(&volume);
+    registry.register(Arc::clone(&other) as _).unwrap();
+    let rig = without_host(&registry, Shape::default(), |worker| worker.staging_bytes = 8 * 4096);
+    for name in 0..12 {
+        rig.device.faults().inject(FaultRule::next(kvbm_device::Fault::FailHalfway).on_stream("g1_g4"));
+        assert_eq!(failed(&rig, direct(&rig, &[(name, u32::from(name))])), [Some(FailureKind::Device)]);
+    }
+    assert_eq!(failed(&rig, direct(&rig, &each(0..8))), [None; 8]);
+}
+
+#[test]
+fn a_rank_that_does_not_write_says_what_its_blocks_sum_to() {
+    let volume = Faulty::new(None);
+    let registry = opened(&volume);
+    let replica = without_host(&registry, Shape::default(), |worker| {
+        worker.volumes = Some(VolumeTier { writes: false, ..tier(&registry) });
+    });
+    let compared = replica.run(direct(&replica, &each(0..4)));
+    assert_eq!((kinds(&compared), compared.bytes), (vec![None; 4], 0));
+    assert_eq!(failed(&replica, down(&replica, &[(0, 9)])), [Some(FailureKind::Missing)]);
+    let writer = without_host(&registry, Shape::default(), |_| {});
+    assert_eq!(checksums(&writer.run(direct(&writer, &each(0..4)))), checksums(&compared));
 }
 
 #[test]
