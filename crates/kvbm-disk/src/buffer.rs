@@ -180,7 +180,18 @@ impl IoMemory {
         (self.start.as_ptr(), self.len)
     }
 
-    pub(crate) fn into_owner(self) -> Arc<dyn Any + Send + Sync> {
+    /// The first byte.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// What keeps the memory allocated.
+    pub fn into_owner(self) -> Arc<dyn Any + Send + Sync> {
         self.owner
     }
 }

@@ -1,10 +1,11 @@
 //! What an engine is opened with.
 
-use crate::ConfigError;
 use crate::record::MAX_GEOMETRY_BYTES;
+use crate::{ConfigError, SlotIo};
 use kvbm_keys::{DeploymentKey, MAX_ENCRYPTED_BYTES, OperatorKey};
 use kvbm_plan::FileAccess;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Slots start at multiples of this many bytes, so that direct I/O is possible on every common
@@ -31,6 +32,9 @@ pub enum EngineMode {
     Threads,
     /// A pool of threads through the page cache. Works everywhere.
     Buffered,
+    /// A pool of threads with [`DiskConfig::slot_io`], around the page cache where that is
+    /// possible, or an error.
+    Custom,
 }
 
 /// When completed writes are made durable without being asked to.
@@ -81,6 +85,8 @@ pub struct DiskConfig {
     pub geometry: Vec<u8>,
     /// Who moves the bytes.
     pub engine: EngineMode,
+    /// What moves the bytes with [`EngineMode::Custom`]; `None` with the others.
+    pub slot_io: Option<Arc<dyn SlotIo>>,
     /// Operations at each device at a time where a ring moves the bytes, 1 to 4096.
     pub depth: usize,
     /// Threads of a pool, 1 to 256: its number of operations at the device.
@@ -146,6 +152,7 @@ impl DiskConfig {
             encryption: None,
             geometry: Vec::new(),
             engine: EngineMode::Auto,
+            slot_io: None,
             depth: 32,
             threads: 8,
             queue_depth: 2048,
@@ -200,6 +207,9 @@ impl DiskConfig {
         within("threads", self.threads, 256)?;
         within("depth", self.depth, 4096)?;
         within("directories", self.num_dirs(), 64)?;
+        if self.slot_io.is_some() != (self.engine == EngineMode::Custom) {
+            return Err(ConfigError::SlotIo { given: self.slot_io.is_some() });
+        }
         if self.encryption.is_some() && self.block_bytes > MAX_ENCRYPTED_BYTES {
             return Err(ConfigError::EncryptedBytes { block_bytes: self.block_bytes });
         }
@@ -230,7 +240,7 @@ mod tests {
         assert_eq!(good.validate(), Ok(()));
         assert_eq!(good.slot_stride(), Ok(8192));
         assert_eq!(good.slot_file_bytes(), Ok(4 * 8192));
-        let cases: [(Break, &str); 8] = [
+        let cases: [(Break, &str); 9] = [
             (|c| c.num_slots = 0, "num_slots"),
             (|c| c.block_bytes = 0, "block_bytes"),
             (|c| c.block_bytes = u64::MAX, "18446744073709551615"),
@@ -238,6 +248,7 @@ mod tests {
             (|c| c.threads = 257, "257"),
             (|c| c.depth = 0, "depth is 0: it must be 1 to 4096"),
             (|c| c.queue_depth = 0, "queue_depth"),
+            (|c| c.engine = EngineMode::Custom, "slot_io is not given"),
             (|c| c.geometry = vec![0; DiskConfig::MAX_GEOMETRY_BYTES + 1], "geometry"),
         ];
         for (break_it, named) in cases {

@@ -125,9 +125,10 @@ impl DiskEngine {
         self.executor.submit(batch)
     }
 
-    /// Makes memory known to the kernel that many operations will use: they cost less CPU then.
-    /// Takes effect soon, not at once; [`EngineInfo::engine`] says for how many bytes. The engine
-    /// holds the owner until it is dropped. Without a ring this does nothing.
+    /// Makes memory known to the kernel, or to a [`SlotIo`](crate::SlotIo), that many operations
+    /// will use: they cost less CPU then. Takes effect soon, not at once; [`EngineInfo::engine`]
+    /// says for how many bytes. The engine holds the owner until it is dropped. Without either this
+    /// does nothing.
     pub fn register_memory(&self, memory: IoMemory) {
         self.executor.register(memory);
     }

@@ -36,6 +36,15 @@ pub enum ConfigError {
         /// The largest that works.
         max: usize,
     },
+    /// The engine is the caller's own and what moves its bytes is not given, or the other way
+    /// round.
+    #[error(
+        "slot_io is {}given: give it with the engine Custom, and with no other", if *given { "" } else { "not " }
+    )]
+    SlotIo {
+        /// Whether it is given.
+        given: bool,
+    },
     /// Too long for the cipher.
     #[error(
         "blocks of {block_bytes} bytes are too long to be encrypted: {MAX_ENCRYPTED_BYTES} bytes are the most"

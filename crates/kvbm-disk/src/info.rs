@@ -13,15 +13,19 @@ pub enum EngineKind {
     Threads,
     /// Threads with preadv / pwritev through the page cache.
     Buffered,
+    /// Threads with a [`SlotIo`](crate::SlotIo) of this name.
+    Custom(&'static str),
 }
 
 impl EngineKind {
-    /// As in the configuration: `io_uring`, `threads`, `buffered`.
+    /// As in the configuration: `io_uring`, `threads`, `buffered`, or the name of a
+    /// [`SlotIo`](crate::SlotIo).
     pub const fn name(self) -> &'static str {
         match self {
             Self::IoUring => "io_uring",
             Self::Threads => "threads",
             Self::Buffered => "buffered",
+            Self::Custom(name) => name,
         }
     }
 }
@@ -42,10 +46,9 @@ pub struct EngineChoice {
     pub reason: String,
     /// Memory, lengths and offsets at multiples of this many bytes go without a copy.
     pub alignment: u32,
-    /// Bytes of memory registered with the kernel.
+    /// Bytes of memory registered with the kernel, or with a [`SlotIo`](crate::SlotIo).
     pub registered_bytes: u64,
-    /// Why memory that was to be registered is not, if so: it is used all the same, for a little
-    /// more CPU.
+    /// Why memory that was to be registered is not, if so: it is used all the same, for more CPU.
     pub unregistered: Option<String>,
     /// Bytes of a ring's buffer for blocks whose memory the device does not get as it is; 0 until
     /// there is one ([`DiskConfig::bounce_bytes`](crate::DiskConfig::bounce_bytes)).

@@ -16,7 +16,8 @@
 //! a buffer of bounded size, and nothing comes back from there before its tag is compared.
 //!
 //! Bytes are moved by a ring of the kernel (io_uring), by threads around the page cache, or by
-//! threads through it: what a probe finds to work ([`EngineMode`]).
+//! threads through it: what a probe finds to work ([`EngineMode`]). Or the caller gives what moves
+//! them ([`SlotIo`]).
 //!
 //! Write order: data, `fdatasync` of the slot file, append the record, `fdatasync` of the journal,
 //! group-committed by a thread of its own. A block may be read as soon as its write completed; it
@@ -52,7 +53,7 @@
 //! | `fault` | a simulated medium that injects faults | `keyring`, `stripes`, `journal`, `medium` |
 //! | `stepped` | an engine without threads, for simulations | `engine`, `commit`, `commit_signals`, `batch`, `slot_file`, `config`, `record`, `medium`, `error`, `info` |
 //! | `engine` | the engine: batches in, outcomes out | `executor`, `follow`, `commit`, `shared`, `commit_signals`, `batch`, `open`, `slot_file`, `config`, `buffer`, `journal`, `slot_table`, `seal`, `medium`, `error`, `info`, `checksum`, `keyring` |
-//! | `executor` | io_uring ring or thread pool that executes operations | `ops`, `shared`, `batch`, `slot_file`, `config`, `buffer`, `medium`, `error`, `info`, `keyring` |
+//! | `executor` | io_uring ring or thread pool that executes operations | `ops`, `shared`, `batch`, `slot_file`, `config`, `slot_io`, `buffer`, `medium`, `error`, `info`, `keyring` |
 //! | `follow` | opens directories that another engine writes | `open`, `slot_file`, `stripes`, `config`, `slot_table`, `seal`, `medium`, `error`, `info`, `keyring` |
 //! | `commit` | the committer thread: group commits | `rewrite`, `shared`, `commit_signals`, `slot_file`, `stripes`, `journal`, `record`, `medium`, `error`, `info`, `keyring` |
 //! | `rewrite` | writes blocks again whose sync failed | `ops`, `shared`, `slot_file`, `slot_table`, `medium` |
@@ -65,7 +66,8 @@
 //! | `slot_file` | reads and writes slots of the slot files | `stripes`, `buffer`, `medium`, `info` |
 //! | `keyring` | data keys of encrypted blocks, and their file | `config`, `medium`, `error`, `info`, `checksum` |
 //! | `stripes` | spreads slots over several directories | `journal`, `medium`, `error`, `checksum` |
-//! | `config` | configuration | `record`, `error` |
+//! | `config` | configuration | `record`, `error`, `slot_io` |
+//! | `slot_io` | the seam to what moves bytes in place of system calls | `buffer` |
 //! | `buffer` | memory of reads and writes | - |
 //! | `journal` | appends, snapshots and replays records | `recorded_slots`, `slot_table`, `record`, `seal`, `medium`, `error`, `info` |
 //! | `recorded_slots` | slots that a journal names, without an engine | `slot_table`, `record` |
@@ -106,6 +108,7 @@ mod scrub;
 mod seal;
 mod shared;
 mod slot_file;
+mod slot_io;
 mod slot_table;
 #[cfg(any(test, kvbm_sim))]
 #[doc(hidden)]
@@ -126,3 +129,4 @@ pub use info::{
 pub use keyring::{DataKeyInfo, DataKeyState};
 pub use kvbm_plan::FileAccess;
 pub use scrub::{Scrubbed, Scrubber};
+pub use slot_io::{SlotIo, SlotIoLane, SlotIoRequest};

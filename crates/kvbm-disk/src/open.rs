@@ -354,7 +354,7 @@ pub(crate) fn directly(
 ) -> Result<Result<(Files, u32), String>, OpenError> {
     match engine {
         EngineMode::Buffered => Ok(Err("configured".to_owned())),
-        EngineMode::Auto => Ok(open()),
+        EngineMode::Auto | EngineMode::Custom => Ok(open()),
         EngineMode::IoUring => open().map(Ok).map_err(|reason| no_engine(EngineKind::IoUring, reason)),
         EngineMode::Threads => open().map(Ok).map_err(|reason| no_engine(EngineKind::Threads, reason)),
     }

@@ -45,6 +45,8 @@ pub(super) fn examine(dir: &Path) -> Finding {
         EngineKind::IoUring => {
             Finding::ok(NAME, format!("{shown}: io_uring with O_DIRECT, aligned to {alignment} bytes"))
         }
+        // The product's choice is never one of these.
+        EngineKind::Custom(name) => Finding::ok(NAME, format!("{shown}: {name} ({reason})")),
         EngineKind::Threads => Finding::short(
             NAME,
             Status::Limited,

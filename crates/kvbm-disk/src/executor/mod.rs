@@ -1,6 +1,8 @@
-//! The executor: a bounded queue, and who takes operations from it: a ring or a pool of threads.
+//! The executor: a bounded queue, and who takes operations from it: a ring or a pool of threads,
+//! which make system calls or have lanes of a [`SlotIo`].
 
 mod job;
+mod lane;
 mod pool;
 mod queue;
 mod ring;
@@ -11,7 +13,7 @@ use crate::ops::{self, Begun};
 use crate::shared::{Alive, EngineState};
 use crate::slot_file::Bounce;
 use crate::{
-    BatchHandle, EngineChoice, EngineKind, EngineMode, IoMemory, OpError, OpenError, UnsubmittedBatch,
+    BatchHandle, EngineChoice, EngineKind, EngineMode, IoMemory, OpError, OpenError, SlotIo, UnsubmittedBatch,
 };
 use job::{Job, jobs_of};
 use kvbm_plan::deadline_after;
@@ -69,6 +71,10 @@ impl Executor {
     pub(crate) fn start(shared: &Arc<EngineState>) -> Result<Self, OpenError> {
         let mut executor = Self::idle(shared);
         let mode = shared.config.engine;
+        if let Some(slot_io) = shared.config.slot_io.as_ref().filter(|_| mode == EngineMode::Custom) {
+            executor.start_lanes(slot_io)?;
+            return Ok(executor);
+        }
         if executor.choice.kind != EngineKind::Buffered && mode != EngineMode::Threads {
             match ring::start(&executor.queue, shared, &executor.alive) {
                 Ok(()) => {
@@ -92,6 +98,20 @@ impl Executor {
         Ok(executor)
     }
 
+    /// Starts threads with lanes of `slot_io`.
+    fn start_lanes(&mut self, slot_io: &Arc<dyn SlotIo>) -> Result<(), OpenError> {
+        let engine = EngineKind::Custom(slot_io.name());
+        let cached = match &self.shared.slots.direct {
+            Ok(_) => String::new(),
+            Err(reason) => format!(", through the page cache ({reason})"),
+        };
+        (self.choice.kind, self.choice.reason) = (engine, format!("{}{cached}", slot_io.describe()));
+        pool::start_lanes(slot_io, &self.queue, &self.shared, &self.alive).map_err(|error| {
+            self.close();
+            OpenError::NoEngine { engine, reason: format!("{}: {error}", slot_io.describe()) }
+        })
+    }
+
     /// Who moves the bytes, and why.
     pub(crate) fn choice(&self) -> EngineChoice {
         let mut choice = self.choice.clone();
@@ -108,14 +128,22 @@ impl Executor {
         match self.choice.kind {
             EngineKind::IoUring if self.queue.changed_way().is_some() => 1,
             EngineKind::IoUring => self.shared.config.ring_depth(),
-            EngineKind::Threads | EngineKind::Buffered => self.shared.config.threads,
+            EngineKind::Threads | EngineKind::Buffered | EngineKind::Custom(_) => self.shared.config.threads,
         }
     }
 
-    /// Lets the kernel know memory that many operations will use.
+    /// Lets the kernel, or a [`SlotIo`], know memory that many operations will use.
     pub(crate) fn register(&self, memory: IoMemory) {
-        if self.choice.kind == EngineKind::IoUring {
-            self.queue.register(memory);
+        match (self.choice.kind, &self.shared.config.slot_io) {
+            (EngineKind::IoUring, _) => self.queue.register(memory),
+            (EngineKind::Custom(_), Some(slot_io)) => {
+                let bytes = memory.bytes();
+                match slot_io.register(memory) {
+                    Ok(()) => self.queue.note_registered(bytes, None),
+                    Err(error) => self.queue.note_registered(0, Some(error.to_string())),
+                }
+            }
+            _ => {}
         }
     }
 

@@ -13,15 +13,15 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 /// Memory of one block in runs of the given lengths, each followed by a gap that nobody may touch.
-struct Scattered {
-    memory: Arc<Mutex<OwnedBuffer>>,
+pub(crate) struct Scattered {
+    pub(crate) memory: Arc<Mutex<OwnedBuffer>>,
     runs: Vec<(usize, usize)>,
 }
 
 const GAP: u8 = 0xEE;
 
 impl Scattered {
-    fn new(lens: &[usize], gap: usize, content: &[u8]) -> Self {
+    pub(crate) fn new(lens: &[usize], gap: usize, content: &[u8]) -> Self {
         let mut runs = Vec::new();
         let mut at = 0;
         for &len in lens {
@@ -39,7 +39,7 @@ impl Scattered {
         Self { memory: Arc::new(Mutex::new(memory)), runs }
     }
 
-    fn fragments(&self) -> IoFragments {
+    pub(crate) fn fragments(&self) -> IoFragments {
         let start = self.memory.lock().unwrap().as_mut_slice().as_mut_ptr();
         let runs = self.runs.iter().map(|&(at, len)| (start.wrapping_add(at), len));
         // SAFETY: the memory is given to the batch as a guard, and not touched before the batch
@@ -48,7 +48,7 @@ impl Scattered {
     }
 
     /// The block's bytes; asserts that the gaps are untouched.
-    fn gather(&self) -> Vec<u8> {
+    pub(crate) fn gather(&self) -> Vec<u8> {
         let memory = self.memory.lock().unwrap();
         let mut gathered = Vec::new();
         let mut at = 0;
@@ -62,7 +62,7 @@ impl Scattered {
     }
 }
 
-fn run(engine: &DiskEngine, fill: impl FnOnce(&mut IoBatch)) -> Vec<OpOutcome> {
+pub(crate) fn run(engine: &DiskEngine, fill: impl FnOnce(&mut IoBatch)) -> Vec<OpOutcome> {
     let (done, outcomes) = mpsc::channel();
     let mut batch = IoBatch::new(move |outcomes| done.send(outcomes).unwrap());
     fill(&mut batch);
@@ -70,7 +70,7 @@ fn run(engine: &DiskEngine, fill: impl FnOnce(&mut IoBatch)) -> Vec<OpOutcome> {
     outcomes.recv_timeout(PATIENCE).unwrap()
 }
 
-fn write_scattered(engine: &DiskEngine, slot: u32, number: u64, source: &Scattered) -> OpOutcome {
+pub(crate) fn write_scattered(engine: &DiskEngine, slot: u32, number: u64, source: &Scattered) -> OpOutcome {
     run(engine, |batch| {
         batch.guard(Arc::clone(&source.memory) as _);
         batch.write(BlockId(slot), identity(number), source.fragments());
@@ -78,7 +78,7 @@ fn write_scattered(engine: &DiskEngine, slot: u32, number: u64, source: &Scatter
     .remove(0)
 }
 
-fn read_scattered(engine: &DiskEngine, slot: u32, number: u64, target: &Scattered) -> OpOutcome {
+pub(crate) fn read_scattered(engine: &DiskEngine, slot: u32, number: u64, target: &Scattered) -> OpOutcome {
     run(engine, |batch| {
         batch.guard(Arc::clone(&target.memory) as _);
         batch.read(BlockId(slot), identity(number), target.fragments());

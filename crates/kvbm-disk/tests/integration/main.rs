@@ -5,6 +5,8 @@ mod access;
 mod corpus;
 mod encrypted;
 mod encrypted_keys;
+#[path = "../support/fake_io.rs"]
+mod fake_io;
 mod follow;
 mod forged;
 mod invariants;
@@ -12,6 +14,7 @@ mod io;
 mod recovery;
 mod ring;
 mod scrub;
+mod slot_io;
 mod stripes;
 #[path = "../support/mod.rs"]
 mod support;
