@@ -34,8 +34,11 @@ pub struct NixlOptions {
     pub agent_name: String,
     /// The library's file; `None`: look for it in the usual places.
     pub library: Option<PathBuf>,
-    /// Whether files can be registered, through NIXL's back end POSIX.
-    pub files: bool,
+    /// What moves bytes of files; `None`: files cannot be registered.
+    pub files: Option<FileBackend>,
+    /// Whether peers can be reached, through NIXL's back end UCX. An agent without peers moves
+    /// bytes between host memory and files alone, and has no progress thread.
+    pub peers: bool,
     /// Parameters of back ends, by their name. What is not given keeps NIXL's default.
     pub backends: Vec<BackendOptions>,
     /// Pause of NIXL's progress thread: 1 us to 10 ms. A shorter one costs processor time while
@@ -43,10 +46,42 @@ pub struct NixlOptions {
     pub progress_delay: Duration,
 }
 
+/// NIXL's back ends for files.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum FileBackend {
+    /// Asynchronous I/O of the kernel.
+    #[default]
+    Posix,
+    /// GPUDirect Storage, with batches of cuFile.
+    Gds,
+    /// GPUDirect Storage, with threads.
+    GdsMt,
+}
+
+impl FileBackend {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Posix, Self::Gds, Self::GdsMt];
+
+    /// NIXL's name for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Posix => "POSIX",
+            Self::Gds => "GDS",
+            Self::GdsMt => "GDS_MT",
+        }
+    }
+}
+
+impl fmt::Display for FileBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
 /// Parameters of one of NIXL's back ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendOptions {
-    /// `UCX` or `POSIX`.
+    /// `UCX`, `POSIX`, `GDS` or `GDS_MT`.
     pub name: String,
     /// Keys and values, as NIXL documents them for the back end.
     pub parameters: Vec<(String, String)>,
@@ -103,7 +138,8 @@ impl NixlOptions {
         Self {
             agent_name: agent_name.into(),
             library: None,
-            files: false,
+            files: None,
+            peers: true,
             backends: Vec::new(),
             progress_delay: Duration::from_micros(100),
         }
@@ -114,7 +150,8 @@ impl NixlOptions {
     /// # Errors
     /// The first option with a value that cannot be, and what is allowed.
     pub fn validate(&self) -> Result<(), OptionsError> {
-        if let Some(value) = std::env::var("UCX_TLS").ok().filter(|given| !allows_tcp(given)) {
+        let transports = std::env::var("UCX_TLS").ok().filter(|given| self.peers && !allows_tcp(given));
+        if let Some(value) = transports {
             let rule = "UCX needs tcp among its transports: add it";
             return Err(OptionsError { option: "UCX_TLS", value, rule });
         }
@@ -136,8 +173,10 @@ impl NixlOptions {
             return refuse("progress_delay", value, "give 1us to 10ms");
         }
         for backend in &self.backends {
-            if !["UCX", "POSIX"].contains(&backend.name.as_str()) {
-                return refuse("backends", backend.name.clone(), "give parameters of UCX or POSIX");
+            let name = backend.name.as_str();
+            if name != "UCX" && FileBackend::ALL.iter().all(|known| known.name() != name) {
+                let rule = "give parameters of UCX, POSIX, GDS or GDS_MT";
+                return refuse("backends", backend.name.clone(), rule);
             }
             let names = backend.parameters.iter().map(|(name, _)| name);
             if let Some(unknown) = names.into_iter().find(|name| !backend.reads(name)) {

@@ -102,7 +102,9 @@ pub use agent::{
     TransferState,
 };
 pub use announcement::{MAX_ANNOUNCEMENT_BYTES, MAX_BLOCK_SETS, NodeAnnouncement};
-pub use availability::{Availability, BackendOptions, LIBRARY, LibrarySearch, NixlOptions, OptionsError};
+pub use availability::{
+    Availability, BackendOptions, FileBackend, LIBRARY, LibrarySearch, NixlOptions, OptionsError,
+};
 pub use block_set::BlockSet;
 pub use device_memory::DeviceAccess;
 pub use directory::{DirectoryError, FileDirectory, LiveFiles};

@@ -114,6 +114,20 @@ impl DiskStorage {
         if path.exists() { Self::open(path, len) } else { Self::create(path, len) }
     }
 
+    /// A file of `len` bytes that is open already, by the rules of who opened it. `path` is for
+    /// messages.
+    ///
+    /// # Errors
+    /// [`StorageError::WrongLength`] for a shorter file, [`StorageError::Io`].
+    pub fn from_file(file: File, path: &Path, len: u64) -> Result<Self, StorageError> {
+        check_request(len, 1)?;
+        let found = file.metadata().map_err(|error| io_error("stat", path, 0, &error))?.len();
+        if found < len {
+            return Err(StorageError::WrongLength { path: path.to_owned(), found, expected: len });
+        }
+        Ok(Self::new(file, path, len, Preallocation::Existing))
+    }
+
     fn new(file: File, path: &Path, len: u64, preallocation: Preallocation) -> Self {
         Self { inner: Arc::new(SlotFile { file, path: path.to_owned(), len, preallocation }) }
     }
@@ -320,6 +334,20 @@ mod tests {
         let preallocation = not_reserved(&refused, &file, &path, 8192).expect("usable");
         assert!(matches!(&preallocation, Preallocation::Sparse { reason } if reason.contains("fallocate")));
         assert_eq!(file.metadata().expect("open").len(), 8192);
+    }
+
+    #[test]
+    fn an_open_file_has_at_least_its_length() {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(8192).expect("room");
+        let of = |len: u64| {
+            DiskStorage::from_file(file.try_clone().expect("a descriptor"), Path::new("slots"), len)
+        };
+        let shorter = of(4096).expect("a part of it");
+        assert_eq!((shorter.file_len(), shorter.preallocation()), (4096, &Preallocation::Existing));
+        let error = of(8193).expect_err("more than it has");
+        assert!(matches!(error, StorageError::WrongLength { found: 8192, expected: 8193, .. }), "{error}");
+        assert!(matches!(of(0), Err(StorageError::Invalid { .. })));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::agent::{
 };
 
 /// The agent over NIXL. Back ends are made when the first memory of their kind is registered: UCX
-/// for host and device memory, POSIX for files.
+/// for host and device memory, and one of [`FileBackend`](crate::FileBackend) for files.
 pub struct NixlAgent {
     handle: Arc<AgentHandle>,
     /// Peers that were added and not forgotten. NIXL reports an unknown peer as it does any
@@ -77,7 +77,7 @@ impl RemoteAgent for NixlAgent {
 
     fn metadata(&self) -> Result<Vec<u8>, AgentError> {
         // An agent without a back end has no address that a peer could answer to.
-        self.handle.backend(SegmentKind::Dram)?;
+        self.handle.backend_to_peers()?;
         let (mut data, mut length): (*mut c_void, usize) = (null_mut(), 0);
         // SAFETY: the agent is live; both are written by the call.
         let code = unsafe { sys::nixl_capi_get_local_md(self.handle.raw(), &raw mut data, &raw mut length) };
@@ -90,7 +90,7 @@ impl RemoteAgent for NixlAgent {
     }
 
     fn add_peer(&self, metadata: &[u8]) -> Result<String, AgentError> {
-        self.handle.backend(SegmentKind::Dram)?;
+        self.handle.backend_to_peers()?;
         let mut name: *mut c_char = null_mut();
         let (data, length) = (metadata.as_ptr().cast::<c_void>(), metadata.len());
         // SAFETY: the agent is live, the bytes live through the call, the pointer is written by it.
@@ -135,7 +135,7 @@ impl RemoteAgent for NixlAgent {
         }
         self.check_peer(peer)?;
         let options = CallOptions::new().map_err(|failed| self.handle.error(failed, String::new()))?;
-        let backend = self.handle.backend(SegmentKind::Dram)?;
+        let backend = self.handle.backend_to_peers()?;
         options.backend(backend).map_err(|failed| self.handle.error(failed, String::new()))?;
         let name = c_string(peer)?;
         let (data, length) = (message.as_ptr().cast::<c_void>(), message.len());
@@ -148,7 +148,7 @@ impl RemoteAgent for NixlAgent {
     }
 
     fn notifications(&self) -> Result<Vec<Notification>, AgentError> {
-        self.handle.backend(SegmentKind::Dram)?;
+        self.handle.backend_to_peers()?;
         self.handle.sweep();
         let failed = |failed: Failed| self.handle.error(failed, String::new());
         NotificationMap::take(self.handle.raw()).map_err(failed)?.messages().map_err(failed)

@@ -59,8 +59,8 @@ impl AgentHandle {
         let name = options.agent_name.clone();
         let c_name = c_string(&name)?;
         let config = sys::AgentConfig {
-            // Without it a READ never ends.
-            enable_progress_thread: true,
+            // Without it a READ of UCX never ends.
+            enable_progress_thread: options.peers,
             // The listener takes the metadata of anybody.
             enable_listen_thread: false,
             listen_port: 0,
@@ -80,7 +80,7 @@ impl AgentHandle {
             .map_err(|failed| failed.about(&name, String::new(), hint()))?;
         let options = options.clone();
         let made = Self { raw, name, options, backends: Mutex::default(), detached: Mutex::default() };
-        if made.options.files {
+        if made.options.files.is_some() {
             // Host memory that is registered later is registered for files, too.
             made.backend(SegmentKind::File)?;
         }
@@ -101,15 +101,17 @@ impl AgentHandle {
 
     /// The back end for a kind of memory, made at its first use.
     pub(super) fn backend(&self, kind: SegmentKind) -> Result<Raw, AgentError> {
-        let plugin = match kind {
-            SegmentKind::Dram | SegmentKind::Vram => "UCX",
-            SegmentKind::File if !self.options.files => {
-                return Err(AgentError::Unsupported {
-                    what: "a file".to_owned(),
-                    way_out: "set `NixlOptions::files` when the agent is made",
-                });
+        let unsupported = |what: String, way_out| Err(AgentError::Unsupported { what, way_out });
+        let plugin = match (kind, self.options.files) {
+            (SegmentKind::Dram | SegmentKind::Vram, _) if self.options.peers => "UCX",
+            // Host memory for files.
+            (SegmentKind::Dram | SegmentKind::File, Some(files)) => files.name(),
+            (SegmentKind::File, None) => {
+                return unsupported("a file".to_owned(), "set `NixlOptions::files` when the agent is made");
             }
-            SegmentKind::File => "POSIX",
+            (SegmentKind::Dram | SegmentKind::Vram, _) => {
+                return unsupported(kind.to_string(), "set `NixlOptions::peers` when the agent is made");
+            }
         };
         let mut backends = self.backends.lock();
         if let Some(backend) = backends.get(plugin) {
@@ -119,6 +121,15 @@ impl AgentHandle {
         let raw = self.create(plugin, given)?;
         backends.insert(plugin, RawBackend(raw));
         Ok(raw)
+    }
+
+    /// The back end that reaches peers.
+    pub(super) fn backend_to_peers(&self) -> Result<Raw, AgentError> {
+        if self.options.peers {
+            return self.backend(SegmentKind::Dram);
+        }
+        let what = "an agent without peers".to_owned();
+        Err(AgentError::Unsupported { what, way_out: "set `NixlOptions::peers` when the agent is made" })
     }
 
     fn create(&self, plugin: &str, given: Option<&BackendOptions>) -> Result<Raw, AgentError> {

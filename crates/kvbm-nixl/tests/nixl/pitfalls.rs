@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvbm_nixl::{
-    AgentError, Descriptor, DescriptorList, NixlAgent, NixlEnabledStorage, NixlOptions, RemoteAgent,
-    RemoteRequest, SegmentKind, TransferDirection,
+    AgentError, BackendOptions, Descriptor, DescriptorList, FileBackend, NixlAgent, NixlEnabledStorage,
+    NixlOptions, RemoteAgent, RemoteRequest, SegmentKind, TransferDirection,
 };
 use kvbm_storage::{DiskStorage, Storage, StorageAllocator, StorageExt, SystemAllocator};
 
@@ -148,7 +148,8 @@ fn files_need_their_back_end_and_move_through_it() {
     let error = file.nixl_register(&agent("no-files")).unwrap_err();
     assert!(matches!(error, AgentError::Unsupported { .. }), "{error}");
 
-    let agent = NixlAgent::new(&NixlOptions { files: true, ..NixlOptions::new("files") }).expect("as set up");
+    let agent = NixlAgent::new(&NixlOptions { files: Some(FileBackend::Posix), ..NixlOptions::new("files") })
+        .expect("as set up");
     let memory = SystemAllocator::default().allocate(1 << 20, 4096).expect("as set up");
     // SAFETY: nobody else touches the storages of this test.
     unsafe { memory.write_at(0, &vec![0x5a; 1 << 20]) }.expect("as set up");
@@ -170,4 +171,38 @@ fn files_need_their_back_end_and_move_through_it() {
     let mut transfer = unsafe { agent.start(request) }.expect("as set up");
     transfer.wait(Instant::now() + Duration::from_secs(30)).expect("as set up");
     assert!(std::fs::read(folder.path().join("slots")).expect("as set up") == vec![0x5a; 1 << 20]);
+}
+
+/// An agent for files alone needs nothing of UCX: no tcp, no home.
+#[test]
+fn an_agent_without_peers_moves_files_and_nothing_else() {
+    const TEST: &str = "pitfalls::an_agent_without_peers_moves_files_and_nothing_else";
+    if !is_alone(TEST) {
+        let output = alone(TEST, &[("UCX_TLS", "sm"), ("HOME", "/no/such/home")]);
+        assert!(output.status.success(), "{output:?}");
+        return;
+    }
+    let options = NixlOptions {
+        files: Some(FileBackend::Posix),
+        peers: false,
+        backends: vec![BackendOptions {
+            name: "POSIX".to_owned(),
+            parameters: vec![("ios_pool_size".to_owned(), "64".to_owned())],
+        }],
+        ..NixlOptions::new("files-alone")
+    };
+    let agent = NixlAgent::new(&options).expect("as set up");
+    let folder = tempfile::tempdir().expect("as set up");
+    let file: Arc<dyn Storage> =
+        Arc::new(DiskStorage::create(&folder.path().join("slots"), 8192).expect("as set up"));
+    let memory = SystemAllocator::default().allocate(8192, 4096).expect("as set up");
+    let _registrations = [&memory, &file].map(|storage| storage.nixl_register(&agent).expect("as set up"));
+    for refused in [agent.metadata().map(drop), agent.notifications().map(drop)] {
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("an agent without peers") && error.contains("NixlOptions::peers"), "{error}");
+    }
+    let none =
+        NixlAgent::new(&NixlOptions { peers: false, ..NixlOptions::new("nothing") }).expect("as set up");
+    let error = memory.nixl_register(&none).unwrap_err();
+    assert!(matches!(error, AgentError::Unsupported { .. }), "{error}");
 }
