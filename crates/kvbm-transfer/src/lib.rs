@@ -54,8 +54,10 @@
 //! | `config` | configuration | `movers`, `error` |
 //! | `movers` | copies by the processes that G1 belongs to | - |
 //! | `error` | errors | - |
+//! | `agent_io` | bytes of the disk tier moved by an agent for files | - |
 //! | `completion_queue` | finished stages of an executor, and its wake-up | - |
 
+mod agent_io;
 mod completion_queue;
 mod config;
 mod cuts;
@@ -89,6 +91,7 @@ mod volume_answers;
 mod volume_requests;
 mod volume_threads;
 
+pub use agent_io::{AgentIo, MakeAgent};
 pub use config::{
     DiskTier, GroupMemory, HostContent, PathConfig, PathConfigs, VerifyHost, VolumeGroup, VolumeTier,
     WorkerConfig,

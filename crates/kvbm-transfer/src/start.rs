@@ -20,7 +20,7 @@ use crate::slot_layout::{layouts, ring_layout};
 use crate::threads::spawn;
 use crate::volume_requests;
 use kvbm_device::{CopyEngine, Direction};
-use kvbm_disk::{BlockChecksum, DiskEngine, Dropped, IoMemory, Recovered};
+use kvbm_disk::{BlockChecksum, DiskEngine, Dropped, EngineKind, IoMemory, Recovered};
 use kvbm_kernels::Backend;
 use kvbm_layout::{BlockLayout, CopyPlan};
 use kvbm_plan::{Failure, FailureKind, Message, Path, Rank, RecoveredBlock, Tier};
@@ -535,10 +535,11 @@ fn on_device(config: &WorkerConfig) -> bool {
     config.g1.as_ref().is_some_and(|g1| g1.kind() == StorageKind::Device)
 }
 
-/// Tells the disk's engine of memory that its operations use, if it is page-locked: the kernel
-/// locks what it is told of.
+/// Tells the disk's engine of memory that its operations use. The kernel locks what it is told of,
+/// so it is told of page-locked memory alone.
 fn register(engine: &DiskEngine, bound: &BoundLayout) {
-    if bound.kind() != StorageKind::Pinned {
+    let kernel = !matches!(engine.info().engine.kind, EngineKind::Custom(_));
+    if kernel && bound.kind() != StorageKind::Pinned {
         return;
     }
     for region in host_regions(bound).into_iter().flatten() {
