@@ -58,12 +58,13 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
         Err(error) => return Err(error).into(),
     };
     let mut command = with_nixl(workspace, &tools, "test");
-    let tests = match counted(command.args(["--test", "nixl", "--test", "remote_nixl"])) {
-        Outcome::Passed { tests: 0 } => {
-            Outcome::from(Err(anyhow::anyhow!("no test ran: NIXL was not compiled in")))
-        }
-        outcome => outcome,
-    };
+    let tests =
+        match counted(command.args(["--test", "nixl", "--test", "remote_nixl", "--test", "disk_nixl"])) {
+            Outcome::Passed { tests: 0 } => {
+                Outcome::from(Err(anyhow::anyhow!("no test ran: NIXL was not compiled in")))
+            }
+            outcome => outcome,
+        };
     tests.and(example(workspace, &tools).into())
 }
 

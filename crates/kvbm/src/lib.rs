@@ -180,8 +180,8 @@ pub use tenants::{TenantError, TenantOnTier, TenantStatus};
 pub use volume::{VolumeSetError, VolumeStatus};
 #[cfg(feature = "worker")]
 pub use workers::{
-    DiskStatus, G1Memory, GroupTensors, KeptHost, SharedHost, TookOver, Worker, WorkerError, WorkerServer,
-    Workers,
+    DiskStatus, G1Memory, GroupTensors, KeptHost, NoNixl, SharedHost, TookOver, Worker, WorkerError,
+    WorkerServer, Workers, nixl_slot_io,
 };
 
 #[cfg(feature = "worker")]

@@ -1,6 +1,7 @@
 //! The workers of this process: one per rank, with the memory they move bytes in.
 
 mod disk;
+mod disk_agents;
 mod memory;
 mod paths;
 mod predecessor;
@@ -8,6 +9,7 @@ mod server;
 mod volumes;
 mod worker;
 
+pub use disk_agents::{NoNixl, nixl_slot_io};
 use memory::RankMemory;
 pub use memory::{G1Memory, GroupTensors, KeptHost, SharedHost};
 pub use predecessor::TookOver;
@@ -154,6 +156,9 @@ pub enum WorkerError {
         #[source]
         source: OpenError,
     },
+    /// NIXL cannot move the bytes of G3.
+    #[error(transparent)]
+    NoNixl(#[from] NoNixl),
     /// The rank that writes this rank's blocks has not opened its disk.
     #[error(
         "G3 of rank {rank}: rank {writer}, which holds the same bytes and writes them for both, has opened no disk in {}: \

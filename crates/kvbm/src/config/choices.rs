@@ -91,7 +91,7 @@ choice! {
 choice! {
     /// Who moves bytes between host memory and disk.
     DiskEngine {
-        /// The first of the others that works.
+        /// The first of `io_uring`, `threads` and `buffered` that works.
         Auto = "auto",
         /// A ring of the kernel, around the page cache.
         IoUring = "io_uring",
@@ -99,6 +99,20 @@ choice! {
         Threads = "threads",
         /// Threads, through the page cache.
         Buffered = "buffered",
+        /// Threads with agents of NIXL, around the page cache where that is possible.
+        Nixl = "nixl",
+    }
+}
+
+choice! {
+    /// NIXL's back ends for files.
+    NixlFiles {
+        /// Asynchronous I/O of the kernel.
+        Posix = "POSIX",
+        /// GPUDirect Storage, with batches of cuFile.
+        Gds = "GDS",
+        /// GPUDirect Storage, with threads.
+        GdsMt = "GDS_MT",
     }
 }
 

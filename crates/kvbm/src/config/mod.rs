@@ -60,7 +60,7 @@ use kvbm_tokens::{ChainRoot, HashAlgorithm, Namespace};
 
 pub use choices::{
     Admission, Algorithm, BandwidthModel, ChainRootKind, CopyWay, DeviceKind, DeviceOrder, DiskEngine,
-    DiskMode, EvictionPolicy, HostOrder, LayoutKind, RemoteAgentKind, VerifyHost, VolumeCompress,
+    DiskMode, EvictionPolicy, HostOrder, LayoutKind, NixlFiles, RemoteAgentKind, VerifyHost, VolumeCompress,
     VolumeLookup, VolumeLossy, VolumeOffload, WhenFull,
 };
 pub use error::{ConfigError, Origin};

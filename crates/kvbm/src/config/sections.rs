@@ -11,7 +11,7 @@ use kvbm_pool::RegistryConfig;
 use super::Config;
 use super::choices::{
     Admission, Algorithm, BandwidthModel, ChainRootKind, CopyWay, DeviceKind, DeviceOrder, DiskEngine,
-    DiskMode, EvictionPolicy, HostOrder, LayoutKind, RemoteAgentKind, VerifyHost, VolumeCompress,
+    DiskMode, EvictionPolicy, HostOrder, LayoutKind, NixlFiles, RemoteAgentKind, VerifyHost, VolumeCompress,
     VolumeLookup, VolumeLossy, VolumeOffload, WhenFull,
 };
 use super::groups::CacheGroups;
@@ -298,9 +298,12 @@ section! {
         /// What G3 holds; 0 for no such tier. In bytes, blocks count with their padding to 4 KiB.
         capacity: Capacity = Capacity::NONE, ["per rank"];
         /// Who moves the bytes: `io_uring` and `threads` around the page cache, `buffered` through
-        /// it, or `auto`, the first of these that a probe finds to work. One that is named and does
-        /// not work is an error.
+        /// it, or `auto`, the first of these that a probe finds to work. Or `nixl`: a back end of
+        /// NIXL, with the cargo feature `nixl`, by the library of `remote.library`. One that is
+        /// named and does not work is an error.
         engine: DiskEngine = DiskEngine::Auto, [""];
+        /// NIXL's back end with `nixl`: `POSIX`, or `GDS` and `GDS_MT` for GPUDirect Storage.
+        nixl_backend: NixlFiles = NixlFiles::Posix, [""];
         /// Operations at the device at a time with `io_uring`.
         depth: u32 = 32, ["operations per rank"], 1 to 4096;
         /// I/O threads of the other engines: their operations at the device at a time.

@@ -251,7 +251,7 @@ fn what_is_wrong_is_named_with_its_place() {
         ("[transfer]\ndeadline = 30", "c.toml:2:12: transfer.deadline = 30: expected a duration such as"),
         (
             "[disk]\nengine = \"fast\"",
-            "disk.engine = \"fast\": expected one of \"auto\", \"io_uring\", \"threads\", \"buffered\"",
+            "disk.engine = \"fast\": expected one of \"auto\", \"io_uring\", \"threads\", \"buffered\", \"nixl\"",
         ),
         ("[offload.g1_g2]\nwatermark = nan", "offload.g1_g2.watermark = NaN: expected a number"),
         ("[tenants]\nshares = \"acme\"", "tenants.shares = \"acme\": expected tenants with their shares"),

@@ -1,6 +1,6 @@
 //! G3 of a rank: where its folder is, what it says of itself, and opening it.
 
-use super::WorkerError;
+use super::{WorkerError, nixl_slot_io};
 use crate::config::{self, Config, HostOrder, LayerContent};
 use crate::encryption::{OperatorKeyError, operator_keys};
 use kvbm_disk::{
@@ -57,7 +57,11 @@ pub(super) fn open_disk(
         config::DiskEngine::IoUring => EngineMode::IoUring,
         config::DiskEngine::Threads => EngineMode::Threads,
         config::DiskEngine::Buffered => EngineMode::Buffered,
+        config::DiskEngine::Nixl => EngineMode::Custom,
     };
+    if disk.engine == EngineMode::Custom {
+        disk.slot_io = Some(nixl_slot_io(config, rank)?);
+    }
     disk.depth = settings.depth as usize;
     disk.threads = settings.threads as usize;
     disk.queue_depth = settings.queue_depth as usize;

@@ -50,6 +50,28 @@ fn invariant_7_what_cannot_be_built_is_named_with_the_way_out() {
     }
 }
 
+/// Both where NIXL is compiled in and where it is not.
+#[test]
+fn invariant_7_a_disk_through_nixl_without_its_library_is_named_with_the_way_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let built = builder(namespace()).device(Blocks(8)).host(Blocks(8)).disk(dir.path(), Blocks(8)).configure(
+        |config| {
+            config.disk.engine = kvbm::config::DiskEngine::Nixl;
+            config.remote.library = Some("/no/such/libnixl_capi.so".into());
+        },
+    );
+    let text = built.build().map(drop).unwrap_err().to_string();
+    for part in [
+        "disk.engine is \"nixl\" and disk.nixl_backend is \"POSIX\"",
+        "tried /no/such/libnixl_capi.so",
+        "pip install --no-deps nixl-cu12",
+        "or set disk.engine to \"auto\"",
+    ] {
+        assert!(text.contains(part), "{text:?} lacks {part:?}");
+    }
+    assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "nothing was made there");
+}
+
 #[test]
 fn invariant_7_an_engine_without_host_memory_gets_an_error() {
     let error =
