@@ -93,7 +93,7 @@ pub fn examine(args: &DoctorArgs) -> Report {
     findings.extend(dirs.iter().map(|dir| storage::examine(dir)));
     findings.extend(config.volume_descriptors().iter().map(volume::examine));
     findings.extend(cuda::examine());
-    findings.push(library::nixl());
+    findings.extend(library::nixl(config.remote.library.as_deref()));
     let option = args.kv_transfer_config.as_deref();
     let engine = args.engine.map(|engine| engine::examine(engine, &args.python, option));
     findings.extend(engine.into_iter().flatten());

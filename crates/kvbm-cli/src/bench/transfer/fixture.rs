@@ -13,7 +13,7 @@ use kvbm::layout::{
 };
 use kvbm::plan::{BlockId, BlockIdentity, Epoch, GroupId, NamespaceId, Rank, SequenceHash};
 use kvbm::storage::{BoundLayout, DeviceAllocator, HugePages, PinFallback, PinnedAllocator, RegionBytes};
-use kvbm_disk::{DiskConfig, DiskEngine, DiskKeys, Recovered};
+use kvbm_disk::{DiskConfig, DiskEngine, DiskKeys, EngineMode, Recovered, SlotIo};
 use kvbm_transfer::{DiskTier, TransferManager, VerifyHost, WorkerConfig};
 
 use super::load_generator;
@@ -94,6 +94,16 @@ impl Shape {
     }
 }
 
+/// What an engine has that the product's has not by default.
+#[derive(Clone, Default)]
+pub(super) struct DiskWith {
+    /// Blocks are signed or encrypted with these.
+    pub(super) keys: DiskKeys,
+    /// Who moves the bytes.
+    pub(super) engine: EngineMode,
+    pub(super) slot_io: Option<Arc<dyn SlotIo>>,
+}
+
 /// The disk tier, which several fixtures share: each has slots of its own.
 pub(super) struct Disk {
     pub(super) engine: Arc<DiskEngine>,
@@ -103,12 +113,13 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// An engine as the product opens it, with room for `fixtures` fixtures; blocks are signed or
-    /// encrypted where there are keys.
-    pub(super) fn open(dir: &Path, shape: Shape, fixtures: u32, keys: DiskKeys) -> Result<Self> {
+    /// An engine as the product opens it, but for what `with` says, with room for `fixtures`
+    /// fixtures.
+    pub(super) fn open(dir: &Path, shape: Shape, fixtures: u32, with: DiskWith) -> Result<Self> {
         let slots = shape.slots.checked_mul(fixtures).context("too many blocks")?;
         let mut config = DiskConfig::new(dir, slots, shape.block_bytes, NAMESPACE);
-        (config.key, config.encryption) = (keys.signing, keys.encryption);
+        (config.key, config.encryption) = (with.keys.signing, with.keys.encryption);
+        (config.engine, config.slot_io) = (with.engine, with.slot_io);
         let commit_interval = config.commit.interval;
         let (engine, _) = DiskEngine::open(config)?;
         Ok(Self { engine: Arc::new(engine), dir: dir.to_owned(), shape, commit_interval })

@@ -16,6 +16,9 @@
 //!   `_encrypted` they are encrypted (`disk.encrypt`). Their limit is the same path without a key,
 //!   on another engine, in the same round.
 //!
+//! - In the rows `_threads` and `_nixl` threads or NIXL move the bytes. Their limit is the same
+//!   path with the engine that the product chooses, in the same round. They are measured where
+//!   `--only` names them.
 //! - In the rows `_universal` the device has a region for each layer, tokens before heads, and host
 //!   memory has blocks in universal order: every copy converts. Their limit is the same path
 //!   without a conversion, from the same device layout, in the same round.
@@ -37,10 +40,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use kvbm::config::Bytes;
+use kvbm::config::{Bytes, Config};
 use kvbm::layout::{AxisOrder, DType};
-use kvbm::plan::Path as Route;
-use kvbm_disk::{DiskEncryption, DiskKeys};
+use kvbm::plan::{Path as Route, Rank};
+use kvbm_disk::{DiskEncryption, DiskKeys, EngineMode};
 use kvbm_keys::{DeploymentKey, OperatorKey};
 use kvbm_transfer::VerifyHost;
 
@@ -50,7 +53,7 @@ use crate::interrupt;
 use crate::number::{ANY, whole};
 use crate::progress::Progress;
 use crate::scratch::Scratch;
-use fixture::{Disk, Fixture, Order, Shape};
+use fixture::{Disk, DiskWith, Fixture, Order, Shape};
 use limit::Copies;
 use load_generator::Sample;
 use ring::{BareDisk, Checksums, Way};
@@ -77,6 +80,9 @@ const ROWS: [&[&str]; 6] = [
 /// Rows whose limit is the same path without a key.
 const ROWS_OF_KEYS: [&[&str]; 4] =
     [&["g2_g3_keyed"], &["g3_g2_keyed"], &["g2_g3_encrypted"], &["g3_g2_encrypted"]];
+/// Rows whose limit is the same path with the default engine; only where they are named.
+const ROWS_OF_ENGINES: [&[&str]; 4] =
+    [&["g2_g3_threads"], &["g3_g2_threads"], &["g2_g3_nixl"], &["g3_g2_nixl"]];
 /// Rows whose limit is the same path without a conversion.
 const ROWS_OF_ORDERS: [&[&str]; 2] = [&["g1_g2_universal"], &["g2_g1_universal"]];
 /// Of the benchmark; nothing that it encrypts stays.
@@ -114,7 +120,7 @@ pub struct TransferArgs {
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub set: Option<Bytes>,
 
-    /// Rows to measure, with commas [default: all].
+    /// Rows to measure, with commas [default: all but `_threads` and `_nixl`].
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = row_names())]
     pub only: Vec<String>,
 
@@ -137,6 +143,7 @@ fn row_names() -> clap::builder::PossibleValuesParser {
     ROWS.concat()
         .into_iter()
         .chain(ROWS_OF_KEYS.concat())
+        .chain(ROWS_OF_ENGINES.concat())
         .chain(ROWS_OF_ORDERS.concat())
         .chain(ROWS_OF_MANY.concat())
         .collect::<Vec<_>>()
@@ -161,6 +168,11 @@ impl TransferArgs {
         self.only.is_empty() || self.only.iter().any(|only| only == name)
     }
 
+    /// Whether one of these rows is named.
+    fn names(&self, rows: [&str; 2]) -> bool {
+        rows.iter().any(|row| self.only.iter().any(|only| only == row))
+    }
+
     /// Measurements in a round of these rows.
     fn steps(&self, groups: &[&[&str]]) -> usize {
         let paths = groups.iter().map(|names| names.iter().filter(|name| self.wants(name)).count());
@@ -181,7 +193,9 @@ pub fn run(args: &TransferArgs) -> Result<Rows> {
     }
     // From here on there is something to clean up.
     interrupt::catch();
-    let of_each_size = args.steps(&ROWS) + args.steps(&ROWS_OF_KEYS) + args.steps(&ROWS_OF_ORDERS);
+    let of_engines = if args.only.is_empty() { 0 } else { args.steps(&ROWS_OF_ENGINES) };
+    let of_each_size =
+        args.steps(&ROWS) + args.steps(&ROWS_OF_KEYS) + of_engines + args.steps(&ROWS_OF_ORDERS);
     let steps = args.sizes.len() * of_each_size + args.steps(&ROWS_OF_MANY);
     let course = Course {
         args,
@@ -194,11 +208,15 @@ pub fn run(args: &TransferArgs) -> Result<Rows> {
     }
     for size in args.sizes.iter().filter(|_| args.steps(&ROWS_OF_KEYS) > 0) {
         let key = DeploymentKey::from_secret(b"of the benchmark");
-        let signed = DiskKeys { signing: Some(key), encryption: None };
-        course.keyed(size.get(), signed, ["g2_g3_keyed", "g3_g2_keyed"], &mut samples)?;
+        let with = |keys| DiskWith { keys, ..DiskWith::default() };
+        let signed = with(DiskKeys { signing: Some(key), encryption: None });
+        course.beside(size.get(), signed, ["g2_g3_keyed", "g3_g2_keyed"], &mut samples)?;
         let encryption = DiskEncryption { key: OperatorKey::parse(OPERATOR_KEY)?, previous: None };
-        let encrypted = DiskKeys { signing: None, encryption: Some(encryption) };
-        course.keyed(size.get(), encrypted, ["g2_g3_encrypted", "g3_g2_encrypted"], &mut samples)?;
+        let encrypted = with(DiskKeys { signing: None, encryption: Some(encryption) });
+        course.beside(size.get(), encrypted, ["g2_g3_encrypted", "g3_g2_encrypted"], &mut samples)?;
+    }
+    for size in &args.sizes {
+        course.engines(size.get(), &mut samples)?;
     }
     for size in args.sizes.iter().filter(|_| args.steps(&ROWS_OF_ORDERS) > 0) {
         course.converted(size.get(), &mut samples)?;
@@ -325,12 +343,27 @@ impl Course<'_> {
         self.measure(groups, fixture.shape.block_bytes, samples)
     }
 
-    /// Paths to and from a disk whose blocks are signed or encrypted, beside the same paths without
-    /// a key.
-    fn keyed(
+    /// Paths to and from a disk by other engines than the default one.
+    fn engines(&self, block_bytes: u64, samples: &mut Samples) -> Result<()> {
+        let rows = ["g2_g3_threads", "g3_g2_threads"];
+        if self.args.names(rows) {
+            let threads = DiskWith { engine: EngineMode::Threads, ..DiskWith::default() };
+            self.beside(block_bytes, threads, rows, samples)?;
+        }
+        let rows = ["g2_g3_nixl", "g3_g2_nixl"];
+        if self.args.names(rows) {
+            let slot_io = Some(kvbm::nixl_slot_io(&Config::default(), Rank(0))?);
+            let nixl = DiskWith { engine: EngineMode::Custom, slot_io, ..DiskWith::default() };
+            self.beside(block_bytes, nixl, rows, samples)?;
+        }
+        Ok(())
+    }
+
+    /// Paths to and from a disk `with` something, beside the same paths of the product's default.
+    fn beside(
         &self,
         block_bytes: u64,
-        keys: DiskKeys,
+        with: DiskWith,
         [write, read]: [&'static str; 2],
         samples: &mut Samples,
     ) -> Result<()> {
@@ -348,10 +381,10 @@ impl Course<'_> {
             slots,
         };
         machine::expect_memory(4 * shape.set_bytes())?;
-        let places = [Place::new(self.args, shape)?, Place::with_keys(self.args, shape, Some(keys))?];
-        let [plain, signed] = [places[0].fixture(shape, 0)?, places[1].fixture(shape, 0)?];
+        let places = [Place::new(self.args, shape)?, Place::with(self.args, shape, Some(with))?];
+        let [plain, other] = [places[0].fixture(shape, 0)?, places[1].fixture(shape, 0)?];
         let bare = &BareDisk::open(&places[0].disk, 1, Order::Filled)?;
-        samples.note(&places[0].disk, bare);
+        places.iter().for_each(|place| samples.note(&place.disk, bare));
         let group = |way, name, path| Group {
             limit: Box::new({
                 let plain = &plain;
@@ -361,14 +394,14 @@ impl Course<'_> {
                 bare,
                 way,
                 vec![(name, {
-                    let signed = &signed;
-                    Box::new(move |time| load_generator::run(signed, path, time))
+                    let other = &other;
+                    Box::new(move |time| load_generator::run(other, path, time))
                 })],
             )
         };
         let groups = [group(Way::Write, write, Route::G2_G3), group(Way::Read, read, Route::G3_G2)];
         self.measure(groups, block_bytes, samples)?;
-        [&plain, &signed].into_iter().try_for_each(Fixture::check_bytes)
+        [&plain, &other].into_iter().try_for_each(Fixture::check_bytes)
     }
 
     /// Paths between NHD on the device and universal order in host memory, beside the same paths
@@ -477,15 +510,15 @@ struct Place {
 impl Place {
     /// Room for three fixtures of `shape`, or two and what the limit writes.
     fn new(args: &TransferArgs, shape: Shape) -> Result<Self> {
-        Self::with_keys(args, shape, None)
+        Self::with(args, shape, None)
     }
 
-    fn with_keys(args: &TransferArgs, shape: Shape, keys: Option<DiskKeys>) -> Result<Self> {
+    fn with(args: &TransferArgs, shape: Shape, with: Option<DiskWith>) -> Result<Self> {
         const BEDS: u32 = 3;
         machine::expect_space(&args.dir, u64::from(BEDS) * shape.set_bytes())?;
-        let name = if keys.is_some() { "bench-transfer-keyed" } else { "bench-transfer" };
+        let name = if with.is_some() { "bench-transfer-beside" } else { "bench-transfer" };
         let scratch = Scratch::create(&args.dir, name)?;
-        let disk = Disk::open(scratch.path(), shape, BEDS, keys.unwrap_or_default())?;
+        let disk = Disk::open(scratch.path(), shape, BEDS, with.unwrap_or_default())?;
         Ok(Self { disk, verify_host: args.verify_host(), _scratch: scratch })
     }
 
@@ -557,6 +590,28 @@ mod tests {
         let json: Value = serde_json::from_str(&run(&args).unwrap().json).unwrap();
         let rows = json["rows"].as_array().unwrap();
         assert_eq!(rows.iter().map(|row| row["name"].as_str().unwrap()).collect::<Vec<_>>(), ["g3_g2"]);
+    }
+
+    #[test]
+    fn other_engines_are_measured_beside_the_default_one_where_they_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let rows = |only: &[&str]| {
+            let only = only.iter().map(|row| (*row).to_owned()).collect();
+            let measured = run(&TransferArgs { only, rounds: 1, ..args(dir.path(), &[Bytes::kib(64)]) })?;
+            let json: Value = serde_json::from_str(&measured.json)?;
+            let rows = json["rows"].as_array().into_iter().flatten();
+            let names =
+                rows.map(|row| row["name"].as_str().unwrap_or_default().to_owned()).collect::<Vec<_>>();
+            anyhow::Ok((names, measured.table))
+        };
+        let (names, table) = rows(&["g2_g3_threads", "g3_g2_threads"]).unwrap();
+        assert_eq!(names, ["g2_g3_threads", "g3_g2_threads"]);
+        assert!(table.contains("disk engine: threads: configured"), "{table}");
+        // Without NIXL its row is an error that says so.
+        match rows(&["g3_g2_nixl"]) {
+            Ok((names, _)) => assert_eq!(names, ["g3_g2_nixl"]),
+            Err(error) => assert!(error.to_string().contains("disk.engine is \"nixl\""), "{error}"),
+        }
     }
 
     #[test]
