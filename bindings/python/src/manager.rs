@@ -212,9 +212,8 @@ impl KvBlockManager {
 
     /// Starts the load of the first `len(ids)` promised blocks into the engine's blocks `ids`, when
     /// the engine has passed `after`. With `timeout` the load is over after so many seconds, with
-    /// what has arrived. `by_layer`: the load goes layer by layer, and `layer_ready` says what is
-    /// in place. A block of a `Layout` counts as one layer: it is copied whole, and all its tensors
-    /// are ready at once.
+    /// what has arrived. `by_layer`: what host memory has is copied tensor by tensor, the first of
+    /// the layout first, and `layer_ready` says what is in place.
     #[pyo3(signature = (request, ids, after = None, *, timeout = None, by_layer = false))]
     fn commit(
         &self,
@@ -230,8 +229,8 @@ impl KvBlockManager {
     }
 
     /// Like `commit`, for models with several cache groups: `ids[g]` has an engine block for each
-    /// block that `Ticket.groups[g]` names. All arrive or none does. `layer_ready` counts the
-    /// tensors of each group from 0 then.
+    /// block that `Ticket.groups[g]` names. All arrive or none does. Blocks are copied whole:
+    /// `layer_ready` says the same of all tensors.
     #[pyo3(signature = (request, ids, after = None, *, timeout = None, by_layer = false))]
     fn commit_groups(
         &self,
@@ -251,9 +250,8 @@ impl KvBlockManager {
     }
 
     /// Whether the bytes of all blocks of the request's load that lie in tensor `layer` of the
-    /// layout are in place, verified: the engine may compute with them. The tensors of a block are
-    /// ready together, see `commit`. `False` where a block failed, and where the request has no
-    /// load or `finished` has told its end.
+    /// layout are in place, verified: the engine may compute with them. `False` where a block
+    /// failed, and where the request has no load or `finished` has told its end.
     fn layer_ready(&self, py: Python<'_>, request: &str, layer: u32) -> PyResult<bool> {
         self.call(py, |open| Ok(open.manager.tickets().layer_ready(request, layer)))
     }

@@ -5,6 +5,7 @@ use std::fmt::Display;
 
 use crate::dtype::DType;
 use crate::layout::Cell;
+use crate::slice::Selection;
 
 /// Most layers of one layout.
 pub(crate) const MAX_LAYERS: u32 = 4096;
@@ -114,6 +115,23 @@ impl LayoutConfig {
         let outer = self.outer_dim;
         (0..self.cells_per_layer())
             .map(move |index| if index < outer { Cell::Kv(index) } else { Cell::Plane(index - outer) })
+    }
+
+    /// Layers that a copy can move one by one: `num_layers`. Of a block that is opaque planes and
+    /// nothing else, and so has one layer, each plane counts as a layer.
+    pub fn separable_layers(&self) -> u32 {
+        if self.is_planes_only() { self.cells_per_layer() } else { self.num_layers }
+    }
+
+    /// What a copy moves of `count` of the [separable layers](Self::separable_layers) from `first`
+    /// on, between two layouts of this shape.
+    pub fn select_layers(&self, first: u32, count: u32) -> Selection {
+        let all = Selection::all();
+        if self.is_planes_only() { all.planes(first, count) } else { all.layers(first, first, count) }
+    }
+
+    fn is_planes_only(&self) -> bool {
+        (self.num_layers, self.outer_dim) == (1, 0)
     }
 
     /// Payload bytes of `cell` in one layer of one block, without padding.

@@ -25,7 +25,8 @@ pub struct OpaqueTensor {
 ///
 /// An engine's block may be several blocks of its kernels, may hold a latent, scales or recurrent
 /// state. kvbm copies the bytes of each tensor whole, in the order of the tensors. It cannot
-/// permute them or divide them among another number of ranks.
+/// permute them or divide them among another number of ranks. A copy can move some of the tensors
+/// ([`LayoutConfig::select_layers`]).
 ///
 /// ```
 /// use kvbm_layout::{BlockLayout, OpaqueLayout, OpaqueTensor};

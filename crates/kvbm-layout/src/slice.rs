@@ -105,6 +105,13 @@ pub enum Planes {
     All,
     /// Keys and values only; the caller moves the planes otherwise.
     Skip,
+    /// Keys, values and these planes; both layouts must have the same planes.
+    Some {
+        /// First plane.
+        first: u32,
+        /// How many, at least 1.
+        count: u32,
+    },
 }
 
 /// The part of a block that a copy moves. The default is everything, and then both layouts must
@@ -136,6 +143,13 @@ impl Selection {
     #[must_use]
     pub fn heads(mut self, src: u32, dst: u32, len: u32) -> Self {
         self.heads = Some(Span { src, dst, len });
+        self
+    }
+
+    /// Of the opaque planes `count` from `first` on.
+    #[must_use]
+    pub fn planes(mut self, first: u32, count: u32) -> Self {
+        self.planes = Planes::Some { first, count };
         self
     }
 

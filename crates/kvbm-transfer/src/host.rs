@@ -77,7 +77,7 @@ impl HostGroup {
     }
 
     fn all_layers(&self) -> Range<u32> {
-        0..self.bound.layout().config().num_layers
+        0..self.bound.layout().config().separable_layers()
     }
 
     fn span(&self, layers: Option<LayerRange>) -> Range<u32> {

@@ -274,7 +274,7 @@ impl Parts {
         let movers = config.movers.as_ref().map(|tier| tier.blocks);
         let group = |[g1, g2]: [Option<&BoundLayout>; 2]| GroupLimits {
             slots: [movers.unwrap_or_else(|| blocks(g1)), blocks(g2), g3, 0],
-            layers: g1.or(g2).map_or(0, |bound| bound.layout().config().num_layers),
+            layers: g1.or(g2).map_or(0, |bound| bound.layout().config().separable_layers()),
         };
         let bounds = config.paths.in_order();
         let limits = |index: usize| {

@@ -482,9 +482,8 @@ class KvBlockManager:
     ) -> None:
         """Starts the load of the first `len(ids)` promised blocks into the engine's blocks `ids`, when
         the engine has passed `after`. With `timeout` the load is over after so many seconds, with
-        what has arrived. `by_layer`: the load goes layer by layer, and `layer_ready` says what is
-        in place. A block of a `Layout` counts as one layer: it is copied whole, and all its tensors
-        are ready at once.
+        what has arrived. `by_layer`: what host memory has is copied tensor by tensor, the first of
+        the layout first, and `layer_ready` says what is in place.
         """
     def commit_groups(
         self,
@@ -496,14 +495,13 @@ class KvBlockManager:
         by_layer: bool = False,
     ) -> None:
         """Like `commit`, for models with several cache groups: `ids[g]` has an engine block for each
-        block that `Ticket.groups[g]` names. All arrive or none does. `layer_ready` counts the
-        tensors of each group from 0 then.
+        block that `Ticket.groups[g]` names. All arrive or none does. Blocks are copied whole:
+        `layer_ready` says the same of all tensors.
         """
     def layer_ready(self, request: str, layer: int) -> bool:
         """Whether the bytes of all blocks of the request's load that lie in tensor `layer` of the
-        layout are in place, verified: the engine may compute with them. The tensors of a block are
-        ready together, see `commit`. `False` where a block failed, and where the request has no
-        load or `finished` has told its end.
+        layout are in place, verified: the engine may compute with them. `False` where a block
+        failed, and where the request has no load or `finished` has told its end.
         """
     def load_tags(self, request: str) -> list[int]:
         """By which workers in other processes name the plans of the request's load

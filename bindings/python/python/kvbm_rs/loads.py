@@ -42,7 +42,7 @@ class Onboarding:
 
     def layer_ready(self, layer: int) -> bool:
         """Whether the bytes of all its blocks in tensor `layer` of the layout are in place,
-        verified. All tensors of a block are ready at once.
+        verified. Of a load that is not `by_layer`, all tensors are ready at once.
         """
         if self._manager._has_layer(self._request, layer):
             return True

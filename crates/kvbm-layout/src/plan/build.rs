@@ -4,6 +4,7 @@ use super::{Dim, Dims, PlanError, Segment, Side, merge};
 use crate::config::LayoutConfig;
 use crate::layout::{BlockLayout, Cell, CellView};
 use crate::slice::{Planes, Selection, Span};
+use std::ops::Range;
 
 pub(super) fn segments(
     src: &dyn BlockLayout,
@@ -14,11 +15,15 @@ pub(super) fn segments(
     let layers = span("layers", selection.layers, a.num_layers, b.num_layers)?;
     let heads = span("heads", selection.heads, a.num_heads, b.num_heads)?;
     same_contents(a, b, selection)?;
-    if selection.planes == Planes::All {
+    if selection.planes != Planes::Skip {
         planes_are_whole(a, b, heads)?;
     }
-    let cells: Vec<Cell> =
-        a.cells().filter(|cell| selection.planes == Planes::All || matches!(cell, Cell::Kv(_))).collect();
+    let planes = selected_planes(a, selection.planes)?;
+    let is_selected = |cell: &Cell| match cell {
+        Cell::Kv(_) => true,
+        Cell::Plane(plane) => planes.contains(plane),
+    };
+    let cells: Vec<Cell> = a.cells().filter(is_selected).collect();
     if cells.is_empty() {
         return Err(PlanError::Nothing);
     }
@@ -60,6 +65,23 @@ fn span(axis: &'static str, selected: Option<Span>, src: u32, dst: u32) -> Resul
     Ok(span)
 }
 
+/// The planes that a copy moves; both sides have the same.
+fn selected_planes(config: &LayoutConfig, planes: Planes) -> Result<Range<u32>, PlanError> {
+    let all = config.cells_per_layer() - config.outer_dim;
+    let (first, len) = match planes {
+        Planes::All => return Ok(0..all),
+        Planes::Skip => return Ok(0..0),
+        Planes::Some { first, count } => (first, count),
+    };
+    match first.checked_add(len) {
+        Some(end) if len > 0 && end <= all => Ok(first..end),
+        _ => {
+            let rule = format!("must not be empty, and the layouts have {all} planes");
+            Err(PlanError::Range { axis: "planes", side: Side::Source, first, len, rule })
+        }
+    }
+}
+
 fn same_contents(a: &LayoutConfig, b: &LayoutConfig, selection: &Selection) -> Result<(), PlanError> {
     let hint = "both layouts must hold the same model";
     let differ = |field, src: String, dst: String, hint| Err(PlanError::Mismatch { field, src, dst, hint });
@@ -84,7 +106,7 @@ fn same_contents(a: &LayoutConfig, b: &LayoutConfig, selection: &Selection) -> R
             return differ(field, x.to_string(), y.to_string(), hint);
         }
     }
-    if selection.planes == Planes::All && a.planes != b.planes {
+    if selection.planes != Planes::Skip && a.planes != b.planes {
         let list = |config: &LayoutConfig| {
             let planes =
                 config.planes.iter().map(|plane| format!("{}:{}", plane.name, plane.bytes_per_layer));

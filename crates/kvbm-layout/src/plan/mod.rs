@@ -150,7 +150,7 @@ pub enum PlanError {
     /// A selected range is empty or beyond a layout.
     #[error("{axis} {first}..{first}+{len} of the {side}: {rule}")]
     Range {
-        /// `layers` or `heads`.
+        /// `layers`, `heads` or `planes`.
         axis: &'static str,
         /// Which layout.
         side: Side,

@@ -35,9 +35,15 @@ pub(crate) fn moves(
     let mut moves = Vec::new();
     for layer in 0..layers.len {
         for cell in config.cells() {
-            let plane = matches!(cell, Cell::Plane(_));
-            if plane && selection.planes == Planes::Skip {
-                continue;
+            if let Cell::Plane(plane) = cell {
+                let is_selected = match selection.planes {
+                    Planes::All => true,
+                    Planes::Skip => false,
+                    Planes::Some { first, count } => (first..first + count).contains(&plane),
+                };
+                if !is_selected {
+                    continue;
+                }
             }
             let from = src.block_view(src_block, layers.src + layer, cell).unwrap();
             let to = dst.block_view(dst_block, layers.dst + layer, cell).unwrap();

@@ -59,6 +59,46 @@ fn what_engines_have_conforms_and_copies_whole() {
     }
 }
 
+/// Mutation that makes it fail: `selected_planes` begins at 0.
+#[test]
+fn a_tensor_is_a_layer_that_can_be_copied_by_itself() {
+    for (name, tensors) in engines() {
+        let engine = OpaqueLayout::new(BLOCKS, tensors.clone()).unwrap();
+        let bytes: Vec<_> = tensors.iter().map(|tensor| tensor.block_bytes).collect();
+        let slots =
+            FullyContiguous::new(OpaqueLayout::config_of(9, &bytes, 512).unwrap(), AxisOrder::Nhd).unwrap();
+        let count = tensors.len() as u32;
+        assert_eq!((engine.config().num_layers, engine.config().separable_layers()), (1, count), "{name}");
+        for (first, end) in (0..count).flat_map(|first| (first + 1..=count).map(move |end| (first, end))) {
+            let selection = engine.config().select_layers(first, end - first);
+            let plan = CopyPlan::between(&engine, &slots, &selection).unwrap();
+            let mut moved = Vec::new();
+            plan.for_each_run(3, 7, |run| {
+                let to = run.dst_offset - 7 * slots.block_stride();
+                moved.extend((0..run.len).map(|at| (to + at, run.src_region, run.src_offset + at)));
+            })
+            .unwrap();
+            let mut expected = Vec::new();
+            let mut place = 0;
+            for (at, tensor) in (0..).zip(&tensors) {
+                let from = tensor.offset + 3 * tensor.block_stride;
+                let of_tensor =
+                    (0..u64::from(tensor.block_bytes)).map(|byte| (place + byte, tensor.region, from + byte));
+                expected.extend(of_tensor.filter(|_| (first..end).contains(&at)));
+                place += u64::from(tensor.block_bytes);
+            }
+            moved.sort_unstable();
+            assert_eq!(moved, expected, "{name}, tensors {first}..{end}");
+            assert_eq!(plan.bytes_per_block(), expected.len() as u64);
+        }
+        for (first, len) in [(0, 0), (0, count + 1), (count, 1), (u32::MAX, 2)] {
+            let selection = engine.config().select_layers(first, len);
+            let error = CopyPlan::between(&engine, &slots, &selection).unwrap_err();
+            assert!(matches!(error, PlanError::Range { axis: "planes", .. }), "{name}: {error}");
+        }
+    }
+}
+
 #[test]
 fn tensors_that_share_bytes_are_refused() {
     for (name, tensors) in [

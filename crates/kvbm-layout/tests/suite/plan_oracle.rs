@@ -30,8 +30,8 @@ struct Case {
 
 fn any_case() -> impl Strategy<Value = Case> {
     let extra = || (0_u32..3, 0_u32..3, 0_u32..3, 0_u32..3);
-    (any_config(), (any_kind(), any_kind()), (extra(), extra()), any::<[bool; 3]>()).prop_map(
-        |(mut config, kinds, (src, dst), [cut_layers, cut_heads, planes])| {
+    (any_config(), (any_kind(), any_kind()), (extra(), extra()), any::<[bool; 4]>()).prop_map(
+        |(mut config, kinds, (src, dst), [cut_layers, cut_heads, planes, cut_planes])| {
             config.alignment = config.alignment.min(16);
             let mut selection = Selection::all();
             let clip = |cut: bool, extra: u32| if cut { extra } else { 0 };
@@ -43,6 +43,11 @@ fn any_case() -> impl Strategy<Value = Case> {
             }
             if (cut_heads || !planes) && config.outer_dim > 0 {
                 selection.planes = Planes::Skip;
+            } else if cut_planes && !config.planes.is_empty() {
+                let (first, count) = (src.1, 1 + dst.1);
+                let all = config.planes.len() as u32;
+                let first = first.min(all - 1);
+                selection.planes = Planes::Some { first, count: count.min(all - first) };
             }
             let side = |(l0, l1, h0, h1): (u32, u32, u32, u32)| {
                 let heads = if config.outer_dim > 0 { clip(cut_heads, h0 + h1) } else { 0 };

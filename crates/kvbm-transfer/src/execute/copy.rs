@@ -67,7 +67,7 @@ impl Route {
         if let Some(plan) = self.ranges.get(&(first, count)) {
             return Ok(Arc::clone(plan));
         }
-        let selection = Selection::all().layers(first, first, count);
+        let selection = self.src.layout().config().select_layers(first, count);
         let plan =
             Arc::new(CopyPlan::between(self.src.layout().as_ref(), self.dst.layout().as_ref(), &selection)?);
         if self.ranges.len() >= MAX_RANGES {

@@ -1,5 +1,5 @@
 use super::*;
-use kvbm_layout::{AxisOrder, DType, FullyContiguous, LayoutConfig};
+use kvbm_layout::{AxisOrder, DType, FullyContiguous, LayoutConfig, OpaqueLayout};
 use kvbm_plan::{GroupId, NamespaceId, SequenceHash};
 use kvbm_storage::SystemAllocator;
 
@@ -12,6 +12,10 @@ fn tier() -> Arc<HostTier> {
         .dtype(DType::F8E4M3)
         .build()
         .unwrap();
+    tier_of(config)
+}
+
+fn tier_of(config: LayoutConfig) -> Arc<HostTier> {
     let layout = Arc::new(FullyContiguous::new(config, AxisOrder::Nhd).unwrap());
     let bound = BoundLayout::allocate(layout, &SystemAllocator::default()).unwrap();
     Arc::new(HostTier::new([bound], BlockChecksum::new([0; 16]), VerifyHost::Always, false).unwrap())
@@ -109,7 +113,12 @@ fn what_one_worker_has_another_one_of_the_same_memory_takes() {
 
 #[test]
 fn layers_gather_under_one_identity_only() {
-    let tier = tier();
+    gather_layers(tier());
+    // Of tensors without axes each is a layer.
+    gather_layers(tier_of(OpaqueLayout::config_of(4, &[64, 3], 1).unwrap()));
+}
+
+fn gather_layers(tier: Arc<HostTier>) {
     let [first, second] = LAYER.map(|layer| write(&tier, 1, layer).unwrap());
     for layers in [None, LAYER[1]] {
         assert_eq!(write(&tier, 1, layers).unwrap_err(), FailureKind::QueueFull);

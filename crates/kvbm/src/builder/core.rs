@@ -4,8 +4,8 @@ use super::BuildError;
 use crate::admin::{Admin, AdminCalls};
 use crate::admission::{AdmissionPolicy, AdmitAll, CostAdmission};
 use crate::config::{
-    Admission, Capacity, Config, ConfigError, EdgeConfig, EvictionPolicy, FIRST_GROUP, NamespaceConfig,
-    Secret, VolumeOffload,
+    Admission, Capacity, Config, ConfigError, EdgeConfig, EvictionPolicy, NamespaceConfig, Secret,
+    VolumeOffload,
 };
 use crate::events::{BlockFacts, EventPump, VolumeChanges};
 use crate::leader::{Leader, Parts, PrefetchBudget, worker_leaves};
@@ -490,7 +490,7 @@ fn leader(
         read_deadline: config.disk.read_deadline,
         keep_loaded: config.host.keep_loaded,
         onboard_patience: config.policy.onboard_patience,
-        num_layers: if config.model.has_heads() { config.model.cache_group(FIRST_GROUP).layers } else { 1 },
+        num_layers: config.model.separable_layers(),
         layer_steps: config.transfer.layer_steps,
         block_costs: block_costs(config),
     };

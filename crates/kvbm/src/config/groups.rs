@@ -305,6 +305,16 @@ impl ModelConfig {
         !self.is_opaque() && self.groups.as_slice().len() <= 1 && of_tokens()
     }
 
+    /// Layers that a transfer of a block between G1 and G2 can move one by one: tensors, where
+    /// these have no axes. 1 with several cache groups, and where scales are a part of the block.
+    pub(crate) fn separable_layers(&self) -> u32 {
+        match (self.is_opaque(), self.has_heads()) {
+            (true, _) => u32::try_from(self.opaque_tensors.as_slice().len()).unwrap_or(u32::MAX),
+            (false, true) => self.cache_group(GroupId(0)).layers,
+            (false, false) => 1,
+        }
+    }
+
     /// Whether another number of ranks can divide the blocks of all groups anew: they keep tokens,
     /// without scales.
     #[cfg(feature = "worker")]

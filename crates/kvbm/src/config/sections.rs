@@ -76,8 +76,8 @@ section! {
         /// Bytes that a block has in each tensor of a rank, in their order. It is for an engine
         /// whose tensors have no axes that kvbm could know (blocks of several kernel blocks,
         /// scales, recurrent state). It stands in place of `num_layers`, `num_kv_heads`, `head_dim`
-        /// (not required then), `dtype` and `outer_dim`. Such blocks are copied whole, and no other
-        /// number of ranks can read them.
+        /// (not required then), `dtype` and `outer_dim`. Each tensor counts as a layer. No other
+        /// number of ranks can read such blocks.
         opaque_tensors: TensorBytes = TensorBytes::default(), ["bytes per rank"];
         /// Ranks, one after another, that hold the same bytes, where tensors have no axes: all of
         /// them for MLA, as many as share a KV head else. G3 and G4 have one copy of these. Where

@@ -67,7 +67,8 @@ impl LoadOptions {
     /// What comes from G2 is copied layer by layer, the first layers first:
     /// [`EngineOnboarding::layer_ready`] says when the engine may compute a layer. In at most
     /// `transfer.layer_steps` steps, and at once where that is as fast: where all of it takes less
-    /// time than the plans for its layers. What comes from G3 or a volume comes whole.
+    /// time than the plans for its layers. What comes from G3 or a volume comes whole, and so do
+    /// blocks of several cache groups. Of tensors without axes each counts as a layer.
     #[must_use]
     pub const fn by_layer(self) -> Self {
         Self { is_by_layer: true, ..self }

@@ -258,7 +258,7 @@ pub(crate) struct TransferSettings {
     /// So many times what it takes to compute the blocks is what a request waits for them, where
     /// that is known; 0 for any time.
     pub(crate) onboard_patience: f64,
-    /// Layers of a rank; 1 where nobody knows which bytes are whose.
+    /// Layers of a block that a transfer can move one by one, on each rank.
     pub(crate) num_layers: u32,
     /// Most steps of a transfer that goes layer by layer.
     pub(crate) layer_steps: u32,

@@ -1,7 +1,8 @@
 //! Transfers that go layer by layer: copies overlap with computing.
 
 use crate::support::script::{Mode, Ranks};
-use crate::support::soon;
+use crate::support::{GROUPS, model, model_of, soon};
+use kvbm::config::ModelConfig;
 use kvbm::plan::{Command, Gate, LayerRange, TransferPlan};
 use kvbm::{BlockId, Engine, FailureKind, KvBlockManager, LoadOptions, Path, Tier, TokenSequence};
 use std::time::Instant;
@@ -29,43 +30,50 @@ fn plans(ranks: &Ranks, count: usize) -> Vec<TransferPlan> {
 const STEPS: [Option<LayerRange>; 2] =
     [Some(LayerRange { first: 0, count: 1 }), Some(LayerRange { first: 1, count: 1 })];
 
+/// Models of two layers: with axes, and one whose tensors have none.
+fn of_two_layers() -> [ModelConfig; 2] {
+    [model(), ModelConfig::opaque(16, [4096, 701])]
+}
+
 #[test]
 fn the_copy_of_a_layer_waits_for_it_and_a_block_is_there_with_its_last() {
-    let ranks = Ranks::new(1);
-    let manager = ranks.engine_manager(64, 64);
-    let chain = sequence(&manager, 3);
-    ranks.set_all(Mode::Hold);
-    manager.step();
-    assert_eq!(manager.offload_by_layer(&ids(0..3), &chain, 0).unwrap().started, 3);
-    let plans = plans(&ranks, 2);
-    assert_eq!(plans.iter().map(|plan| plan.layers).collect::<Vec<_>>(), STEPS);
-    let gate = |layer| Gate::Layer { iteration: 2, layer };
-    assert_eq!(plans.iter().map(|plan| plan.gate).collect::<Vec<_>>(), [gate(0), gate(1)]);
-    manager.layer_done(0);
-    ranks.done(0, &plans[0]);
-    assert_eq!(on_g2(&manager, &chain), 0, "a layer is no block");
-    assert_eq!(manager.step(), 2);
-    ranks.done(0, &plans[1]);
-    assert!(manager.wait_offloads(soon()));
-    assert_eq!(on_g2(&manager, &chain), 3);
-    assert_eq!(manager.metrics().path(Path::G1_G2).blocks.get(), 3, "each counts once");
-    let told: Vec<_> = ranks
-        .commands(0)
-        .into_iter()
-        .filter_map(|command| match command {
-            Command::Advance { iteration, layer } => Some((iteration, layer)),
-            _ => None,
-        })
-        .collect();
-    assert_eq!(told, [(1, None), (2, Some(0)), (2, None)]);
+    for model in of_two_layers() {
+        let ranks = Ranks::new(1);
+        let manager = ranks.engine_manager_of(model, 64, 64);
+        let chain = sequence(&manager, 3);
+        ranks.set_all(Mode::Hold);
+        manager.step();
+        assert_eq!(manager.offload_by_layer(&ids(0..3), &chain, 0).unwrap().started, 3);
+        let plans = plans(&ranks, 2);
+        assert_eq!(plans.iter().map(|plan| plan.layers).collect::<Vec<_>>(), STEPS);
+        let gate = |layer| Gate::Layer { iteration: 2, layer };
+        assert_eq!(plans.iter().map(|plan| plan.gate).collect::<Vec<_>>(), [gate(0), gate(1)]);
+        manager.layer_done(0);
+        ranks.done(0, &plans[0]);
+        assert_eq!(on_g2(&manager, &chain), 0, "a layer is no block");
+        assert_eq!(manager.step(), 2);
+        ranks.done(0, &plans[1]);
+        assert!(manager.wait_offloads(soon()));
+        assert_eq!(on_g2(&manager, &chain), 3);
+        assert_eq!(manager.metrics().path(Path::G1_G2).blocks.get(), 3, "each counts once");
+        let told: Vec<_> = ranks
+            .commands(0)
+            .into_iter()
+            .filter_map(|command| match command {
+                Command::Advance { iteration, layer } => Some((iteration, layer)),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(told, [(1, None), (2, Some(0)), (2, None)]);
+    }
 }
 
 /// Mutation that makes it fail: `merge` forgets the failures of earlier steps.
 #[test]
 fn a_block_that_lacks_a_layer_is_not_made_visible() {
-    for bad in [0, 1] {
+    for (model, bad) in of_two_layers().into_iter().flat_map(|model| [(model.clone(), 0), (model, 1)]) {
         let ranks = Ranks::new(1);
-        let manager = ranks.engine_manager(64, 64);
+        let manager = ranks.engine_manager_of(model, 64, 64);
         let chain = sequence(&manager, 3);
         ranks.set_all(Mode::Hold);
         manager.offload_by_layer(&ids(0..3), &chain, 0).unwrap();
@@ -85,43 +93,46 @@ fn a_block_that_lacks_a_layer_is_not_made_visible() {
 
 #[test]
 fn an_engine_begins_with_the_layers_that_are_there() {
-    let ranks = Ranks::new(1);
-    let manager = ranks.engine_manager(64, 64);
-    let chain = sequence(&manager, 3);
-    manager.offload(&ids(0..3), &chain, 0, None).unwrap();
-    assert!(manager.wait_offloads(soon()));
-    ranks.set_all(Mode::Hold);
-    let load =
-        |to| manager.onboard_with(manager.match_prefix(&chain), &ids(to), LoadOptions::default().by_layer());
-    let loading = load(10..13).unwrap();
-    let parts = plans(&ranks, 2);
-    assert_eq!(parts.iter().map(|plan| plan.layers).collect::<Vec<_>>(), STEPS);
-    assert!(!loading.layer_ready(0));
-    ranks.done(0, &parts[0]);
-    assert!(loading.wait_layer(0, soon()) && !loading.layer_ready(1) && !loading.is_done());
-    assert!(!loading.wait_layer(1, Instant::now()));
-    ranks.done(0, &parts[1]);
-    assert!(loading.wait_layer(1, soon()) && loading.is_done());
-    assert_eq!(loading.wait().unwrap(), 3);
-    // One layer of one block fails.
-    let loading = load(20..23).unwrap();
-    let parts = plans(&ranks, 2);
-    ranks.done(0, &parts[0]);
-    assert!(loading.wait_layer(0, soon()));
-    ranks.fail(0, &parts[1], 2, FailureKind::Device);
-    assert!(!loading.wait_layer(1, soon()) && !loading.layer_ready(0), "what was computed is void");
-    assert_eq!(loading.wait().unwrap_err().arrived, 2);
-    // Of a ticket.
-    manager.tickets().look_up("a", &chain, 0).unwrap();
-    assert!(!manager.tickets().layer_ready("a", 0));
-    manager.tickets().commit_with("a", &ids(30..33), LoadOptions::default().by_layer()).unwrap();
-    let parts = plans(&ranks, 2);
-    ranks.done(0, &parts[0]);
-    assert!(manager.tickets().layer_ready("a", 0) && !manager.tickets().layer_ready("a", 1));
-    assert!(manager.tickets().abandon("a"));
-    assert!(!manager.tickets().layer_ready("a", 0));
-    ranks.done(0, &parts[1]);
-    assert_eq!(manager.tickets().finished().pop().map(|load| load.arrived), Some(0));
+    for model in of_two_layers() {
+        let ranks = Ranks::new(1);
+        let manager = ranks.engine_manager_of(model, 64, 64);
+        let chain = sequence(&manager, 3);
+        manager.offload(&ids(0..3), &chain, 0, None).unwrap();
+        assert!(manager.wait_offloads(soon()));
+        ranks.set_all(Mode::Hold);
+        let load = |to| {
+            manager.onboard_with(manager.match_prefix(&chain), &ids(to), LoadOptions::default().by_layer())
+        };
+        let loading = load(10..13).unwrap();
+        let parts = plans(&ranks, 2);
+        assert_eq!(parts.iter().map(|plan| plan.layers).collect::<Vec<_>>(), STEPS);
+        assert!(!loading.layer_ready(0));
+        ranks.done(0, &parts[0]);
+        assert!(loading.wait_layer(0, soon()) && !loading.layer_ready(1) && !loading.is_done());
+        assert!(!loading.wait_layer(1, Instant::now()));
+        ranks.done(0, &parts[1]);
+        assert!(loading.wait_layer(1, soon()) && loading.is_done());
+        assert_eq!(loading.wait().unwrap(), 3);
+        // One layer of one block fails.
+        let loading = load(20..23).unwrap();
+        let parts = plans(&ranks, 2);
+        ranks.done(0, &parts[0]);
+        assert!(loading.wait_layer(0, soon()));
+        ranks.fail(0, &parts[1], 2, FailureKind::Device);
+        assert!(!loading.wait_layer(1, soon()) && !loading.layer_ready(0), "what was computed is void");
+        assert_eq!(loading.wait().unwrap_err().arrived, 2);
+        // Of a ticket.
+        manager.tickets().look_up("a", &chain, 0).unwrap();
+        assert!(!manager.tickets().layer_ready("a", 0));
+        manager.tickets().commit_with("a", &ids(30..33), LoadOptions::default().by_layer()).unwrap();
+        let parts = plans(&ranks, 2);
+        ranks.done(0, &parts[0]);
+        assert!(manager.tickets().layer_ready("a", 0) && !manager.tickets().layer_ready("a", 1));
+        assert!(manager.tickets().abandon("a"));
+        assert!(!manager.tickets().layer_ready("a", 0));
+        ranks.done(0, &parts[1]);
+        assert_eq!(manager.tickets().finished().pop().map(|load| load.arrived), Some(0));
+    }
 }
 
 #[test]
@@ -149,17 +160,56 @@ fn whole_blocks_go_where_layers_hide_nothing() {
     assert_eq!(loading.wait().unwrap(), 1);
 }
 
-/// The bytes go with their gates, through a real worker.
+/// One tensor has nothing to overlap with, and of several groups nobody says whose layer is next.
+#[test]
+fn blocks_of_one_tensor_and_of_several_groups_go_whole() {
+    for model in [ModelConfig::opaque(16, [4096]), model_of(GROUPS)] {
+        let ranks = Ranks::new(1);
+        let manager = ranks.engine_manager_of(model, 64, 64);
+        let chain = sequence(&manager, 3);
+        ranks.set_all(Mode::Hold);
+        manager.offload_by_layer(&ids(0..3), &chain, 0).unwrap();
+        let parts = plans(&ranks, 1);
+        assert_eq!((parts[0].layers, parts[0].gate), (None, Gate::Iteration(1)));
+        ranks.done(0, &parts[0]);
+        assert!(manager.wait_offloads(soon()));
+        assert_eq!(manager.metrics().path(Path::G1_G2).blocks.get(), 3);
+    }
+}
+
+/// The bytes go with their gates, through a real worker. Mutation that makes it fail: a range of
+/// layers selects all tensors.
 #[cfg(feature = "worker")]
 #[test]
 fn a_layer_is_copied_before_the_next_one_is_computed() {
     use crate::support::host::{host_tensors, layer_separate};
-    use crate::support::{compute, holds, model, namespace, unlimited};
+    use kvbm::layout::{OpaqueLayout, OpaqueTensor};
+    use std::sync::Arc;
+
+    let model = ModelConfig { num_layers: 6, ..model() };
+    overlap(model.clone(), host_tensors(layer_separate(&model, 32)), [4096; 6]);
+    // Two tensors in one allocation, of other lengths than the rest.
+    let bytes = [4096, 4096, 8192, 701, 1, 512];
+    let place = |at: usize| match at {
+        0 => (0, 64),
+        1 => (0, 64 + 4096),
+        _ => (at as u32 - 1, 3),
+    };
+    let tensors = (0..6).map(|at| {
+        let ((region, offset), block_bytes) = (place(at), bytes[at]);
+        OpaqueTensor { region, offset, block_stride: 8192, block_bytes }
+    });
+    let layout = Arc::new(OpaqueLayout::new(32, tensors).unwrap());
+    overlap(ModelConfig::opaque(16, bytes), host_tensors(layout), bytes);
+}
+
+/// Saves blocks of six layers of so many bytes while they are computed, and loads them.
+#[cfg(feature = "worker")]
+fn overlap(model: ModelConfig, tensors: kvbm::storage::BoundLayout, bytes: [u32; 6]) {
+    use crate::support::{compute, holds, namespace, unlimited};
     use kvbm::Owned;
     use kvbm::config::Blocks;
 
-    let model = kvbm::config::ModelConfig { num_layers: 6, ..model() };
-    let tensors = host_tensors(layer_separate(&model, 32));
     let manager = KvBlockManager::<Owned>::builder()
         .model(model)
         .namespace(namespace())
@@ -178,15 +228,16 @@ fn a_layer_is_copied_before_the_next_one_is_computed() {
     }
     assert_eq!(manager.offload_by_layer(&ids(0..4), &chain, 0).unwrap().started, 4);
     let copied = || manager.metrics().path(Path::G1_G2).bytes.get();
-    let whole = 4 * manager.config().rank_block_bytes();
-    for (layer, third) in [(0, 0), (1, 1), (2, 1), (3, 2), (4, 2)] {
+    let of_layers = |layers: usize| 4 * bytes[..layers].iter().map(|&bytes| u64::from(bytes)).sum::<u64>();
+    let whole = of_layers(6);
+    for (layer, layers) in [(0, 0), (1, 2), (2, 2), (3, 4), (4, 4)] {
         manager.layer_done(layer);
         let until = soon();
-        while copied() < whole * third / 3 {
+        while copied() < of_layers(layers) {
             assert!(Instant::now() < until, "layer {layer} is not copied while others are computed");
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        assert_eq!(copied(), whole * third / 3, "what is not computed is not copied");
+        assert_eq!(copied(), of_layers(layers), "what is not computed is not copied");
     }
     manager.step();
     assert!(manager.wait_offloads(soon()));

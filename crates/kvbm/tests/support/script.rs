@@ -1,7 +1,7 @@
 //! Ranks whose every answer the test decides.
 
 use super::{model, namespace, soon, unlimited};
-use kvbm::config::{Blocks, Config};
+use kvbm::config::{Blocks, Config, ModelConfig};
 use kvbm::plan::{
     BlockOutcome, Command, Epoch, FlushOutcome, Message, RecoveredBlock, TransferPlan, TransferReport, wire,
 };
@@ -89,9 +89,14 @@ impl Ranks {
 
     /// A manager over these ranks whose G1 is `g1` blocks of an engine.
     pub fn engine_manager(&self, g1: u32, g2: u32) -> KvBlockManager<Engine> {
+        self.engine_manager_of(model(), g1, g2)
+    }
+
+    /// The same for another model.
+    pub fn engine_manager_of(&self, model: ModelConfig, g1: u32, g2: u32) -> KvBlockManager<Engine> {
         let count = self.lock().len() as u32;
         KvBlockManager::<Owned>::builder()
-            .model(model())
+            .model(model)
             .namespace(namespace())
             .engine_blocks(g1)
             .host(Blocks(g2))
