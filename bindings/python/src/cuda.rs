@@ -28,6 +28,15 @@ impl EngineEvents {
         Ok(Self { device, stream })
     }
 
+    /// Those of an engine whose tensors lie on a device of this process.
+    pub(crate) fn needed(events: Option<&Self>) -> Result<&Self> {
+        events.ok_or_else(|| {
+            let text = "the engine's tensors do not lie on a device of this process: on the CPU no fence is \
+                        needed, and workers in other processes have `fence` and `Worker.signal`";
+            Error::argument(text)
+        })
+    }
+
     /// An event that is complete when the engine's, as it was recorded last, is. `event` is an
     /// object with the handle in `cuda_event`, as `torch.cuda.Event` is, or the handle itself. It
     /// is kept until then.

@@ -12,12 +12,11 @@ use crate::guard::{caught, detached};
 use crate::integers::{block_ids, block_ids_of_groups, duration, seconds};
 use crate::layout::Layout;
 use crate::loads::{FinishedLoad, OffloadStarted, Ticket};
-use crate::options::{comparison, load_options, pinnable, tier_of};
+use crate::options::{comparison, deadline, load_options, pinnable, tier_of};
 use crate::parked::Parked;
 use crate::sequence::{AnySequence, Namespace};
 use crate::status::{lost, status_of};
 use kvbm::config::Config as Settings;
-use kvbm::plan::deadline_after;
 use kvbm::{
     BatchPosition, BlockId, BlockMetadata, Engine, GroupId, KvBlockManager as Manager, OffloadOptions, Tier,
 };
@@ -26,7 +25,6 @@ use pyo3::types::PyDict;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// A block manager over blocks that the engine allocates and names.
 ///
@@ -177,16 +175,8 @@ impl KvBlockManager {
         first: usize,
         timeout: f64,
     ) -> PyResult<usize> {
-        let timeout = seconds(timeout)?;
-        let chain = sequence.chain();
-        self.call(py, |open| {
-            Ok(open.manager.tickets().stage(
-                request,
-                chain,
-                first,
-                deadline_after(Instant::now(), timeout),
-            )?)
-        })
+        let (deadline, chain) = (deadline(timeout)?, sequence.chain());
+        self.call(py, |open| Ok(open.manager.tickets().stage(request, chain, first, deadline)?))
     }
 
     /// Names a point of the engine's work that every worker has passed when it was told so
@@ -201,12 +191,7 @@ impl KvBlockManager {
     /// object is kept until then.
     fn fence_after(&self, py: Python<'_>, event: &Bound<'_, PyAny>) -> PyResult<Fence> {
         let open = self.open()?;
-        let Some(events) = &open.events else {
-            let text = "the engine's tensors do not lie on a device of this process: on the CPU no fence is \
-                        needed, and workers in other processes have `fence` and `Worker.signal`";
-            return Err(Error::argument(text).into());
-        };
-        let event = events.follow(event)?;
+        let event = EngineEvents::needed(open.events.as_ref())?.follow(event)?;
         self.call(py, move |open| Ok(Fence::from(open.manager.fence(&[event])?)))
     }
 
@@ -254,6 +239,21 @@ impl KvBlockManager {
     /// failed, and where the request has no load or `finished` has told its end.
     fn layer_ready(&self, py: Python<'_>, request: &str, layer: u32) -> PyResult<bool> {
         self.call(py, |open| Ok(open.manager.tickets().layer_ready(request, layer)))
+    }
+
+    /// Waits until it is known whether tensor `layer` of all blocks of the request's load arrives,
+    /// at most `timeout` seconds. Whether it has arrived, as `layer_ready` says.
+    fn wait_layer(&self, py: Python<'_>, request: &str, layer: u32, timeout: f64) -> PyResult<bool> {
+        let deadline = deadline(timeout)?;
+        self.call(py, |open| Ok(open.manager.tickets().wait_layer(request, layer, deadline)))
+    }
+
+    /// Whether a load of `blocks` blocks from host memory with `by_layer` takes no longer than
+    /// computing `tokens` tokens, so that the engine may begin its step at once. `False` where too
+    /// little was loaded lately, where `prefilled` has not said what computing takes, and where
+    /// such blocks go whole.
+    fn hides_load(&self, py: Python<'_>, blocks: usize, tokens: u64) -> PyResult<bool> {
+        self.call(py, |open| Ok(open.manager.hides_load(blocks, tokens)))
     }
 
     /// By which workers in other processes name the plans of the request's load
@@ -343,6 +343,39 @@ impl KvBlockManager {
         self.call(py, |open| {
             let begun = open.manager.offload_with(&ids, chain, first, options)?;
             Ok(OffloadStarted::from(begun))
+        })
+    }
+
+    /// Like `offload`, for blocks that the running iteration computes: tensor by tensor, each as
+    /// soon as `layer_done` says that it is written, and all when `step` ends the iteration. The
+    /// blocks count as read from now on: call `before_reuse(ids, timeout)` before they are given to
+    /// something else.
+    #[pyo3(signature = (ids, sequence, first = 0))]
+    fn offload_by_layer(
+        &self,
+        py: Python<'_>,
+        ids: &Bound<'_, PyAny>,
+        sequence: AnySequence<'_>,
+        first: usize,
+    ) -> PyResult<OffloadStarted> {
+        let (ids, chain) = (block_ids(ids)?, sequence.chain());
+        self.call(py, |open| Ok(open.manager.offload_by_layer(&ids, chain, first)?.into()))
+    }
+
+    /// The running iteration has written tensor `layer` of the layout, and those before it, in all
+    /// its blocks: not submitted, written. With `event`, as of `fence_after`, it has when the
+    /// engine's stream has passed that.
+    #[pyo3(signature = (layer, event = None))]
+    fn layer_done(&self, py: Python<'_>, layer: u32, event: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let open = self.open()?;
+        let event =
+            event.map(|event| EngineEvents::needed(open.events.as_ref())?.follow(event)).transpose()?;
+        self.call(py, move |open| {
+            match &event {
+                None => open.manager.layer_done(layer),
+                Some(event) => open.manager.layer_done_after(layer, event),
+            }
+            Ok(())
         })
     }
 
@@ -465,9 +498,9 @@ impl KvBlockManager {
     /// copy touches them. The ids that are still busy after `timeout` seconds; wait again for
     /// these.
     fn before_reuse(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, timeout: f64) -> PyResult<Vec<u32>> {
-        let (ids, timeout) = (block_ids(ids)?, seconds(timeout)?);
+        let (ids, deadline) = (block_ids(ids)?, deadline(timeout)?);
         self.call(py, |open| {
-            let busy = open.manager.before_reuse(&ids, deadline_after(Instant::now(), timeout)).err();
+            let busy = open.manager.before_reuse(&ids, deadline).err();
             Ok(busy.map_or_else(Vec::new, |busy| busy.blocks.iter().map(|id| id.0).collect()))
         })
     }
@@ -565,8 +598,8 @@ impl KvBlockManager {
     /// Waits until no offload is queued or running. Whether that was reached within `timeout`
     /// seconds.
     fn wait_offloads(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
-        let timeout = seconds(timeout)?;
-        self.call(py, |open| Ok(open.manager.wait_offloads(deadline_after(Instant::now(), timeout))))
+        let deadline = deadline(timeout)?;
+        self.call(py, |open| Ok(open.manager.wait_offloads(deadline)))
     }
 
     /// Makes what is on disk and volumes durable. How many blocks are.

@@ -7,6 +7,11 @@ use kvbm::plan::deadline_after;
 use kvbm::{Comparison, Elements, LoadOptions, Tier, TierMask};
 use std::time::Instant;
 
+/// So many seconds from now.
+pub(crate) fn deadline(timeout: f64) -> Result<Instant> {
+    Ok(deadline_after(Instant::now(), seconds(timeout)?))
+}
+
 /// When a load begins and ends.
 pub(crate) fn load_options(
     after: Option<&Fence>,
@@ -21,7 +26,7 @@ pub(crate) fn load_options(
         options = options.after(fence);
     }
     if let Some(timeout) = timeout {
-        options = options.until(deadline_after(Instant::now(), seconds(timeout)?));
+        options = options.until(deadline(timeout)?);
     }
     Ok(options)
 }

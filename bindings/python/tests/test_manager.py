@@ -194,18 +194,35 @@ def test_a_layer_of_a_load_is_ready_when_its_bytes_are_in_place(
 ) -> None:
     tokens = computed(engine, manager, [0, 1, 2, 3])
     assert not manager.layer_ready("a", 0), "there is no such load"
+    assert not manager.wait_layer("a", 0, 20), "nor is one waited for"
     for by_layer in (True, False):
         manager.look_up("a", tokens)
         onboarding = manager.load("a", [10, 11, 12, 13], by_layer=by_layer)
-        deadline = time.monotonic() + 20
         for layer in range(LAYERS):
-            while not onboarding.layer_ready(layer):
-                assert time.monotonic() < deadline
+            # Of a load that is over only the onboarding knows.
+            assert manager.wait_layer("a", layer, 20) and onboarding.layer_ready(layer)
             assert bool((engine.tensors[layer][13] == 3 + layer / 8).all()), layer
         assert onboarding.wait(20).arrived == 4 and onboarding.layer_ready(LAYERS - 1)
         manager.released([10, 11, 12, 13])
         for block in range(10, 14):
             engine.compute(block, 99)
+
+
+def test_layers_are_saved_while_the_next_are_computed(
+    engine: FakeEngine, manager: KvBlockManager
+) -> None:
+    tokens = TokenSequence(manager.namespace, list(range(4 * PAGE_SIZE)))
+    ids = [0, 1, 2, 3]
+    assert manager.offload_by_layer(ids, tokens).started == 4
+    for layer in range(LAYERS):
+        for block in ids:
+            engine.tensors[layer][block] = block + layer / 8
+        manager.layer_done(layer)
+    manager.step()
+    assert manager.wait_offloads(20)
+    assert load(manager, tokens, [20, 21, 22, 23]) == 4
+    assert all(engine.holds(20 + at, at) for at in range(4))
+    assert not manager.hides_load(1, 1 << 40), "too little was loaded to know"
 
 
 def fill(manager: KvBlockManager, seeds: range) -> None:

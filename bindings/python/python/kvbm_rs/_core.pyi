@@ -503,6 +503,16 @@ class KvBlockManager:
         layout are in place, verified: the engine may compute with them. `False` where a block
         failed, and where the request has no load or `finished` has told its end.
         """
+    def wait_layer(self, request: str, layer: int, timeout: float) -> bool:
+        """Waits until it is known whether tensor `layer` of all blocks of the request's load arrives,
+        at most `timeout` seconds. Whether it has arrived, as `layer_ready` says.
+        """
+    def hides_load(self, blocks: int, tokens: int) -> bool:
+        """Whether a load of `blocks` blocks from host memory with `by_layer` takes no longer than
+        computing `tokens` tokens, so that the engine may begin its step at once. `False` where too
+        little was loaded lately, where `prefilled` has not said what computing takes, and where
+        such blocks go whole.
+        """
     def load_tags(self, request: str) -> list[int]:
         """By which workers in other processes name the plans of the request's load
         (`Worker.drain_finished`): a number for each part of it that has plans. Empty where the
@@ -546,6 +556,22 @@ class KvBlockManager:
         passed `after`. `group` is the cache group of the blocks, where the layout has several;
         those of a window or state may begin anywhere in the sequence. The larger `priority` (0 to
         255) is, the longer blocks stay that are on no tier yet, on every tier.
+        """
+    def offload_by_layer(
+        self,
+        ids: Sequence[int] | Buffer,
+        sequence: TokenSequence | ExternalSequence,
+        first: int = 0,
+    ) -> OffloadStarted:
+        """Like `offload`, for blocks that the running iteration computes: tensor by tensor, each as
+        soon as `layer_done` says that it is written, and all when `step` ends the iteration. The
+        blocks count as read from now on: call `before_reuse(ids, timeout)` before they are given to
+        something else.
+        """
+    def layer_done(self, layer: int, event: object | None = None) -> None:
+        """The running iteration has written tensor `layer` of the layout, and those before it, in all
+        its blocks: not submitted, written. With `event`, as of `fence_after`, it has when the
+        engine's stream has passed that.
         """
     def offload_down(self, sequence: TokenSequence | ExternalSequence, to: str) -> int:
         """Copies what host memory has of `sequence` to a tier below, `"g3"` or `"g4"`, in the

@@ -13,6 +13,8 @@ use kvbm_pool::{BatchPosition, Pinned, Prefix};
 use kvbm_tokens::BlockChain;
 #[cfg(feature = "worker")]
 use std::collections::HashSet;
+#[cfg(feature = "worker")]
+use std::sync::Arc;
 use std::time::Instant;
 
 impl KvBlockManager<Engine> {
@@ -193,7 +195,7 @@ impl KvBlockManager<Engine> {
     /// is copied while the next one is computed, as soon as [`layer_done`](Self::layer_done) says
     /// that it is written. All are copied when [`step`](Self::step) ends the iteration. The copies
     /// take `transfer.layer_steps` steps at most. Where copying takes less time than the plans for
-    /// the layers, they take one, at the end of the iteration.
+    /// the layers, they take one, when the last layer is written.
     ///
     /// The blocks count as read from now on: whatever becomes of the iteration, ask
     /// [`before_reuse`](Self::before_reuse) before they are given to something else.
@@ -215,9 +217,36 @@ impl KvBlockManager<Engine> {
     /// submitted, written. Layers count from 0, in the order in which they are computed. Opens the
     /// gates of copies that wait for it.
     pub fn layer_done(&self, layer: u32) {
-        let advance = Command::Advance { iteration: self.running_iteration(), layer: Some(layer) };
         // A worker that cannot be reached fails its plans by itself.
-        let _not_sent = self.leader.ranks.broadcast(&advance);
+        let _not_sent = self.leader.ranks.broadcast(&self.written(layer));
+    }
+
+    /// As [`layer_done`](Self::layer_done), when `event` completes: the engine has submitted
+    /// `layer` to the only rank's stream, and recorded the event behind it. Call it before
+    /// [`step`](Self::step). Where the event fails, only the end of the iteration opens the gates.
+    #[cfg(feature = "worker")]
+    pub fn layer_done_after(&self, layer: u32, event: &kvbm_device::Event) {
+        let (ranks, written) = (Arc::downgrade(&self.leader.ranks), self.written(layer));
+        event.on_complete(move |result| {
+            if let (Ok(()), Some(ranks)) = (result, ranks.upgrade()) {
+                let _not_sent = ranks.broadcast(&written);
+            }
+        });
+    }
+
+    /// What tells a rank that the running iteration has written a layer.
+    fn written(&self, layer: u32) -> Command {
+        Command::Advance { iteration: self.running_iteration(), layer: Some(layer) }
+    }
+
+    /// Whether a load of `blocks` blocks from G2 that goes layer by layer hides behind the
+    /// computing of `tokens` tokens: with the blocks that wait for the same path it takes no longer
+    /// than these. So an engine may begin its step at once, and hardly waits for a layer. `false`
+    /// where nobody knows: too little came from G2 lately, or neither
+    /// [`prefilled`](Self::prefilled) nor `policy.prefill_tokens_per_s` says what computing takes.
+    /// `false` also where such blocks go whole.
+    pub fn hides_load(&self, blocks: usize, tokens: u64) -> bool {
+        self.leader.transfers.hides_load(blocks, tokens)
     }
 
     /// The number that [`step`](Self::step) will give to the iteration when it is over.

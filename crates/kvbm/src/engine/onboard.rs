@@ -242,12 +242,21 @@ impl EngineOnboarding {
     /// Waits until it is known whether `layer` arrives, at most until `deadline`. Whether it has
     /// arrived.
     pub fn wait_layer(&self, layer: u32, deadline: Instant) -> bool {
-        if let Some(fetch) = &self.transfer.fetch {
-            fetch.wait_until(deadline);
-            fetch.wait_layer(layer, deadline);
-        }
-        self.transfer.handles.iter().for_each(|handle| handle.wait_layer(layer, deadline));
+        self.layer_wait()(layer, deadline);
         self.layer_ready(layer)
+    }
+
+    /// What waits as [`wait_layer`](Self::wait_layer) does, for whoever must not borrow the load so
+    /// long.
+    pub(super) fn layer_wait(&self) -> impl Fn(u32, Instant) + use<> {
+        let fetched = self.transfer.fetch.as_ref().map(Fetching::layer_wait);
+        let handles: Vec<_> = self.transfer.handles.iter().map(Handle::layer_wait).collect();
+        move |layer, deadline| {
+            if let Some(fetched) = &fetched {
+                fetched(layer, deadline);
+            }
+            handles.iter().for_each(|wait| wait(layer, deadline));
+        }
     }
 
     /// Whether [`wait`](Self::wait) would return at once: the outcome is known, and no copy writes

@@ -13,6 +13,7 @@ use kvbm_tokens::BlockChain;
 use std::ops::Range;
 use std::sync::Arc;
 use std::task::Context;
+use std::time::Instant;
 
 /// Pinned blocks of a request, by cache group.
 pub(super) struct PinnedParts {
@@ -221,6 +222,12 @@ impl Load {
 
     pub(super) fn layer_ready(&self, layer: u32) -> bool {
         self.refused.is_empty() && self.parts.iter().all(|part| part.layer_ready(layer))
+    }
+
+    /// What waits until it is known whether a layer of all parts arrives.
+    pub(super) fn layer_wait(&self) -> impl Fn(u32, Instant) + use<> {
+        let parts: Vec<_> = self.parts.iter().map(EngineOnboarding::layer_wait).collect();
+        move |layer, deadline| parts.iter().for_each(|wait| wait(layer, deadline))
     }
 
     /// Of each part that has plans.

@@ -359,6 +359,18 @@ impl Tickets<'_> {
         matches!(tickets.get(request), Some(Ticket::Loading(load)) if load.layer_ready(layer))
     }
 
+    /// Waits until it is known whether `layer` of all blocks of the request's load arrives, at most
+    /// until `deadline`. Whether it has arrived, as [`layer_ready`](Self::layer_ready) says.
+    pub fn wait_layer(&self, request: &str, layer: u32, deadline: Instant) -> bool {
+        let wait = match self.table().tickets.lock().get(request) {
+            Some(Ticket::Loading(load)) => load.layer_wait(),
+            _ => return false,
+        };
+        // Without the lock: other requests go on.
+        wait(layer, deadline);
+        self.layer_ready(request, layer)
+    }
+
     /// The [tags](super::EngineOnboarding::tag) of the plans of the request's load, by which
     /// `drain_finished` of each rank's worker names them: one for each part of the load that has
     /// plans. Empty where the request has no load.

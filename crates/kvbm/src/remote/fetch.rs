@@ -40,6 +40,16 @@ impl Fetching {
         Self(Arc::new(Fetch { over: Signal::default(), state }))
     }
 
+    /// What waits for the blocks, then until it is known whether a layer arrives, for whoever must
+    /// not borrow this so long.
+    pub(crate) fn layer_wait(&self) -> impl Fn(u32, Instant) + use<> {
+        let fetch = Arc::clone(&self.0);
+        move |layer, deadline| {
+            fetch.wait_until(deadline);
+            fetch.wait_layer(layer, deadline);
+        }
+    }
+
     /// For the thread that brings the blocks.
     #[cfg(feature = "worker")]
     pub(crate) fn share(&self) -> Arc<Fetch> {
@@ -135,7 +145,7 @@ impl Fetch {
     }
 
     /// Waits until it is known whether `layer` arrives with the transfer that follows.
-    pub(crate) fn wait_layer(&self, layer: u32, deadline: Instant) {
+    fn wait_layer(&self, layer: u32, deadline: Instant) {
         let wait = self.state.lock().handle.as_ref().map(Handle::layer_wait);
         if let Some(wait) = wait {
             wait(layer, deadline);

@@ -61,12 +61,8 @@ impl Handle {
         self.transfer().has_layer(layer)
     }
 
-    /// Waits until it is known whether `layer` arrives, or `deadline` passes.
-    pub(crate) fn wait_layer(&self, layer: u32, deadline: Instant) {
-        self.transfer().wait_layer(layer, deadline);
-    }
-
-    /// As [`wait_layer`](Self::wait_layer), for whoever must not borrow the handle so long.
+    /// What waits until it is known whether a layer arrives, or a deadline passes, for whoever must
+    /// not borrow the handle so long.
     pub(crate) fn layer_wait(&self) -> impl Fn(u32, Instant) + use<> {
         let transfer = Arc::clone(self.transfer());
         move |layer, deadline| transfer.wait_layer(layer, deadline)

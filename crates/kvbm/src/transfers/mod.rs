@@ -466,6 +466,18 @@ impl Transfers {
         LayerSteps::new(self.settings.num_layers, self.settings.layer_steps.min(worth), iteration)
     }
 
+    /// Whether a load from G2 by layer takes no longer than computing so many tokens.
+    pub(crate) fn hides_load(&self, blocks: usize, tokens: u64) -> bool {
+        let (path, costs) = (Path::G2_G1, self.block_costs());
+        let (Some(each), Some(recompute)) = (self.time_per_block(path), costs.recompute) else {
+            return false;
+        };
+        let before = self.blocks_before(path, kvbm_plan::clock::now());
+        let load = each.as_secs_f64() * blocks.saturating_add(before) as f64;
+        let computing = recompute.as_secs_f64() * tokens as f64 / f64::from(costs.tokens.max(1));
+        load <= computing && self.layer_steps(path, blocks, None).is_some()
+    }
+
     /// How long a request waits for blocks that take so long to compute.
     fn onboard_patience(&self, recompute: Duration, blocks: usize) -> Option<Duration> {
         let patience = self.settings.onboard_patience;

@@ -109,7 +109,7 @@ impl Transfers {
             layers: steps.map(|(steps, step)| steps.range(step)),
             gate: steps
                 .and_then(|(steps, step)| steps.gate(step))
-                .or_else(|| transfer.iteration.map(Gate::Iteration))
+                .or_else(|| transfer.iteration.map(|iteration| self.computed(iteration)))
                 .unwrap_or_else(|| self.gate(path, transfer)),
             after: Vec::new(),
             priority: transfer.purpose.priority(),
@@ -125,6 +125,15 @@ impl Transfers {
         self.inflight.sent(plan_id, SentAmong { before, after: self.ranks.starts_announced() });
         for (rank, failure) in not_sent {
             self.fail_plans(rank, &[(plan_id, path)], &failure);
+        }
+    }
+
+    /// What whole blocks wait for that an iteration computes: its last layer, where it is known
+    /// which that is.
+    fn computed(&self, iteration: u64) -> Gate {
+        match self.settings.num_layers {
+            0 | 1 => Gate::Iteration(iteration),
+            layers => Gate::Layer { iteration, layer: layers - 1 },
         }
     }
 

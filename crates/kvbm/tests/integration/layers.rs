@@ -5,7 +5,7 @@ use crate::support::{GROUPS, model, model_of, soon};
 use kvbm::config::ModelConfig;
 use kvbm::plan::{Command, Gate, LayerRange, TransferPlan};
 use kvbm::{BlockId, Engine, FailureKind, KvBlockManager, LoadOptions, Path, Tier, TokenSequence};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 fn ids(blocks: std::ops::Range<u32>) -> Vec<BlockId> {
     blocks.map(BlockId).collect()
@@ -127,7 +127,9 @@ fn an_engine_begins_with_the_layers_that_are_there() {
         manager.tickets().commit_with("a", &ids(30..33), LoadOptions::default().by_layer()).unwrap();
         let parts = plans(&ranks, 2);
         ranks.done(0, &parts[0]);
-        assert!(manager.tickets().layer_ready("a", 0) && !manager.tickets().layer_ready("a", 1));
+        assert!(manager.tickets().wait_layer("a", 0, soon()) && !manager.tickets().layer_ready("a", 1));
+        assert!(!manager.tickets().wait_layer("a", 1, Instant::now()), "it is on its way");
+        assert!(!manager.tickets().wait_layer("b", 0, soon()), "there is no such load");
         assert!(manager.tickets().abandon("a"));
         assert!(!manager.tickets().layer_ready("a", 0));
         ranks.done(0, &parts[1]);
@@ -158,6 +160,42 @@ fn whole_blocks_go_where_layers_hide_nothing() {
     ranks.done(0, &parts[0]);
     assert!(loading.wait_layer(0, soon()));
     assert_eq!(loading.wait().unwrap(), 1);
+    let computed = manager.sequence(&(9000..9016).collect::<Vec<u32>>(), b"").unwrap();
+    assert_eq!(manager.offload_by_layer(&ids(1..2), &computed, 0).unwrap().started, 1);
+    let parts = plans(&ranks, 1);
+    assert_eq!((parts[0].layers, parts[0].gate), (None, Gate::Layer { iteration: 1, layer: 1 }));
+    ranks.done(0, &parts[0]);
+    assert!(manager.wait_offloads(soon()));
+}
+
+/// A load by layer is hidden where computing takes at least as long. Mutation that makes it fail:
+/// `hides_load` compares blocks with tokens.
+#[test]
+fn a_load_hides_behind_computing_that_takes_as_long() {
+    let one_layer = (ModelConfig::opaque(16, [4096]), false);
+    for (model, has_layers) in of_two_layers().map(|model| (model, true)).into_iter().chain([one_layer]) {
+        let ranks = Ranks::new(1);
+        let manager = ranks.engine_manager_of(model, 256, 256);
+        assert!(!manager.hides_load(1, 1 << 40), "nothing was loaded");
+        let chain = sequence(&manager, 64);
+        manager.offload(&ids(0..64), &chain, 0, None).unwrap();
+        assert!(manager.wait_offloads(soon()));
+        ranks.set_all(Mode::Hold);
+        let loading =
+            manager.onboard_with(manager.match_prefix(&chain), &ids(64..128), LoadOptions::default());
+        let began = Instant::now();
+        let plan = plans(&ranks, 1).remove(0);
+        std::thread::sleep(Duration::from_millis(64));
+        ranks.done(0, &plan);
+        let _outcome = loading.unwrap().wait();
+        let at_most = began.elapsed();
+        assert!(!manager.hides_load(1, 1 << 40), "nobody said what computing takes");
+        // A token in 1 ms, a block in 16 ms; a block comes in 1 ms at least.
+        assert!((0..16).all(|_| manager.prefilled(1000, Duration::from_secs(1))));
+        let tokens_of_the_load = at_most.as_millis() as u64 + 1;
+        assert_eq!(manager.hides_load(64, tokens_of_the_load), has_layers);
+        assert!(!manager.hides_load(64, 32), "half of what the load takes");
+    }
 }
 
 /// One tensor has nothing to overlap with, and of several groups nobody says whose layer is next.
