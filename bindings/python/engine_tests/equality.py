@@ -254,9 +254,9 @@ def flip_loaded_bits(engine: Engine) -> list[int]:
         for request, loading in before.items():
             if request not in worker._loading:
                 tensor = next(iter(process._tensors.values()))
-                block = tensor[loading.ids[0][0]].view(torch.int32).flatten()
+                block = tensor[loading.load.ids[0][0]].view(torch.int32).flatten()
                 block[7] ^= 1 << 30
-                flipped.append(loading.ids[0][0])
+                flipped.append(loading.load.ids[0][0])
 
     worker._collect = collect_and_flip
     return flipped

@@ -26,6 +26,7 @@ import equality
 import events
 import failures
 import groups
+import layers
 import model
 import processes
 import restarts
@@ -220,6 +221,7 @@ def main() -> int:
     parts: dict[str, tuple[Callable[[], None], set[str]]] = {
         "attributes": (suite.attributes, set()),
         "equality": (lambda: equality.judge(suite), {"twice", "preempted"}),
+        "layers": (lambda: layers.judge(suite), {"twice"}),
         "speculation": (lambda: speculation.judge(suite), set()),
         "processes": (lambda: processes.judge(suite), set()),
         "serve": (lambda: serving.judge(suite), set()),

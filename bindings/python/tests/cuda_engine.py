@@ -40,6 +40,9 @@ class CudaEvent:
         self._engine.call("cuEventRecord", ctypes.c_void_p(self.cuda_event), self._engine.stream)
         return self
 
+    def synchronize(self) -> None:
+        self._engine.call("cuEventSynchronize", ctypes.c_void_p(self.cuda_event))
+
     def __del__(self) -> None:
         # On whichever thread dropped the last reference.
         engine = self._engine

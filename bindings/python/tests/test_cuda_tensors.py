@@ -101,6 +101,33 @@ def test_copies_wait_for_the_engines_stream(engine: CudaEngine) -> None:
     assert len(engine.destroyed) == 10, "events are kept until they are complete, and no longer"
 
 
+def test_a_layer_is_saved_when_the_stream_has_passed_it(engine: CudaEngine) -> None:
+    engine.delay(2000)
+    with KvBlockManager(
+        config(), layout_of(engine.tensors, page_size=PAGE), namespace()
+    ) as manager:
+        tokens = TokenSequence(manager.namespace, PROMPT)
+        ids, to = [0, 1, 2, 3], [8, 9, 10, 11]
+        assert manager.offload_by_layer(ids, tokens).started == 4
+        for at, block in enumerate(ids):
+            engine.compute(block, 99)
+            engine.compute(block, at)
+        # What is queued is not done: the gates open when the stream is behind the events.
+        for layer in range(len(engine.tensors)):
+            manager.layer_done(layer, engine.event())
+        assert manager.wait_offloads(20), "without the end of the iteration"
+        found = manager.look_up("r", tokens)
+        assert found is not None and found.blocks == 4
+        manager.commit("r", to, manager.fence_after(engine.event()), by_layer=True)
+        assert all(manager.wait_layer("r", layer, 20) for layer in range(len(engine.tensors)))
+        assert finish(manager, "r") == 4
+        engine.synchronize()
+        assert all(engine.holds(block, at) for at, block in enumerate(to))
+        manager.step()
+    gc.collect()
+    assert len(engine.destroyed) == 3, "events are kept until they are complete, and no longer"
+
+
 def test_an_audit_compares_on_the_device(engine: CudaEngine, tmp_path: Path) -> None:
     settings = config()
     settings.set("disk.dir", str(tmp_path))
@@ -162,10 +189,11 @@ def test_a_worker_takes_events_of_its_stream(engine: CudaEngine, tmp_path: Path)
             manager.fence_after(engine.event())
 
 
-@pytest.mark.parametrize("executor", ["uni", "mp"])
-def test_the_connector_for_vllm_orders_copies_by_events(
-    engine: CudaEngine, vllm: Any, monkeypatch: pytest.MonkeyPatch, executor: str
-) -> None:
+def vllm_on_device(engine: CudaEngine, vllm: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """The stand-in for vLLM has its tensors on the device from now on. One entry for each event that
+    the connector records.
+    """
+
     def on_device(blocks: int, size: int) -> Any:
         shape = (blocks, 2, size, 64)
         count = int(np.prod(shape))
@@ -176,7 +204,7 @@ def test_the_connector_for_vllm_orders_copies_by_events(
         shape = list(tensor.shape)
         return [Tensor(tensor.data_ptr(), shape, dtype="float32", device="cuda:0", owner=engine)]
 
-    recorded = []
+    recorded: list[bool] = []
 
     def recorded_event() -> Any:
         recorded.append(True)
@@ -185,6 +213,14 @@ def test_the_connector_for_vllm_orders_copies_by_events(
     monkeypatch.setattr(standing_in, "tensor", on_device)
     monkeypatch.setattr(vllm.compat, "block_views", views)
     monkeypatch.setattr(vllm.compat, "recorded_event", recorded_event)
+    return recorded
+
+
+@pytest.mark.parametrize("executor", ["uni", "mp"])
+def test_the_connector_for_vllm_orders_copies_by_events(
+    engine: CudaEngine, vllm: Any, monkeypatch: pytest.MonkeyPatch, executor: str
+) -> None:
+    recorded = vllm_on_device(engine, vllm, monkeypatch)
     engine.delay(1000)
     served = standing_in.Engine(
         vllm,
@@ -221,6 +257,43 @@ def test_the_connector_for_vllm_orders_copies_by_events(
     assert totals["audited_blocks"] == 4 * (8 - loads)
     assert (totals["differing_blocks"], totals["errors"], totals["failed_blocks"]) == (0, 0, 0)
     assert len(recorded) >= 8, "each load and each step that saves has its event"
+    served.close()
+
+
+def test_the_connector_for_vllm_goes_by_layer_on_a_device(
+    engine: CudaEngine, vllm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = vllm_on_device(engine, vllm, monkeypatch)
+    engine.delay(1000)
+    served = standing_in.Engine(
+        vllm, transfer={"engine_id": "layers-on-device"}, extra={"layers": "on"}
+    )
+    prompt, ids = standing_in.PROMPT, [11, 12, 13, 14, 15]
+    served.compute(standing_in.Request("a", prompt), [1, 2, 3, 4, 5])
+    assert len(recorded) == 2, "a save has an event for each layer, and no other"
+    assert served.totals["saved_by_layer_blocks"] == 4
+    seen: list[bool] = []
+
+    def look(layer: int) -> None:
+        kv = served.kv[layer]
+        seen.append(
+            all(bool((kv[ids[at // 4], :, at % 4] == prompt[at] + layer).all()) for at in range(16))
+        )
+
+    for number in range(4):
+        for kv in served.kv:
+            kv[11:16] = 0
+        again = standing_in.Request(f"b{number}", prompt)
+        assert served.match(again) == (16, False)
+        served.allocated(again, ids, 16)
+        again.num_computed_tokens = 16
+        served.after_wait = look
+        assert served.step({again.request_id: (again, ids, 1)}) == (set(), set())
+        served.after_wait = lambda layer: None
+        assert served.holds(again, ids, 0, 17)
+        served.scheduler.request_finished_all_groups(again, (ids,))
+    assert seen == [True] * 8, "the host waits for a layer before it submits its kernels"
+    assert (served.totals["loads_by_layer"], served.totals["errors"]) == (4, 0)
     served.close()
 
 

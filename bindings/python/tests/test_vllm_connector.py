@@ -451,6 +451,8 @@ def test_a_streaming_session_that_replaces_its_last_tokens(engine: Engine) -> No
         ({"executor": "mp", "parallel": {"nnodes": 2}}, "'mp' on 2 nodes"),
         ({"executor": "mp", "parallel": {"world_size": 2}}, "2 ranks, 1 of them tensor parallel"),
         ({"executor": "mp", "extra": {"load": "sync"}}, "'load' is 'sync'"),
+        ({"async_scheduling": True, "extra": {"load": "sync"}}, "--no-async-scheduling"),
+        ({"second_runner": True, "extra": {"load": "sync"}}, "VLLM_USE_V2_MODEL_RUNNER=0"),
         ({"groups": ["SlidingWindowSpec"]}, "SlidingWindowSpec"),
         ({"groups": ["MambaSpec"]}, "MambaSpec"),
         ({"extra": {"nonsense": 1}}, "'nonsense'"),

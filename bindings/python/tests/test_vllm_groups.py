@@ -90,8 +90,12 @@ class Engine:
                 kv_load_failure_policy="recompute",
             ),
             kv_events_config=None,
-            compilation_config=SimpleNamespace(static_forward_context={}),
-            scheduler_config=SimpleNamespace(async_scheduling=False),
+            use_v2_model_runner=False,
+            compilation_config=SimpleNamespace(
+                static_forward_context={},
+                cudagraph_mode=SimpleNamespace(has_full_cudagraphs=lambda: False),
+            ),
+            scheduler_config=SimpleNamespace(async_scheduling=False, max_num_batched_tokens=2048),
             speculative_config=None,
             cache_config=SimpleNamespace(
                 # vLLM's workers may still have what it was before.
@@ -109,6 +113,7 @@ class Engine:
                 nnodes=1,
                 data_parallel_index=0,
                 data_parallel_size=1,
+                use_ubatching=False,
             ),
             model_config=SimpleNamespace(
                 model="m",

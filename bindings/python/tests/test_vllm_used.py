@@ -24,7 +24,7 @@ IMPORTERS = (*READERS, "connector", "scheduler", "stats", "step_plan", "tier")
 OTHERS = {
     *("cuda", "current_stream", "data_ptr", "device", "dtype", "element_size", "is_cuda", "shape"),
     *("storage_offset", "stride", "unflatten", "untyped_storage", "inc", "labels"),
-    *("Event", "__struct_fields__", "_commit_hash", "record", "to_json_string"),
+    *("Event", "__struct_fields__", "_commit_hash", "record", "synchronize", "to_json_string"),
 }
 
 #: Of the standard library's objects.

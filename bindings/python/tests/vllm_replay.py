@@ -173,7 +173,7 @@ class _Replay:
         self._planned.append((plan, call["scheduled"]))
 
     def _compare(self, plan: Any, recorded: dict[str, Any]) -> None:
-        loads = [[self._number(name), ids] for name, ids in plan.loads]
+        loads = [[self._number(load.request), load.ids] for load in plan.loads]
         assert loads == recorded["loads"], f"loads {loads}, and loaded {recorded['loads']}"
         reused, before = list(plan.reused), _flat(recorded["reused"])
         assert reused == before, f"{reused} are overwritten, and {before} were"

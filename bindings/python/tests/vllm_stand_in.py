@@ -9,7 +9,7 @@ import pickle
 import sys
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 from numpy_tensor import Tensor as Tensor
 
 BLOCKS, SIZE = 64, 4
+LAYERS = range(2)
 PROMPT = list(range(1, 18))  # 4 blocks and a token
 
 
@@ -157,6 +158,7 @@ class Engine:
             "decode_context_parallel_size": 1,
             "distributed_executor_backend": executor,
             "nnodes": 1,
+            "use_ubatching": False,
             "data_parallel_index": 0,
             "data_parallel_size": 1,
         } | changes.pop("parallel", {})
@@ -164,9 +166,18 @@ class Engine:
         self.config = SimpleNamespace(
             kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra, **transfer),
             kv_events_config=None,
-            compilation_config=SimpleNamespace(static_forward_context={}),
-            scheduler_config=SimpleNamespace(async_scheduling=False),
-            speculative_config=None,
+            use_v2_model_runner=changes.pop("second_runner", False),
+            compilation_config=SimpleNamespace(
+                static_forward_context={},
+                cudagraph_mode=SimpleNamespace(
+                    has_full_cudagraphs=functools.partial(bool, changes.pop("full_graphs", False))
+                ),
+            ),
+            scheduler_config=SimpleNamespace(
+                async_scheduling=changes.pop("async_scheduling", False),
+                max_num_batched_tokens=2048,
+            ),
+            speculative_config=changes.pop("speculative_config", None),
             cache_config=SimpleNamespace(
                 block_size=size,
                 cache_dtype="auto",
@@ -207,6 +218,11 @@ class Engine:
         self.is_remote = executor == "mp"
         #: Requests whose loads failed as a whole.
         self.failed: set[str] = set()
+        self._is_asynchronous: dict[str, bool] = {}
+        #: Whether the next step has a load that its request does not wait for.
+        self.has_loads_in_step = False
+        #: What a test looks at when a step has waited for a layer.
+        self.after_wait: Callable[[int], None] = lambda layer: None
         #: A manager, or a `NodeEngine`.
         self.manager: Any = self.scheduler._process.manager
 
@@ -244,18 +260,14 @@ class Engine:
         for worker in self.workers:
             worker.handle_preemptions(plan)
             worker.bind_connector_metadata(plan)
-        if not self.worker._is_async:
+        has_loads_in_step, self.has_loads_in_step = self.has_loads_in_step, False
+        if has_loads_in_step:
             self.worker.start_load_kv(None)
-        for request, ids, tokens in running.values():
-            for position in range(
-                request.num_computed_tokens, request.num_computed_tokens + tokens
-            ):
-                # Behind the known tokens are drafts.
-                known = request.all_token_ids[position : position + 1] or [-999]
-                for layer, kv in enumerate(self.kv):
-                    kv[ids[position // SIZE], :, position % SIZE] = known[0] + layer
+        for layer in LAYERS:
+            self._forward(layer, running)
+        for request, _, tokens in running.values():
             request.num_computed_tokens += tokens
-        if self.worker._is_async:
+        if not has_loads_in_step:
             self.worker.start_load_kv(None)
         for worker in self.workers:
             worker.wait_for_save()
@@ -265,6 +277,23 @@ class Engine:
         return results[0].finished_recving, set().union(
             *(worker.get_block_ids_with_load_errors() for worker in self.workers)
         )
+
+    def _forward(self, layer: int, running: dict[str, tuple[Request, list[int], int]]) -> None:
+        """Computes a layer of all requests, on all ranks."""
+        if not running:
+            return
+        for worker in self.workers:
+            worker.wait_for_layer_load(f"layer.{layer}")
+        self.after_wait(layer)
+        for at in range(layer, len(self.kv), len(LAYERS)):
+            for request, ids, tokens in running.values():
+                first = request.num_computed_tokens
+                for position in range(first, first + tokens):
+                    # Behind the known tokens are drafts.
+                    known = request.all_token_ids[position : position + 1] or [-999]
+                    self.kv[at][ids[position // SIZE], :, position % SIZE] = known[0] + at
+        for worker in self.workers:
+            worker.save_kv_layer(f"layer.{layer}", None, None)
 
     def compute(self, request: Request, ids: list[int]) -> None:
         """Computes a request that nothing is known of, and waits for its copies."""
@@ -278,12 +307,14 @@ class Engine:
         found: tuple[int | None, bool] = self.scheduler.get_num_new_matched_tokens(
             request, computed
         )
+        self._is_asynchronous[request.request_id] = found[1]
         return found
 
     def allocated(self, request: Any, ids: list[int], tokens: int) -> None:
         self.scheduler.update_state_after_alloc(
             request, SimpleNamespace(get_block_ids=lambda: (ids,)), tokens
         )
+        self.has_loads_in_step |= tokens > 0 and not self._is_asynchronous[request.request_id]
 
     def until_received(self, name: str) -> set[int]:
         bad: set[int] = set()

@@ -174,6 +174,7 @@ USED: tuple[Used, ...] = (
             "speculative_config",
             "kv_transfer_config",
             "kv_events_config",
+            "use_v2_model_runner",
         ),
     ),
     (
@@ -192,9 +193,14 @@ USED: tuple[Used, ...] = (
             "prefix_caching_hash_algo",
         ),
     ),
-    ("vllm.config.compilation", "CompilationConfig", ("static_forward_context",)),
+    ("vllm.config.compilation", "CompilationConfig", ("cudagraph_mode", "static_forward_context")),
+    ("vllm.config.compilation", "CUDAGraphMode", ("has_full_cudagraphs",)),
     ("vllm.config.kv_events", "KVEventsConfig", ("enable_kv_cache_events",)),
-    ("vllm.config.scheduler", "SchedulerConfig", ("async_scheduling",)),
+    (
+        "vllm.config.scheduler",
+        "SchedulerConfig",
+        ("async_scheduling", "max_num_batched_tokens"),
+    ),
     (
         "vllm.config.parallel",
         "ParallelConfig",
@@ -206,6 +212,7 @@ USED: tuple[Used, ...] = (
             "decode_context_parallel_size",
             "distributed_executor_backend",
             "nnodes",
+            "use_ubatching",
         ),
     ),
     (

@@ -103,7 +103,7 @@ class ConfigView:
         numbers of heads, so only MLA and a single head count.
         """
         ranks = self.tensor_parallel
-        if ranks == 1 or self._config.speculative_config is not None:
+        if ranks == 1 or self.speculates:
             return 1
         model = self._config.model_config
         is_same = model.use_mla or int(model.get_total_num_kv_heads()) == 1
@@ -126,6 +126,31 @@ class ConfigView:
     def schedules_ahead(self) -> bool:
         """Whether a step is planned before the results of the one before are known."""
         return bool(self._config.scheduler_config.async_scheduling)
+
+    @property
+    def has_second_runner(self) -> bool:
+        """Whether vLLM's second model runner computes the steps."""
+        return bool(self._config.use_v2_model_runner)
+
+    @property
+    def speculates(self) -> bool:
+        """Whether tokens are drafted."""
+        return self._config.speculative_config is not None
+
+    @property
+    def has_microbatches(self) -> bool:
+        """Whether a step computes its requests in parts, and each layer once for each part."""
+        return bool(self._config.parallel_config.use_ubatching)
+
+    @property
+    def replays_steps(self) -> bool:
+        """Whether a CUDA graph may replay a whole step."""
+        return bool(self._config.compilation_config.cudagraph_mode.has_full_cudagraphs())
+
+    @property
+    def step_tokens(self) -> int:
+        """Most tokens of a step."""
+        return int(self._config.scheduler_config.max_num_batched_tokens)
 
     @property
     def nodes(self) -> int:

@@ -150,7 +150,7 @@ def _plan(recorder: _Recorder, plan: StepPlan) -> _Fields:
     number = recorder.number
     return {
         "plan": {
-            "loads": [[number(request), ids] for request, ids in plan.loads],
+            "loads": [[number(load.request), load.ids] for load in plan.loads],
             "reused": runs(plan.reused),
             "saves": [
                 [number(save.request.view.id), save.first, runs(save.ids)] for save in plan.saves

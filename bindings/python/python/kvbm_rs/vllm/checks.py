@@ -1,4 +1,4 @@
-"""What the connector refuses at its start, with the way out."""
+"""What the connector refuses at its start, or does otherwise, with the way out."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 from ..errors import ConfigInvalid
 from . import _vllm_compat as compat
 from .groups import CacheGroups
+from .options import Options
 
-__all__ = ["check", "check_transfer"]
+__all__ = ["check", "check_transfer", "why_whole"]
 
 
 def check(vllm_config: Any, kv_cache_config: Any) -> CacheGroups | None:
@@ -20,6 +21,11 @@ def check(vllm_config: Any, kv_cache_config: Any) -> CacheGroups | None:
         raise ConfigInvalid(
             "option 'load' is 'sync' and vLLM schedules ahead of the results: it would plan a step before it knows that a "
             "load failed; leave the option out, or start vLLM with --no-async-scheduling"
+        )
+    if view.extra.get("load") == "sync" and view.has_second_runner:
+        raise ConfigInvalid(
+            "option 'load' is 'sync' and vLLM's second model runner computes wrong tokens after a load in a step failed "
+            "(vllm#49250); leave the option out, or set VLLM_USE_V2_MODEL_RUNNER=0"
         )
     if view.has_remote_workers:
         _check_ranks(view)
@@ -65,3 +71,41 @@ def _check_ranks(view: compat.ConfigView) -> None:
         raise ConfigInvalid(
             "option 'load' is 'sync': workers in other processes load asynchronously only; leave the option out"
         )
+
+
+def why_whole(
+    view: compat.ConfigView, options: Options, groups: CacheGroups | None, tensors: int
+) -> str | None:
+    """Why loads and saves do not go layer by layer, with the way out; `None` where they can.
+    `tensors`: how many the layers have.
+    """
+    kept = [
+        name
+        for name in ("daemon", "shadow", "audit", "record", "record_callbacks")
+        if getattr(options, name)
+    ]
+    for is_so, why in (
+        (groups is not None, "the model has several cache groups"),
+        (view.has_remote_workers, "workers are processes of their own"),
+        (bool(kept), f"option {', '.join(map(repr, kept))} is set"),
+        (
+            view.schedules_ahead,
+            "vLLM plans a step before it knows that a load failed; start it with --no-async-scheduling",
+        ),
+        (
+            view.has_second_runner,
+            "vLLM's second model runner computes wrong tokens after a load in a step failed; set "
+            "VLLM_USE_V2_MODEL_RUNNER=0",
+        ),
+        (view.speculates, "drafts of tokens are computed after the step"),
+        (view.has_microbatches, "a step computes each layer several times (microbatches)"),
+        (
+            view.replays_steps,
+            "CUDA graphs replay whole steps and call no layer hooks; set the option 'layers' to 'on', or vLLM's "
+            "cudagraph_mode to PIECEWISE",
+        ),
+        (tensors < 2, "all layers are in one tensor"),
+    ):
+        if is_so:
+            return why
+    return None

@@ -26,6 +26,7 @@ except ImportError:
 
 from .checks import check
 from .events import CacheEvents
+from .layers import StepLayers
 from .process import RankMemory, engine_process, logger
 
 __all__ = ["KvbmConnector"]
@@ -53,7 +54,7 @@ class KvbmConnector(SchedulerSide, RankSide, KVConnectorBase_V1, SupportsHMA):  
         self._num_blocks = int(kv_cache_config.num_blocks)
         # Of the scheduler.
         self._requests = self._process.requests
-        self._to_load = []
+        self._to_load, self._tokens_to_compute = [], 0
         self._events = None
         self._step = 0
         # Of the worker; of the scheduler where workers are in other processes.
@@ -63,6 +64,7 @@ class KvbmConnector(SchedulerSide, RankSide, KVConnectorBase_V1, SupportsHMA):  
         self._ended = set()
         self._failed = set()
         self._had_tokens = True
+        self._layers = StepLayers(self._process)
         self._attention_backends = functools.partial(compat.attention_backends, vllm_config)
         self._publishes_events = view.publishes_events
         if self._process.callbacks is not None:
@@ -89,8 +91,10 @@ class KvbmConnector(SchedulerSide, RankSide, KVConnectorBase_V1, SupportsHMA):  
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Nothing happens inside the forward pass."""
-        return False
+        """What goes layer by layer happens inside the forward pass, which a graph of all of it would
+        replay without the connector.
+        """
+        return extra_config.get("layers") == "on"
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KvbmStats:

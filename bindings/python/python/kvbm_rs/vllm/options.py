@@ -28,6 +28,7 @@ _OWN = (
     "config",
     "daemon",
     "load",
+    "layers",
     "hashes",
     "min_blocks",
     "load_timeout",
@@ -63,6 +64,9 @@ class Options:
     daemon: str | None = None
     #: `"async"`: a request waits for its load while others run. `"sync"`: the step waits.
     load: str = "async"
+    #: `"on"`: loads from host memory and saves go layer by layer, while their step runs. `"auto"`:
+    #: loads do where that is faster. `"off"`: neither does.
+    layers: str = "auto"
     #: `"engine"`: vLLM's block hashes. `"own"`: kvbm hashes tokens. `"auto"`: vLLM's where they
     #: mean the same in each process.
     hashes: str = "auto"
@@ -179,6 +183,7 @@ class Options:
     def _check(self) -> None:
         for name, value, choices in (
             ("load", self.load, ("async", "sync")),
+            ("layers", self.layers, ("auto", "on", "off")),
             ("hashes", self.hashes, ("auto", "engine", "own")),
             ("log_level", self.log_level, ("DEBUG", "INFO", "WARNING", "ERROR")),
         ):

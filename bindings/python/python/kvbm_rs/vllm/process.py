@@ -33,6 +33,7 @@ from . import _vllm_compat as compat
 from . import node
 from .audit import Audit, comparison_of
 from .callback_file import CallbackRecording
+from .checks import why_whole
 from .groups import CacheGroups, layout_of_groups
 from .identity import namespace_of, process_root_is_random, root_is_fixed, tensor_shapes
 from .options import Options
@@ -116,6 +117,12 @@ class EngineProcess:
         self.own_hashes = self._hashes_own()
         self._root_was_read = self.own_hashes
         self._tensors: dict[str, Any] = {}
+        #: By name of a layer, the tensors of the layout that it has.
+        self._tensors_of: dict[str, range] = {}
+        #: Whether loads and saves may go layer by layer.
+        self._has_layers = False
+        #: On a device: behind the last layer that the manager was told of.
+        self._last_layer: Any = None
         #: How fast the engine computes prompts, measured.
         self._speed = PrefillSpeed()
         #: Where a share of requests is audited.
@@ -180,12 +187,14 @@ class EngineProcess:
             self.layout = layout_of_groups(self.groups, kv_caches, num_blocks)
             return
         views: list[Any] = []
-        seen = set()
+        seen: dict[int, range] = {}
         for name, tensor in kv_caches.items():
-            if tensor.data_ptr() in seen:
-                continue  # layers that share their cache
-            seen.add(tensor.data_ptr())
-            views += compat.block_views(name, tensor, num_blocks)
+            # Layers may share their cache.
+            if tensor.data_ptr() not in seen:
+                first = len(views)
+                views += compat.block_views(name, tensor, num_blocks)
+                seen[tensor.data_ptr()] = range(first, len(views))
+            self._tensors_of[name] = seen[tensor.data_ptr()]
         self.layout = layout_of(views, page_size=self.view.block_size)
         self.layout.replicas = self.view.replicas
 
@@ -211,6 +220,42 @@ class EngineProcess:
     def fence_at(self, number: int) -> Fence | None:
         """The point `number` of the work of engines whose workers are in other processes."""
         return None if self.options.shadow else self.manager.fence(number)
+
+    def tensors_of(self, layer_name: str) -> range:
+        """The tensors of the layout that a layer has; none of a layer that keeps nothing."""
+        return self._tensors_of.get(layer_name, range(0))
+
+    @property
+    def num_tensors(self) -> int:
+        return max((tensors.stop for tensors in self._tensors_of.values()), default=0)
+
+    @property
+    def loads_by_layer(self) -> bool:
+        """Whether loads may go layer by layer."""
+        return self._has_layers
+
+    @property
+    def saves_by_layer(self) -> bool:
+        """Whether saves go layer by layer. Nothing waits for a save, so only where that is asked
+        for.
+        """
+        return self._has_layers and self.options.layers == "on"
+
+    def layer_written(self, tensor: int) -> None:
+        """vLLM has written this tensor in the step and those before it, or its stream will have when
+        it has passed this.
+        """
+        event = compat.recorded_event() if self._is_on_device else None
+        self.own_manager.layer_done(tensor, event)
+        self._last_layer = event
+
+    def end_step(self) -> None:
+        """The manager's iteration ends with vLLM's step."""
+        event, self._last_layer = self._last_layer, None
+        if event is not None:
+            # The end of the iteration says that all layers are written.
+            event.synchronize()
+        self.manager.step()
 
     def serve(self, rank: int, backends: list[str]) -> None:
         """Serves the registered tensors to the manager, which is in the scheduler's process."""
@@ -306,7 +351,17 @@ class EngineProcess:
                 self.layout.block_bytes * max(1, len(ranks)) * self._blocks_of_tokens,
                 self.options.prefill_tokens_per_s,
             )
+        self._choose_layers()
         logger.info("%s", self.describe(time.monotonic() - started))
+
+    def _choose_layers(self) -> None:
+        if self.options.layers == "off":
+            return
+        why = why_whole(self.view, self.options, self.groups, self.num_tensors)
+        self._has_layers = why is None
+        if why is not None:
+            level = logger.warning if self.options.layers == "on" else logger.info
+            level("kvbm: blocks are loaded and saved whole, not layer by layer: %s", why)
 
     def describe(self, seconds: float) -> str:
         """What the connector will do, in a sentence."""
@@ -337,9 +392,11 @@ class EngineProcess:
         if self.options.shadow:
             parts.append("shadow mode: hits are counted, nothing is moved")
         else:
-            parts.append(
-                f"loads are {'asynchronous' if self.options.load == 'async' else 'synchronous'}, failed ones are computed"
-            )
+            loads = "asynchronous" if self.options.load == "async" else "synchronous"
+            if self._has_layers:
+                layers = " where that is faster" if self.options.layers == "auto" else ""
+                loads += f", from host memory layer by layer{layers}"
+            parts.append(f"loads are {loads}, failed ones are computed")
         parts.append(
             "kvbm hashes tokens" if self.own_hashes else f"vLLM's {self.view.hash_algorithm} hashes"
         )

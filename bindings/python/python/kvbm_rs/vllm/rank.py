@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _vllm_groups
-from .step_plan import RankHandshake, StepPlan, guarded
+from .step_plan import Load, RankHandshake, StepPlan, guarded
 from .transfers import REUSE_WAIT, Transfers
 
 __all__ = ["RankSide"]
@@ -18,7 +18,6 @@ class RankSide(Transfers):
 
     _rank: int | None
     _num_blocks: int
-    _is_async: bool
     _has_remote_workers: bool
     _attention_backends: Callable[[], list[str]]
     #: Blocks that did not arrive and that a copy of this rank may still write.
@@ -50,56 +49,95 @@ class RankSide(Transfers):
             return
         if not self._process.is_open:
             return
+        self._layers.begin()
         self._start_loads(plan, None)
+        if self._process.saves_by_layer and plan.has_tokens:
+            self._save_by_layer(plan)
+
+    def _save_by_layer(self, plan: StepPlan) -> None:
+        """Starts saves that copy each layer while the step computes the next. Those of requests that
+        are being loaded wait for the end of the step: a copy writes some of their blocks.
+        """
+        loading = {load.request for load in plan.loads if load.is_in_step}
+        for save in plan.saves:
+            if save.request.view.id not in loading and not self._layers.is_void:
+                save.is_by_layer = True
+                self._layers.saves.append(save)
+                self._save(save)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         # Loads began in `handle_preemptions`, before the forward pass. A synchronous one ends
-        # before it, too.
-        if not self._is_async:
-            self._wait_for_loads()
-            self._ended.clear()
+        # before it, too, unless it goes by layer.
+        self._wait_for_loads(is_by_layer=False)
 
-    def _wait_for_loads(self) -> None:
-        """Waits for the synchronous loads of the step. Each that did not arrive is reported, also
+    def _wait_for_loads(self, is_by_layer: bool) -> None:
+        """Waits for loads whose requests run in the step. Each that did not arrive is reported, also
         where kvbm cannot say how it ended.
         """
+
+        def awaited() -> list[Load]:
+            loads = (loading.load for loading in self._loading.values())
+            return [load for load in loads if load.is_in_step and load.is_by_layer == is_by_layer]
+
         began = time.perf_counter_ns()
         try:
-            while self._loading:
+            while awaited():
                 self._collect()
-                if self._loading:
+                if awaited():
                     self._process.manager.wait_finished(0.01)
         except Exception as error:
             self._process.failed("start_load_kv", error)
-            loading, self._loading = self._loading, {}
-            for request_id, load in loading.items():
-                self._not_loaded(request_id, load.ids)
+            for load in awaited():
+                del self._loading[load.request]
+                self._not_loaded(load)
         finally:
             self._process.spent(began)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads are whole when their request runs."""
+        """Waits for what the step loads by layer; other loads are whole when their request runs."""
+        if self._layers.loads:
+            self._wait_for_layer(layer_name)
+
+    def _wait_for_layer(self, layer_name: str) -> None:
+        began = time.perf_counter_ns()
+        try:
+            self._layers.wait(layer_name)
+        except Exception as error:
+            self._process.failed("wait_for_layer_load", error)
+            self._layers.fail()
+        finally:
+            self._process.spent(began)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Blocks are copied when the step is over."""
+        """Opens the way for saves by layer; other blocks are copied when the step is over."""
+        if self._layers.saves:
+            self._layer_written(layer_name)
+
+    @guarded(lambda: None)
+    def _layer_written(self, layer_name: str) -> None:
+        self._layers.written(layer_name)
 
     @guarded(lambda: None)
     def wait_for_save(self) -> None:
         plan: StepPlan = self._get_connector_metadata()
         if self._has_remote_workers and plan.waits[1]:
             self._process.signal(2 * plan.number + 1)
-        if (self._bad or self._failed) and not self._is_async:
+        self._wait_for_loads(is_by_layer=True)
+        if self._layers.is_void:
             # The step computed on blocks that did not arrive, and requests may share those. vLLM
             # computes all of it again. Nothing of this step is stored before.
+            self._layers.discard(REUSE_WAIT)
             for save in plan.saves:
                 if save.is_repeated:
                     save.request.offered = min(save.request.offered, save.first)
             return
-        if plan.saves:
+        self._layers.end()
+        saves = [save for save in plan.saves if not save.is_by_layer]
+        if saves:
             after = self._process.fence()
-            for save in plan.saves:
+            for save in saves:
                 self._save(save, after)
 
     @guarded(lambda: (None, None))

@@ -21,6 +21,7 @@ class TrackedRequest:
         "groups",
         "has_ticket",
         "is_audited",
+        "is_by_layer",
         "is_cacheable",
         "offered",
         "promised",
@@ -52,6 +53,8 @@ class TrackedRequest:
         self.first = 0
         #: Blocks that were promised and are not being loaded yet.
         self.promised = 0
+        #: Whether vLLM was told that its step begins before all of that is there.
+        self.is_by_layer = False
         #: Whether the manager keeps an answer, or asks volumes, for this request.
         self.has_ticket = False
         #: With several cache groups: for each the blocks that its part has, as first and end.

@@ -12,7 +12,7 @@ from .events import CacheEvents
 from .groups import retained
 from .process import logger
 from .requests import TrackedRequest
-from .step_plan import Save, StepPlan, guarded
+from .step_plan import Load, Save, StepPlan, guarded
 from .transfers import Transfers
 
 __all__ = ["SchedulerSide"]
@@ -24,8 +24,10 @@ class SchedulerSide(Transfers):
     _block_size: int
     _is_async: bool
     _has_remote_workers: bool
-    #: Requests and the blocks to load into, by cache group, for the next step.
-    _to_load: list[tuple[str, list[list[int]]]]
+    #: For the next step.
+    _to_load: list[Load]
+    #: Tokens that the requests of its loads by layer compute in it.
+    _tokens_to_compute: int
     _events: CacheEvents | None
     #: Counts steps.
     _step: int
@@ -93,7 +95,28 @@ class SchedulerSide(Transfers):
             return 0, False
         tracked.promised, tracked.by_tier = blocks, _split(blocks, found.by_tier)
         tracked.groups = found.groups
-        return blocks * size, self._is_async
+        tracked.is_by_layer = self._goes_by_layer(tracked)
+        return blocks * size, self._is_async and not tracked.is_by_layer
+
+    def _goes_by_layer(self, tracked: TrackedRequest) -> bool:
+        """Whether the step of the request begins before its blocks are there: they come from host
+        memory, and the load hides behind what the step computes. Else other requests would wait.
+        """
+        process, blocks = self._process, tracked.promised
+        if not process.loads_by_layer or tracked.by_tier[1] != blocks:
+            return False
+        if process.options.layers == "on":
+            return True
+        loads = [len(load.ids[0]) for load in self._to_load if load.is_by_layer and load.ids]
+        tokens = self._tokens_to_compute + self._tokens_left(tracked)
+        return process.own_manager.hides_load(
+            sum(loads) + blocks, min(tokens, process.view.step_tokens)
+        )
+
+    def _tokens_left(self, tracked: TrackedRequest) -> int:
+        """Tokens of a request that are computed when its promise is loaded."""
+        found = tracked.first + sum(tracked.by_tier)
+        return max(0, tracked.view.num_tokens - found * self._block_size)
 
     def _end_ticket(self, tracked: TrackedRequest) -> None:
         """Ends what the request was promised, and the question to volumes."""
@@ -109,16 +132,22 @@ class SchedulerSide(Transfers):
             if tracked is not None:
                 self._end_ticket(tracked)
             return
-        request_id, ids = compat.RequestView(request).id, list[list[int]]()
+        load = Load(compat.RequestView(request).id, [], is_in_step=not self._is_async)
         try:
             tracked = self._track(request)
-            ids = self._blocks_to_load(tracked, blocks, num_external_tokens // self._block_size)
+            load.is_by_layer = tracked.is_by_layer
+            load.is_in_step |= load.is_by_layer
+            load.ids = self._blocks_to_load(
+                tracked, blocks, num_external_tokens // self._block_size
+            )
+            if load.is_by_layer:
+                self._tokens_to_compute += self._tokens_left(tracked)
             for tier, name in ((1, "hit_tokens_g2"), (2, "hit_tokens_g3"), (3, "hit_tokens_g4")):
                 self._process.counters.add(name, tracked.by_tier[tier] * self._block_size)
         finally:
             # In any case: a request that waits for a load has to learn of its end. A load without
             # blocks fails.
-            self._to_load.append((request_id, ids))
+            self._to_load.append(load)
 
     def _blocks_to_load(self, tracked: TrackedRequest, blocks: Any, wanted: int) -> list[list[int]]:
         """vLLM's blocks for the first `wanted` blocks of what was promised, by cache group; empty
@@ -149,7 +178,7 @@ class SchedulerSide(Transfers):
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
         self._process.step_over()
         plan = StepPlan(loads=self._to_load)
-        self._to_load = []
+        self._to_load, self._tokens_to_compute = [], 0
         self._plan(plan, compat.StepView(scheduler_output))
         if self._has_remote_workers:
             self._start_transfers(plan)
@@ -182,7 +211,7 @@ class SchedulerSide(Transfers):
             self._plan_states(plan, step)
         for request_id in step.finished:
             self._requests.pop(request_id, None)
-        self._process.manager.step()
+        self._process.end_step()
 
     def _plan_saves(
         self, plan: StepPlan, tracked: TrackedRequest, final: int, ids: tuple[list[int], ...]

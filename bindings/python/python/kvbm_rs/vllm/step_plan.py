@@ -16,7 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from .process import RankMemory
 from .requests import TrackedRequest
 
-__all__ = ["RankHandshake", "Save", "StepPlan", "guarded"]
+__all__ = ["Load", "RankHandshake", "Save", "StepPlan", "guarded"]
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -50,6 +50,19 @@ def guarded(
 
 
 @dataclass
+class Load:
+    """A load of what a request was promised."""
+
+    request: str
+    #: The blocks to load into, by cache group; empty where they are not known.
+    ids: list[list[int]]
+    #: Whether its request runs in the same step; else it waits for the load.
+    is_in_step: bool = False
+    #: Whether the step begins before all of it is there.
+    is_by_layer: bool = False
+
+
+@dataclass
 class Save:
     """Blocks that are final when the step is over."""
 
@@ -60,6 +73,8 @@ class Save:
     group: int = 0
     #: Whether it is offered again, with what follows it, where it was not taken.
     is_repeated: bool = True
+    #: Whether each layer is copied while the step computes the next.
+    is_by_layer: bool = False
 
 
 @dataclass
@@ -71,8 +86,7 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
     say what workers report to vLLM.
     """
 
-    #: Requests and the blocks to load into, by cache group.
-    loads: list[tuple[str, list[list[int]]]] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
     #: Blocks that the step overwrites.
     reused: list[int] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)

@@ -11,9 +11,10 @@ from .. import Fence, FinishedLoad
 from ..errors import KvbmError
 from .audit import Audit
 from .groups import CacheGroups
+from .layers import StepLayers
 from .process import EngineProcess, logger
 from .requests import TrackedRequest
-from .step_plan import Save, StepPlan
+from .step_plan import Load, Save, StepPlan
 
 __all__ = ["Transfers"]
 
@@ -26,7 +27,7 @@ REUSE_WAIT = 1.0
 
 @dataclass
 class Loading:
-    ids: list[list[int]]
+    load: Load
     began: float
 
 
@@ -45,8 +46,9 @@ class Transfers:
     _ended: set[str]
     #: Requests whose load failed as a whole.
     _failed: set[str]
-    _is_async: bool
     _num_blocks: int
+    #: Of the step that runs, where the worker is in this process.
+    _layers: StepLayers
 
     def _start_loads(self, plan: StepPlan, number: int | None) -> None:
         """Starts the loads of the step, behind the point `number` of the engine's work. Each load
@@ -63,55 +65,66 @@ class Transfers:
                 after = process.fence() if number is None else process.fence_at(number)
                 # Once for all: the engine's thread waits. A block that is busy still is refused
                 # with its load.
-                into = {block for _, ids in plan.loads for group in ids for block in group}
+                into = {block for load in plan.loads for group in load.ids for block in group}
                 process.manager.before_reuse(sorted(into), REUSE_WAIT)
         except Exception as error:
             self._process.failed("start_loads", error)
-            for request_id, ids in plan.loads:
-                self._not_loaded(request_id, ids)
+            for load in plan.loads:
+                self._not_loaded(load)
             return
-        for request_id, ids in plan.loads:
-            self._load(request_id, ids, after)
+        for load in plan.loads:
+            self._load(load, after)
 
-    def _load(self, request_id: str, ids: list[list[int]], after: Fence | None = None) -> None:
+    def _load(self, load: Load, after: Fence | None = None) -> None:
+        request_id, ids = load.request, load.ids
         try:
             manager, timeout = self._process.manager, self._process.options.load_timeout
             if not ids or any(not group or 0 in group for group in ids):
                 raise KvbmError("there are no blocks of vLLM for what was promised")
-            if self._groups is None:
+            if load.is_by_layer:
+                self._process.own_manager.commit(
+                    request_id, ids[0], after, timeout=timeout, by_layer=True
+                )
+                self._layers.loads.append(request_id)
+            elif self._groups is None:
                 manager.commit(request_id, ids[0], after, timeout=timeout)
             else:
                 manager.commit_groups(request_id, ids, after, timeout=timeout)
-            self._loading[request_id] = Loading(ids, time.monotonic())
+            self._loading[request_id] = Loading(load, time.monotonic())
         except Exception as error:
             # The ticket is too old, the blocks are busy: nothing was loaded, and vLLM computes it.
             self._process.failed("load", error)
-            self._not_loaded(request_id, ids)
+            self._not_loaded(load)
 
-    def _not_loaded(self, request_id: str, ids: list[list[int]]) -> None:
-        self._process.counters.add("failed_blocks", max(map(len, ids), default=1))
-        self._ended.add(request_id)
+    def _not_loaded(self, load: Load) -> None:
+        self._process.counters.add("failed_blocks", max(map(len, load.ids), default=1))
+        self._over(load)
         # Promised again, vLLM would not find room for it where blocks are scarce: it still reserves
         # those of the load that failed.
-        self._give_up(request_id)
-        self._report(request_id, ids, 0)
+        self._give_up(load.request)
+        self._report(load, 0)
 
-    def _report(self, request_id: str, ids: list[list[int]], arrived: int) -> None:
+    def _over(self, load: Load) -> None:
+        """vLLM asks only for the ends of loads that their requests wait for."""
+        if not load.is_in_step:
+            self._ended.add(load.request)
+
+    def _report(self, load: Load, arrived: int) -> None:
         """Tells vLLM what of a load did not arrive: blocks, or the request, all of which is
         computed then. The request with several cache groups, and where its blocks are not known.
         """
-        if self._groups is None and ids:
-            self._bad.update(ids[0][arrived:])
+        self._layers.is_void |= load.is_in_step
+        if self._groups is None and load.ids:
+            self._bad.update(load.ids[0][arrived:])
             return
-        self._give_up(request_id)
-        if self._groups is None and not self._is_async:
-            # It runs in this step, and vLLM learns of requests only where they wait: all blocks are
-            # computed again.
+        self._give_up(load.request)
+        if load.is_in_step:
+            # vLLM learns of requests only where they wait: all blocks are computed again.
             self._bad.update(range(self._num_blocks))
         else:
-            self._failed.add(request_id)
+            self._failed.add(load.request)
         try:
-            self._process.manager.abandon(request_id)
+            self._process.manager.abandon(load.request)
         except Exception as error:
             # Its ticket ends by its age.
             self._process.failed("abandon", error)
@@ -126,9 +139,14 @@ class Transfers:
         counters, manager = self._process.counters, self._process.manager
         self._audit(save, after)
         try:
-            begun = manager.offload(
-                save.ids, save.request.sequence, save.first, after, group=save.group
-            )
+            if save.is_by_layer:
+                begun = self._process.own_manager.offload_by_layer(
+                    save.ids, save.request.sequence, save.first
+                )
+            else:
+                begun = manager.offload(
+                    save.ids, save.request.sequence, save.first, after, group=save.group
+                )
         except KvbmError as error:
             # No room, or a load writes one of them: offered again with the next block of the
             # request.
@@ -138,6 +156,7 @@ class Transfers:
             logger.debug("kvbm: %d blocks were not saved: %s", len(save.ids), error)
             return
         counters.add("saved_blocks", begun.started)
+        counters.add("saved_by_layer_blocks", begun.started if save.is_by_layer else 0)
         counters.add("present_blocks", begun.present)
         counters.add("refused_blocks", len(begun.refused))
         if begun.refused and save.is_repeated:
@@ -187,8 +206,13 @@ class Transfers:
             counters.add("loaded_blocks", done.arrived)
             counters.add("failed_blocks", done.wanted - done.arrived)
             counters.add("load_seconds", time.monotonic() - loading.began)
-            self._ended.add(done.request)
-            if done.arrived < done.wanted:
+            load = loading.load
+            counters.add("loads_by_layer", load.is_by_layer)
+            self._over(load)
+            if load.is_by_layer and done.arrived == done.wanted:
+                if not self._layers.was_whole(done.request):
+                    self._computed_without(load)
+            elif done.arrived < done.wanted:
                 why = done.failures[0] if done.failures else "no reason was given"
                 logger.warning(
                     "kvbm: %d of %d blocks did not arrive and are computed: %s",
@@ -199,4 +223,15 @@ class Transfers:
                 if done.arrived == 0:
                     # Promised again, it might be late again: the request is computed.
                     self._give_up(done.request)
-                self._report(done.request, loading.ids, done.arrived)
+                self._report(load, done.arrived)
+
+    def _computed_without(self, load: Load) -> None:
+        """All blocks arrived, and vLLM did not wait for each layer, or not long enough."""
+        logger.warning(
+            "kvbm: the step of a request did not wait for its %d blocks, which are computed; set the option 'layers' to "
+            "'off' if this comes again",
+            len(load.ids[0]),
+        )
+        self._process.counters.add("failed_blocks", len(load.ids[0]))
+        self._give_up(load.request)
+        self._report(load, 0)

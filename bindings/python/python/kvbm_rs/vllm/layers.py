@@ -1,0 +1,89 @@
+"""Loads and saves that go layer by layer, while the step that needs or computes them runs."""
+
+from __future__ import annotations
+
+from .process import EngineProcess
+from .step_plan import Save
+
+__all__ = ["StepLayers"]
+
+#: Seconds that a step waits for a layer at most, unless `load_timeout` says so. The load has a
+#: deadline of its own.
+LAYER_WAIT = 60.0
+
+
+class StepLayers:
+    """The layers of a worker's step: what waits for them, and which are written."""
+
+    def __init__(self, process: EngineProcess) -> None:
+        self._process = process
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins."""
+        #: Whether the step computes on blocks that did not arrive. vLLM computes all of it again.
+        self.is_void = False
+        #: Requests whose blocks arrive while the step runs.
+        self.loads: list[str] = []
+        #: Of these, requests that lacked a layer when vLLM needed it.
+        self.late: set[str] = set()
+        #: What is copied while the step runs.
+        self.saves: list[Save] = []
+        self._waited: set[int] = set()
+        self._written: set[int] = set()
+        #: How many tensors the manager was told of.
+        self._told = 0
+
+    def wait(self, layer_name: str) -> None:
+        """Waits until the layer's tensors are in place in all blocks."""
+        timeout = self._process.options.load_timeout or LAYER_WAIT
+        for tensor in self._process.tensors_of(layer_name):
+            self._waited.add(tensor)
+            for request in self.loads:
+                # What others load has to be right all the same.
+                if request not in self.late and not self._process.own_manager.wait_layer(
+                    request, tensor, timeout
+                ):
+                    self.late.add(request)
+                    self.is_void = True
+
+    def fail(self) -> None:
+        """It is not known which layers are in place."""
+        self.late.update(self.loads)
+        self.is_void = True
+
+    def was_whole(self, request: str) -> bool:
+        """Whether vLLM waited for each layer of the request's load, and had it then."""
+        return request not in self.late and len(self._waited) == self._process.num_tensors
+
+    def written(self, layer_name: str) -> None:
+        """vLLM has written the layer's tensors, or submitted that to its stream."""
+        self._written.update(self._process.tensors_of(layer_name))
+        done = self._told
+        # A tensor is told with those before it, and where nothing that it is computed from may lack.
+        while done in self._written and (not self.loads or done in self._waited):
+            done += 1
+        self._tell(done)
+
+    def end(self) -> None:
+        """The step is over: all its tensors are written, or are when the stream has passed this."""
+        if self.saves:
+            self._tell(self._process.num_tensors)
+
+    def _tell(self, done: int) -> None:
+        # Nobody is told of a step that is void: its bytes are wrong.
+        if done > self._told and not self.is_void:
+            self._told = done
+            self._process.layer_written(done - 1)
+
+    def discard(self, timeout: float) -> None:
+        """What is copied of a void step never counts. Waits until no copy is open: what is computed
+        again is offered again.
+        """
+        blocks = sorted({block for save in self.saves for block in save.ids})
+        if blocks:
+            manager = self._process.manager
+            manager.released(blocks)
+            # They wait for layers: they go on, and find that their blocks are others.
+            self._process.layer_written(self._process.num_tensors - 1)
+            manager.before_reuse(blocks, timeout)
