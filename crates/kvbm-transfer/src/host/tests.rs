@@ -113,24 +113,24 @@ fn what_one_worker_has_another_one_of_the_same_memory_takes() {
 
 #[test]
 fn layers_gather_under_one_identity_only() {
-    gather_layers(tier());
+    gather_layers(&tier());
     // Of tensors without axes each is a layer.
-    gather_layers(tier_of(OpaqueLayout::config_of(4, &[64, 3], 1).unwrap()));
+    gather_layers(&tier_of(OpaqueLayout::config_of(4, &[64, 3], 1).unwrap()));
 }
 
-fn gather_layers(tier: Arc<HostTier>) {
-    let [first, second] = LAYER.map(|layer| write(&tier, 1, layer).unwrap());
+fn gather_layers(tier: &Arc<HostTier>) {
+    let [first, second] = LAYER.map(|layer| write(tier, 1, layer).unwrap());
     for layers in [None, LAYER[1]] {
-        assert_eq!(write(&tier, 1, layers).unwrap_err(), FailureKind::QueueFull);
+        assert_eq!(write(tier, 1, layers).unwrap_err(), FailureKind::QueueFull);
     }
     assert_eq!(second.finish(true, None), Ok(None), "not whole yet");
-    assert!(read(&tier, 1, LAYER[1]).is_ok());
-    assert_eq!(read(&tier, 1, LAYER[0]).unwrap_err(), FailureKind::Missing);
+    assert!(read(tier, 1, LAYER[1]).is_ok());
+    assert_eq!(read(tier, 1, LAYER[0]).unwrap_err(), FailureKind::Missing);
     let whole = first.finish(true, None).unwrap().expect("the last layer completes the block");
-    assert_eq!(read(&tier, 1, None).unwrap().checksum(), Some(whole));
-    write(&tier, 2, LAYER[0]).unwrap().finish(true, None).unwrap();
-    assert_eq!(read(&tier, 2, None).unwrap_err(), FailureKind::Missing, "layer 1 is of another block");
-    assert_eq!(read(&tier, 1, LAYER[1]).unwrap_err(), FailureKind::Corrupt);
+    assert_eq!(read(tier, 1, None).unwrap().checksum(), Some(whole));
+    write(tier, 2, LAYER[0]).unwrap().finish(true, None).unwrap();
+    assert_eq!(read(tier, 2, None).unwrap_err(), FailureKind::Missing, "layer 1 is of another block");
+    assert_eq!(read(tier, 1, LAYER[1]).unwrap_err(), FailureKind::Corrupt);
 }
 
 #[test]

@@ -255,7 +255,9 @@ impl EngineOnboarding {
             if let Some(fetched) = &fetched {
                 fetched(layer, deadline);
             }
-            handles.iter().for_each(|wait| wait(layer, deadline));
+            for wait in &handles {
+                wait(layer, deadline);
+            }
         }
     }
 

@@ -227,7 +227,11 @@ impl Load {
     /// What waits until it is known whether a layer of all parts arrives.
     pub(super) fn layer_wait(&self) -> impl Fn(u32, Instant) + use<> {
         let parts: Vec<_> = self.parts.iter().map(EngineOnboarding::layer_wait).collect();
-        move |layer, deadline| parts.iter().for_each(|wait| wait(layer, deadline))
+        move |layer, deadline| {
+            for wait in &parts {
+                wait(layer, deadline);
+            }
+        }
     }
 
     /// Of each part that has plans.
