@@ -200,6 +200,30 @@ def test_copies_wait_for_the_engines_stream() -> None:
             manager.clear("g2")
 
 
+def test_layers_are_saved_behind_their_events_and_waited_for() -> None:
+    engine = Engine(*blocks_first(torch.bfloat16))
+    described = layout_of(engine.tensors, page_size=PAGE)
+    with KvBlockManager(config(), described, Namespace("m", page_size=PAGE)) as manager:
+        tokens = TokenSequence(manager.namespace, PROMPT)
+        for round in range(10):
+            manager.released([0, 1, 2, 3])
+            assert manager.offload_by_layer([0, 1, 2, 3], tokens).started == 4
+            for at in range(4):
+                engine.compute(at, 10 * round + at, slow=True)
+            for layer in range(LAYERS):
+                manager.layer_done(layer, engine.event())
+            assert manager.wait_offloads(60)
+            found = manager.look_up("r", tokens)
+            assert found is not None and found.blocks == 4
+            manager.commit("r", [8, 9, 10, 11], manager.fence_after(engine.event()), by_layer=True)
+            assert all(manager.wait_layer("r", layer, 60) for layer in range(LAYERS))
+            assert finish(manager, "r") == 4
+            assert all(engine.holds(8 + at, 10 * round + at) for at in range(4)), round
+            torch.cuda.synchronize()
+            manager.step()
+            manager.clear("g2")
+
+
 def test_what_arrived_is_there_for_kernels_that_follow() -> None:
     engine = Engine(*blocks_first(torch.float32))
     described = layout_of(engine.tensors, page_size=PAGE)

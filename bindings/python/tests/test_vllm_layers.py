@@ -186,6 +186,29 @@ def test_other_requests_of_the_step_are_right_when_one_load_fails(
     assert seen == [True, True]
 
 
+def test_loads_of_a_step_that_are_whole_and_by_layer(vllm: Any, tmp_path: Path) -> None:
+    """One that is over before its step begins is there for each layer."""
+    disk = {"disk": str(tmp_path), "disk_capacity": "64", "disk.drive_writes_per_day": 0}
+    engine = Engine(vllm, extra=disk | {"layers": "on", "load": "sync"})
+    try:
+        other, ids = list(range(40, 57)), [21, 22, 23, 24, 25]
+        engine.compute(Request("x", other), [6, 7, 8, 9, 10])
+        assert engine.manager.flush(10)
+        engine.manager.clear("g2")
+        engine.compute(Request("a", PROMPT), IDS)
+        again, whole = promised(engine), Request("y", other)
+        assert engine.match(whole) == (16, False)
+        engine.allocated(whole, ids, 16)
+        whole.num_computed_tokens = 16
+        running = {"b": (again, AGAIN, 1), "y": (whole, ids, 1)}
+        assert engine.step(running) == (set(), set())
+        assert engine.holds(again, AGAIN, 0, 17) and engine.holds(whole, ids, 0, 17)
+        assert (engine.totals["loads"], engine.totals["loads_by_layer"]) == (2, 1)
+        assert (engine.totals["hit_tokens_g2"], engine.totals["hit_tokens_g3"]) == (16, 16)
+    finally:
+        engine.close()
+
+
 def test_auto_goes_by_layer_where_computing_hides_the_load(
     vllm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .process import EngineProcess
-from .step_plan import Save
+from .step_plan import Load, Save
 
 __all__ = ["StepLayers"]
 
@@ -27,6 +27,8 @@ class StepLayers:
         self.loads: list[str] = []
         #: Of these, requests that lacked a layer when vLLM needed it.
         self.late: set[str] = set()
+        #: Of these, loads that are over: all their layers are in place.
+        self.arrived: dict[str, Load] = {}
         #: What is copied while the step runs.
         self.saves: list[Save] = []
         self._waited: set[int] = set()
@@ -40,10 +42,10 @@ class StepLayers:
         for tensor in self._process.tensors_of(layer_name):
             self._waited.add(tensor)
             for request in self.loads:
-                # What others load has to be right all the same.
-                if request not in self.late and not self._process.own_manager.wait_layer(
-                    request, tensor, timeout
-                ):
+                if request in self.late or request in self.arrived:
+                    continue
+                if not self._process.own_manager.wait_layer(request, tensor, timeout):
+                    # The others go on: what they load is right.
                     self.late.add(request)
                     self.is_void = True
 
@@ -52,9 +54,14 @@ class StepLayers:
         self.late.update(self.loads)
         self.is_void = True
 
-    def was_whole(self, request: str) -> bool:
-        """Whether vLLM waited for each layer of the request's load, and had it then."""
-        return request not in self.late and len(self._waited) == self._process.num_tensors
+    def computed_without(self) -> list[Load]:
+        """Loads that arrived, although a layer was late, or vLLM did not wait for each."""
+        waited_for_all = len(self._waited) == self._process.num_tensors
+        return [
+            load
+            for request, load in self.arrived.items()
+            if request in self.late or not waited_for_all
+        ]
 
     def written(self, layer_name: str) -> None:
         """vLLM has written the layer's tensors, or submitted that to its stream."""

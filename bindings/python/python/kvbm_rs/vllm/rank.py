@@ -125,6 +125,8 @@ class RankSide(Transfers):
         if self._has_remote_workers and plan.waits[1]:
             self._process.signal(2 * plan.number + 1)
         self._wait_for_loads(is_by_layer=True)
+        for load in self._layers.computed_without():
+            self._computed_without(load)
         if self._layers.is_void:
             # The step computed on blocks that did not arrive, and requests may share those. vLLM
             # computes all of it again. Nothing of this step is stored before.

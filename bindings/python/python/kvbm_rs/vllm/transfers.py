@@ -210,8 +210,7 @@ class Transfers:
             counters.add("loads_by_layer", load.is_by_layer)
             self._over(load)
             if load.is_by_layer and done.arrived == done.wanted:
-                if not self._layers.was_whole(done.request):
-                    self._computed_without(load)
+                self._layers.arrived[done.request] = load
             elif done.arrived < done.wanted:
                 why = done.failures[0] if done.failures else "no reason was given"
                 logger.warning(
