@@ -6,7 +6,6 @@ use kvbm_nixl::{AgentError, Availability, BackendOptions, FileBackend, NixlOptio
 use kvbm_plan::Rank;
 use kvbm_transfer::AgentIo;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// I/O that NIXL's back end POSIX has room for in an agent, which does one transfer at a time. Its
 /// default takes eight megabytes of each agent.
@@ -75,6 +74,8 @@ fn explained(backend: FileBackend, error: &AgentError) -> String {
 
 #[cfg(feature = "nixl")]
 fn agent(options: &NixlOptions, rank: Rank) -> Result<Arc<dyn RemoteAgent>, AgentError> {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     static MADE: AtomicU64 = AtomicU64::new(0);
     let number = MADE.fetch_add(1, Ordering::Relaxed);
     let agent_name = format!("kvbm-disk-{}-{rank}-{number}", std::process::id());
