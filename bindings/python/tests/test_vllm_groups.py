@@ -95,7 +95,9 @@ class Engine:
                 static_forward_context={},
                 cudagraph_mode=SimpleNamespace(has_full_cudagraphs=lambda: False),
             ),
-            scheduler_config=SimpleNamespace(async_scheduling=False, max_num_batched_tokens=2048),
+            scheduler_config=SimpleNamespace(
+                async_scheduling=False, max_num_batched_tokens=2048, long_prefill_token_threshold=0
+            ),
             speculative_config=None,
             cache_config=SimpleNamespace(
                 # vLLM's workers may still have what it was before.

@@ -1,6 +1,6 @@
 """Loads and saves that go layer by layer in the step that needs or computes them.
 
-The real engine runs them in `cargo xtask engine-test --only equality`.
+The real engine runs them in `cargo xtask engine-test --only layers`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ IDS, AGAIN = [1, 2, 3, 4, 5], [11, 12, 13, 14, 15]
 
 @pytest.fixture
 def engine(vllm: Any) -> Iterator[Engine]:
-    engine = Engine(vllm, extra={"layers": "on"})
+    engine = Engine(vllm, extra={"layers": "on"}, caches_prefixes=False)
     yield engine
     engine.close()
 
@@ -186,10 +186,72 @@ def test_other_requests_of_the_step_are_right_when_one_load_fails(
     assert seen == [True, True]
 
 
+def test_a_part_of_a_load_is_reported_as_none_of_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step did not wait for the layers of blocks that arrived."""
+    engine.compute(Request("a", PROMPT), IDS)
+    again, finished = promised(engine), type(engine.manager).finished
+    monkeypatch.setattr(
+        type(engine.manager),
+        "finished",
+        lambda manager: [
+            SimpleNamespace(request=done.request, wanted=4, arrived=3, failures=["planted"])
+            for done in finished(manager)
+        ],
+    )
+    assert engine.step({"b": (again, AGAIN, 1)}) == (set(), set(AGAIN[:4]))
+
+
+def test_a_load_that_does_not_end_ends_vllm(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks may still be written, so nothing else may have them."""
+    from kvbm_rs.vllm import layers, rank
+
+    engine.compute(Request("a", PROMPT), IDS)
+    again = promised(engine)
+    monkeypatch.setattr(rank, "LAYER_WAIT", 0.05)
+    monkeypatch.setattr(rank, "REUSE_WAIT", 0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(engine.manager), "finished", lambda manager: [])
+        with pytest.raises(layers.LoadHangs, match="the load of b did not end"):
+            engine.step({"b": (again, AGAIN, 1)})
+
+
+def test_without_hooks_nothing_goes_by_layer_any_more(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.compute(Request("a", PROMPT), IDS)
+    again = promised(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.worker, "wait_for_layer_load", lambda name: None)
+        assert engine.step({"b": (again, AGAIN, 1)}) == (set(), set(AGAIN[:4]))
+    process = engine.scheduler._process
+    assert not process.loads_by_layer and not process.saves_by_layer
+    assert engine.match(Request("c", PROMPT)) == (16, True)
+
+
+def test_a_request_computes_no_more_of_a_step_than_vllm_gives_it(vllm: Any) -> None:
+    engine = Engine(vllm, caches_prefixes=False, longest_chunk=64)
+    try:
+        assert engine.scheduler._process.view.request_tokens == 64
+        engine.compute(Request("a", PROMPT), IDS)
+        asked: list[int] = []
+        manager = type(engine.manager)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(manager, "hides_load", lambda _, blocks, tokens: asked.append(tokens))
+            engine.match(Request("b", [*PROMPT[:16], *range(500, 700)]))
+        assert asked == [64]
+    finally:
+        engine.close()
+
+
 def test_loads_of_a_step_that_are_whole_and_by_layer(vllm: Any, tmp_path: Path) -> None:
     """One that is over before its step begins is there for each layer."""
     disk = {"disk": str(tmp_path), "disk_capacity": "64", "disk.drive_writes_per_day": 0}
-    engine = Engine(vllm, extra=disk | {"layers": "on", "load": "sync"})
+    extra = disk | {"layers": "on", "load": "sync"}
+    engine = Engine(vllm, extra=extra, caches_prefixes=False)
     try:
         other, ids = list(range(40, 57)), [21, 22, 23, 24, 25]
         engine.compute(Request("x", other), [6, 7, 8, 9, 10])
@@ -213,7 +275,7 @@ def test_auto_goes_by_layer_where_computing_hides_the_load(
     vllm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = {"disk": str(tmp_path), "disk_capacity": "64", "disk.drive_writes_per_day": 0}
-    engine = Engine(vllm, extra=disk)
+    engine = Engine(vllm, extra=disk, caches_prefixes=False)
     try:
         asked: list[tuple[int, int]] = []
         hides = False
@@ -259,6 +321,7 @@ def test_auto_goes_by_layer_where_computing_hides_the_load(
         ({"speculative_config": SimpleNamespace()}, "drafts of tokens"),
         ({"parallel": {"use_ubatching": True}}, "microbatches"),
         ({"full_graphs": True}, "CUDA graphs"),
+        ({"caches_prefixes": True}, "--no-enable-prefix-caching"),
     ],
 )
 def test_what_has_no_layers_goes_whole_and_the_log_says_why(
@@ -268,7 +331,8 @@ def test_what_has_no_layers_goes_whole_and_the_log_says_why(
     changes: dict[str, Any],
     why: str | None,
 ) -> None:
-    changes = dict(changes)
+    changes = {"caches_prefixes": False} | changes
+    saves = why is None or "prefix-caching" in why
     changes["extra"] = {"layers": layers} | changes.get("extra", {})
     with caplog.at_level(logging.INFO, logger="vllm.kvbm_rs.vllm"):
         engine = Engine(vllm, **changes)
@@ -282,7 +346,7 @@ def test_what_has_no_layers_goes_whole_and_the_log_says_why(
             assert record.levelno == (logging.WARNING if layers == "on" else logging.INFO)
         process = engine.scheduler._process
         assert process.loads_by_layer == (why is None and layers != "off")
-        assert process.saves_by_layer == (why is None and layers == "on")
+        assert process.saves_by_layer == (saves and layers == "on")
         if "audit" not in changes["extra"]:
             engine.compute(Request("a", PROMPT), IDS)
             is_async = why is not None or layers != "on"

@@ -176,12 +176,13 @@ class Engine:
             scheduler_config=SimpleNamespace(
                 async_scheduling=changes.pop("async_scheduling", False),
                 max_num_batched_tokens=2048,
+                long_prefill_token_threshold=changes.pop("longest_chunk", 0),
             ),
             speculative_config=changes.pop("speculative_config", None),
             cache_config=SimpleNamespace(
                 block_size=size,
                 cache_dtype="auto",
-                enable_prefix_caching=True,
+                enable_prefix_caching=changes.pop("caches_prefixes", True),
                 prefix_caching_hash_algo="sha256",
                 hash_block_size=None,
             ),

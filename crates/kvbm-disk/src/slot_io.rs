@@ -17,6 +17,12 @@ pub trait SlotIo: Debug + Send + Sync {
     /// What it works with, for people.
     fn describe(&self) -> String;
 
+    /// Whether it may report a write as whole that found no room for all its bytes. An engine needs
+    /// a file system that reserves the space of slot files then.
+    fn hides_short_writes(&self) -> bool {
+        false
+    }
+
     /// Prepares to move bytes of `files`, the slot files in the order of their directories. An
     /// engine opens a lane in each of its threads.
     ///

@@ -101,6 +101,10 @@ impl Executor {
     /// Starts threads with lanes of `slot_io`.
     fn start_lanes(&mut self, slot_io: &Arc<dyn SlotIo>) -> Result<(), OpenError> {
         let engine = EngineKind::Custom(slot_io.name());
+        if slot_io.hides_short_writes() && !self.shared.slots.preallocated && !self.shared.follows {
+            let reason = "it does not report a write for which the disk has no room, and this file system does not reserve the space of slot files (fallocate)";
+            return Err(OpenError::NoEngine { engine, reason: reason.to_owned() });
+        }
         let cached = match &self.shared.slots.direct {
             Ok(_) => String::new(),
             Err(reason) => format!(", through the page cache ({reason})"),

@@ -153,6 +153,17 @@ class ConfigView:
         return int(self._config.scheduler_config.max_num_batched_tokens)
 
     @property
+    def request_tokens(self) -> int:
+        """Most tokens of a request in a step."""
+        longest = int(self._config.scheduler_config.long_prefill_token_threshold)
+        return min(longest, self.step_tokens) if longest > 0 else self.step_tokens
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether vLLM's own cache shares blocks between requests."""
+        return bool(self._config.cache_config.enable_prefix_caching)
+
+    @property
     def nodes(self) -> int:
         return int(self._config.parallel_config.nnodes)
 

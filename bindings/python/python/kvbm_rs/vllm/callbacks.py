@@ -195,7 +195,8 @@ _OF_REQUESTS = {
     "request_finished_all_groups",
 }
 
-#: `wait_for_layer_load` and `save_kv_layer` do nothing, and vLLM calls them for every layer.
+#: Not `wait_for_layer_load` and `save_kv_layer`: vLLM calls them for every layer, and with
+#: `record_callbacks` they do nothing.
 _CALLBACKS: dict[str, tuple[_Reader, _Result]] = {
     "on_new_request": (_request, _nothing),
     "get_num_new_matched_tokens": (

@@ -5,11 +5,24 @@ from __future__ import annotations
 from .process import EngineProcess
 from .step_plan import Load, Save
 
-__all__ = ["StepLayers"]
+__all__ = ["LAYER_WAIT", "LoadHangs", "StepLayers"]
 
 #: Seconds that a step waits for a layer at most, unless `load_timeout` says so. The load has a
 #: deadline of its own.
 LAYER_WAIT = 60.0
+
+
+class LoadHangs(RuntimeError):
+    """A copy into blocks of a step's load does not end. vLLM must neither compute on these blocks nor
+    give them away, so it ends with this.
+    """
+
+    def __init__(self, loads: list[Load]) -> None:
+        names = ", ".join(load.request for load in loads)
+        super().__init__(
+            f"kvbm: the load of {names} did not end after its deadline: a copy may still write to its blocks; look at the "
+            "device, and start vLLM again"
+        )
 
 
 class StepLayers:
@@ -54,13 +67,17 @@ class StepLayers:
         self.late.update(self.loads)
         self.is_void = True
 
+    @property
+    def waited_for_all(self) -> bool:
+        """Whether vLLM has waited for each layer."""
+        return len(self._waited) == self._process.num_tensors
+
     def computed_without(self) -> list[Load]:
         """Loads that arrived, although a layer was late, or vLLM did not wait for each."""
-        waited_for_all = len(self._waited) == self._process.num_tensors
         return [
             load
             for request, load in self.arrived.items()
-            if request in self.late or not waited_for_all
+            if request in self.late or not self.waited_for_all
         ]
 
     def written(self, layer_name: str) -> None:

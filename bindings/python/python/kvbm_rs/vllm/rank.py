@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _vllm_groups
+from .layers import LAYER_WAIT, LoadHangs
 from .step_plan import Load, RankHandshake, StepPlan, guarded
 from .transfers import REUSE_WAIT, Transfers
 
@@ -80,11 +81,16 @@ class RankSide(Transfers):
             return [load for load in loads if load.is_in_step and load.is_by_layer == is_by_layer]
 
         began = time.perf_counter_ns()
+        until = time.monotonic() + (self._process.options.load_timeout or LAYER_WAIT) + REUSE_WAIT
         try:
             while awaited():
                 self._collect()
                 if awaited():
+                    if time.monotonic() > until:
+                        raise LoadHangs(awaited())
                     self._process.manager.wait_finished(0.01)
+        except LoadHangs:
+            raise
         except Exception as error:
             self._process.failed("start_load_kv", error)
             for load in awaited():
@@ -119,12 +125,15 @@ class RankSide(Transfers):
     def _layer_written(self, layer_name: str) -> None:
         self._layers.written(layer_name)
 
-    @guarded(lambda: None)
     def wait_for_save(self) -> None:
+        self._wait_for_loads(is_by_layer=True)
+        self._save_step()
+
+    @guarded(lambda: None)
+    def _save_step(self) -> None:
         plan: StepPlan = self._get_connector_metadata()
         if self._has_remote_workers and plan.waits[1]:
             self._process.signal(2 * plan.number + 1)
-        self._wait_for_loads(is_by_layer=True)
         for load in self._layers.computed_without():
             self._computed_without(load)
         if self._layers.is_void:

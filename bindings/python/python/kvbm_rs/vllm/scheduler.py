@@ -116,7 +116,8 @@ class SchedulerSide(Transfers):
     def _tokens_left(self, tracked: TrackedRequest) -> int:
         """Tokens of a request that are computed when its promise is loaded."""
         found = tracked.first + sum(tracked.by_tier)
-        return max(0, tracked.view.num_tokens - found * self._block_size)
+        left = max(0, tracked.view.num_tokens - found * self._block_size)
+        return min(left, self._process.view.request_tokens)
 
     def _end_ticket(self, tracked: TrackedRequest) -> None:
         """Ends what the request was promised, and the question to volumes."""

@@ -222,14 +222,20 @@ class Transfers:
                 if done.arrived == 0:
                     # Promised again, it might be late again: the request is computed.
                     self._give_up(done.request)
-                self._report(load, done.arrived)
+                # The step went on without waiting for the layers of the others.
+                self._report(load, 0 if load.is_by_layer else done.arrived)
 
     def _computed_without(self, load: Load) -> None:
         """All blocks arrived, and vLLM did not wait for each layer, or not long enough."""
+        if self._layers.waited_for_all:
+            why = "a layer came late"
+        else:
+            why = "vLLM did not wait for each layer, so nothing goes layer by layer any more"
+            self._process.lacks_hooks()
         logger.warning(
-            "kvbm: the step of a request did not wait for its %d blocks, which are computed; set the option 'layers' to "
-            "'off' if this comes again",
+            "kvbm: the step of a request did not wait for its %d blocks, which are computed: %s",
             len(load.ids[0]),
+            why,
         )
         self._process.counters.add("failed_blocks", len(load.ids[0]))
         self._give_up(load.request)
