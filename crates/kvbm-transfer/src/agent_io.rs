@@ -3,9 +3,9 @@
 use kvbm_disk::{IoMemory, SlotIo, SlotIoLane, SlotIoRequest};
 use kvbm_nixl::{
     AgentError, Descriptor, DescriptorList, Registration, RemoteAgent, RemoteRequest, SegmentKind,
-    TransferDirection,
+    TransferDirection, TransferState,
 };
-use kvbm_plan::{clock, deadline_after};
+use kvbm_plan::clock;
 use kvbm_storage::{DiskStorage, HostStorage, Storage, StorageError};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -19,9 +19,10 @@ use std::time::Duration;
 
 /// Runs of memory in one request of an agent: NIXL's back ends have room for a bounded number.
 const MAX_RUNS: usize = 128;
-/// A transfer has no deadline: who asked for it has one, and its memory is in use until it ends.
-/// After this time the lane begins to wait anew.
-const WAIT: Duration = Duration::from_secs(60);
+/// Between two looks at a transfer; longer for one that takes long. A look is a call of the system,
+/// and a disk takes longer than many of them.
+const FIRST_PAUSE: Duration = Duration::from_micros(50);
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 /// How long memory of a failed transfer is left alone where other lanes use the agent too. An agent
 /// reports the first failure of a transfer whose other parts may still be on their way.
 const QUARANTINE: Duration = Duration::from_secs(1);
@@ -52,7 +53,7 @@ impl AgentIo {
     /// A thread with an agent of its own drops it after a failure and makes another. So no failure
     /// is taken for that of another thread, and nothing of a failed transfer goes on: the end of
     /// NIXL's back end POSIX waits for the kernel. Where memory can be registered once only, as
-    /// with GPUDirect Storage, one agent is needed.
+    /// with NIXL's GDS, one agent is needed.
     pub fn new(name: &'static str, what: impl Into<String>, one_agent: bool, make: MakeAgent) -> Self {
         let lanes = Lanes { make, shared: one_agent.then(Mutex::default), memory: Mutex::default() };
         Self { name, what: what.into(), lanes: Arc::new(lanes) }
@@ -233,10 +234,11 @@ impl FileAgent {
             // SAFETY: by the caller's contract nobody else touches the memory before this function
             // returns. It does not while the transfer runs; the slot is that of the caller alone.
             let mut transfer = unsafe { self.agent.start(wanted) }?;
-            while let Err(error) = transfer.wait(deadline_after(clock::now(), WAIT)) {
-                if !matches!(error, AgentError::Deadline { .. }) {
-                    return Err(error.into());
-                }
+            // It has no deadline: who asked for it has one, and its memory is in use until it ends.
+            let mut pause = FIRST_PAUSE;
+            while transfer.poll()? == TransferState::Running {
+                clock::sleep(pause);
+                pause = (pause * 2).min(LONGEST_PAUSE);
             }
         }
         Ok(moved)

@@ -71,9 +71,9 @@ impl Agents {
     }
 
     /// What becomes of transfers of all agents.
-    fn set_fault(&self, fault: &Option<AgentFault>) {
-        self.fault.lock().clone_from(fault);
-        self.made.lock().iter().filter_map(Weak::upgrade).for_each(|agent| agent.set_fault(fault.clone()));
+    fn set_fault(&self, fault: Option<&AgentFault>) {
+        *self.fault.lock() = fault.cloned();
+        self.made.lock().iter().filter_map(Weak::upgrade).for_each(|agent| agent.set_fault(fault.cloned()));
     }
 
     fn made(&self) -> usize {
@@ -167,24 +167,24 @@ fn a_transfer_that_fails_fails_one_block_and_takes_its_agent_away() {
     assert!(write(&engine, 1).is_ok());
     for fault in [AgentFault::Fail, AgentFault::Refuse] {
         let before = agents.made();
-        agents.set_fault(&Some(fault));
+        agents.set_fault(Some(&fault));
         let error = write(&engine, 2).unwrap_err();
         assert!(matches!(&error, OpError::Io { op: "write", .. }), "{error}");
         let error = read(&engine, 1).unwrap_err();
         assert!(matches!(&error, OpError::Io { op: "read", .. }), "{error}");
-        agents.set_fault(&None);
+        agents.set_fault(None);
         assert!(read(&engine, 1).is_ok() && write(&engine, 2).is_ok());
         assert!(matches!(read(&engine, 5), Err(OpError::Missing { .. })));
         // Two threads; each has dropped at least one agent, or none and the other both.
         assert!((1..=4).contains(&(agents.made() - before)), "{} agents", agents.made());
     }
     // No other agent can be made: an error, and no panic.
-    agents.set_fault(&Some(AgentFault::Fail));
+    agents.set_fault(Some(&AgentFault::Fail));
     agents.refuses.store(true, Ordering::Release);
     let errors: Vec<_> = (0..4).map(|_| read(&engine, 1).unwrap_err().to_string()).collect();
     assert!(errors.iter().any(|error| error.contains("there is no library")), "{errors:?}");
     agents.refuses.store(false, Ordering::Release);
-    agents.set_fault(&None);
+    agents.set_fault(None);
     assert!((0..4).all(|_| read(&engine, 1).is_ok()));
 }
 
@@ -194,24 +194,24 @@ fn a_shared_agent_outlives_a_failure() {
     let (agents, dir) = (Agents::default(), tempfile::tempdir().unwrap());
     let engine = agents.open(dir.path(), true);
     assert!(write(&engine, 1).is_ok());
-    agents.set_fault(&Some(AgentFault::Fail));
+    agents.set_fault(Some(&AgentFault::Fail));
     assert!(matches!(read(&engine, 1), Err(OpError::Io { .. })));
-    agents.set_fault(&None);
+    agents.set_fault(None);
     assert!(read(&engine, 1).is_ok());
     assert_eq!(agents.made(), 1);
 }
 
-/// Mutation that makes it fail: `FileAgent::transfer` gives up at its own deadline.
+/// Mutation that makes it fail: `FileAgent::transfer` gives up after some looks.
 #[test]
 fn a_transfer_that_does_not_end_keeps_its_memory() {
     let (agents, dir) = (Agents::default(), tempfile::tempdir().unwrap());
     let engine = agents.open(dir.path(), false);
     assert!(write(&engine, 1).is_ok() && write(&engine, 2).is_ok());
     let release = Arc::new(AtomicBool::new(false));
-    agents.set_fault(&Some(AgentFault::Hang { release: Arc::clone(&release) }));
+    agents.set_fault(Some(&AgentFault::Hang { release: Arc::clone(&release) }));
     let (target, outcomes) = start_read(&engine, 1);
     assert!(outcomes.recv_timeout(Duration::from_millis(200)).is_err());
-    agents.set_fault(&None);
+    agents.set_fault(None);
     assert!(read(&engine, 2).is_ok(), "the other thread goes on");
     let target = target.into_buffer().unwrap_err();
     assert!(!engine.shutdown(Duration::from_millis(20)));
