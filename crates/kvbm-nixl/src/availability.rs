@@ -36,6 +36,9 @@ pub struct NixlOptions {
     pub library: Option<PathBuf>,
     /// What moves bytes of files; `None`: files cannot be registered.
     pub files: Option<FileBackend>,
+    /// Whether objects of a bucket can be moved, through NIXL's back end OBJ
+    /// (`NixlObjects`).
+    pub objects: bool,
     /// Whether peers can be reached, through NIXL's back end UCX. An agent without peers moves
     /// bytes between host memory and files alone, and has no progress thread.
     pub peers: bool,
@@ -52,9 +55,9 @@ pub enum FileBackend {
     /// Asynchronous I/O of the kernel.
     #[default]
     Posix,
-    /// GPUDirect Storage, with batches of cuFile.
+    /// Storage that a GPU reaches directly, in batches.
     Gds,
-    /// GPUDirect Storage, with threads.
+    /// Storage that a GPU reaches directly, with threads.
     GdsMt,
 }
 
@@ -78,13 +81,20 @@ impl fmt::Display for FileBackend {
     }
 }
 
-/// Parameters of one of NIXL's back ends.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Parameters of one of NIXL's back ends. Their values may be secrets, and are not shown.
+#[derive(Clone, PartialEq, Eq)]
 pub struct BackendOptions {
-    /// `UCX`, `POSIX`, `GDS` or `GDS_MT`.
+    /// `UCX`, `POSIX`, `GDS`, `GDS_MT` or `OBJ`.
     pub name: String,
     /// Keys and values, as NIXL documents them for the back end.
     pub parameters: Vec<(String, String)>,
+}
+
+impl fmt::Debug for BackendOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parameters: Vec<&str> = self.parameters.iter().map(|(name, _)| name.as_str()).collect();
+        f.debug_struct("BackendOptions").field("name", &self.name).field("parameters", &parameters).finish()
+    }
 }
 
 impl BackendOptions {
@@ -139,6 +149,7 @@ impl NixlOptions {
             agent_name: agent_name.into(),
             library: None,
             files: None,
+            objects: false,
             peers: true,
             backends: Vec::new(),
             progress_delay: Duration::from_micros(100),
@@ -174,8 +185,8 @@ impl NixlOptions {
         }
         for backend in &self.backends {
             let name = backend.name.as_str();
-            if name != "UCX" && FileBackend::ALL.iter().all(|known| known.name() != name) {
-                let rule = "give parameters of UCX, POSIX, GDS or GDS_MT";
+            if !["UCX", "OBJ"].contains(&name) && FileBackend::ALL.iter().all(|known| known.name() != name) {
+                let rule = "give parameters of UCX, POSIX, GDS, GDS_MT or OBJ";
                 return refuse("backends", backend.name.clone(), rule);
             }
             let names = backend.parameters.iter().map(|(name, _)| name);

@@ -112,7 +112,7 @@ pub use error::{ExportError, ImportError};
 pub use exchange::SerializedBlockSet;
 pub use in_process::{AgentFault, InProcessAgent, InProcessNetwork};
 #[cfg(feature = "nixl")]
-pub use nixl::NixlAgent;
+pub use nixl::{NixlAgent, NixlObjects, ObjectError, ObjectTransfer};
 pub use node::{
     Arrived, BlockSink, BlockSource, Export, HeldBlock, Landing, LocalRank, NodeCounts, NodeOptions,
     OfferedChain, PeerPlans, Publication, RefusedRead, RemoteBlocks, RemoteError, RemoteNode, RemoteSlots,

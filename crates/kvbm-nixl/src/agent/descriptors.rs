@@ -17,6 +17,8 @@ pub enum SegmentKind {
     Vram,
     /// A file: addresses are offsets in it.
     File,
+    /// An object of a store: addresses are offsets in it.
+    Object,
 }
 
 impl fmt::Display for SegmentKind {
@@ -25,6 +27,7 @@ impl fmt::Display for SegmentKind {
             Self::Dram => "host memory",
             Self::Vram => "device memory",
             Self::File => "a file",
+            Self::Object => "an object",
         })
     }
 }
@@ -61,7 +64,8 @@ pub struct Descriptor {
     pub address: u64,
     /// Bytes; at least 1.
     pub bytes: u64,
-    /// Device ordinal; 0 for host memory; for a file, its descriptor number in the owner's process.
+    /// Device ordinal; 0 for host memory; for a file, its descriptor number in the owner's process;
+    /// for an object, a number of its registration.
     pub device_id: u64,
 }
 

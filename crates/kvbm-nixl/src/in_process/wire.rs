@@ -50,6 +50,7 @@ pub(crate) fn encode(name: &str, ranges: &BTreeSet<Range>) -> Vec<u8> {
             SegmentKind::Dram => 0,
             SegmentKind::Vram => 1,
             SegmentKind::File => 2,
+            SegmentKind::Object => 3,
         });
         for number in [range.device, range.address, range.bytes] {
             bytes.extend(number.to_le_bytes());
@@ -83,6 +84,7 @@ fn range(record: &[u8]) -> Option<Range> {
         0 => SegmentKind::Dram,
         1 => SegmentKind::Vram,
         2 => SegmentKind::File,
+        3 => SegmentKind::Object,
         _ => return None,
     };
     let number = |at: usize| record.get(at..)?.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));

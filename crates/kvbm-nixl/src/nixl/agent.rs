@@ -165,7 +165,7 @@ impl fmt::Debug for NixlAgent {
 }
 
 /// Registered ranges of one kind; deregisters them when it is dropped.
-struct Registered {
+pub(super) struct Registered {
     handle: Arc<AgentHandle>,
     list: RegistrationList,
 }
@@ -176,20 +176,39 @@ unsafe impl Send for Registered {}
 unsafe impl Sync for Registered {}
 
 impl Registered {
-    fn new(handle: &Arc<AgentHandle>, kind: SegmentKind, ranges: &[Descriptor]) -> Result<Self, AgentError> {
+    pub(super) fn new(
+        handle: &Arc<AgentHandle>,
+        kind: SegmentKind,
+        ranges: &[Descriptor],
+    ) -> Result<Self, AgentError> {
         let bytes: u64 = ranges.iter().map(|range| range.bytes).sum();
-        let failed = |failed: Failed| {
-            handle.error(failed, format!(": {} ranges of {kind}, {bytes} bytes", ranges.len()))
-        };
+        let subject = || format!(": {} ranges of {kind}, {bytes} bytes", ranges.len());
+        let failed = |failed: Failed| handle.error(failed, subject());
         handle.backend(kind)?;
         let list = RegistrationList::new(kind).map_err(failed)?;
         for range in ranges {
-            list.add(range.address, range.bytes, range.device_id).map_err(failed)?;
+            list.add(range, &[]).map_err(failed)?;
         }
+        Self::register(handle, list).map_err(failed)
+    }
+
+    /// The object that a store has under `key`.
+    pub(super) fn object(
+        handle: &Arc<AgentHandle>,
+        range: Descriptor,
+        key: &str,
+    ) -> Result<Self, AgentError> {
+        let failed = |failed: Failed| handle.error(failed, format!(": object {key}"));
+        let list = RegistrationList::new(SegmentKind::Object).map_err(failed)?;
+        list.add(&range, key.as_bytes()).map_err(failed)?;
+        Self::register(handle, list).map_err(failed)
+    }
+
+    fn register(handle: &Arc<AgentHandle>, list: RegistrationList) -> Result<Self, Failed> {
         // SAFETY: all handles are live. The memory stays allocated: `Registration` frees it after
         // this is dropped. Without options every back end that takes this kind registers it.
         let code = unsafe { sys::nixl_capi_register_mem(handle.raw(), list.0, null_mut()) };
-        check("register_mem", code).map_err(failed)?;
+        check("register_mem", code)?;
         Ok(Self { handle: Arc::clone(handle), list })
     }
 }

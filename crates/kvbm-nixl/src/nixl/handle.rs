@@ -104,8 +104,15 @@ impl AgentHandle {
         let unsupported = |what: String, way_out| Err(AgentError::Unsupported { what, way_out });
         let plugin = match (kind, self.options.files) {
             (SegmentKind::Dram | SegmentKind::Vram, _) if self.options.peers => "UCX",
-            // Host memory for files.
+            // Host memory for files, or for objects.
             (SegmentKind::Dram | SegmentKind::File, Some(files)) => files.name(),
+            (SegmentKind::Dram | SegmentKind::Object, _) if self.options.objects => "OBJ",
+            (SegmentKind::Object, _) => {
+                return unsupported(
+                    "an object".to_owned(),
+                    "set `NixlOptions::objects` when the agent is made",
+                );
+            }
             (SegmentKind::File, None) => {
                 return unsupported("a file".to_owned(), "set `NixlOptions::files` when the agent is made");
             }

@@ -4,13 +4,14 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
 use super::sys::{self, Raw};
-use crate::agent::{AgentError, DescriptorList, Notification, SegmentKind};
+use crate::agent::{AgentError, Descriptor, DescriptorList, Notification, SegmentKind};
 
 /// NIXL's number of a kind of memory.
 pub(super) fn kind_code(kind: SegmentKind) -> c_uint {
     match kind {
         SegmentKind::Dram => 0,
         SegmentKind::Vram => 1,
+        SegmentKind::Object => 3,
         SegmentKind::File => 4,
     }
 }
@@ -107,11 +108,12 @@ impl RegistrationList {
         check("create_reg_dlist", code).map(|_| Self(raw))
     }
 
-    pub(super) fn add(&self, address: u64, bytes: u64, device: u64) -> Result<(), Failed> {
-        let (address, bytes) = (address as usize, bytes as usize);
-        // SAFETY: the list is ours; there is no metadata to point to.
-        let code =
-            unsafe { sys::nixl_capi_reg_dlist_add_desc(self.0, address, bytes, device, std::ptr::null(), 0) };
+    /// Adds a range, with what its back end must know of it: of an object, its key.
+    pub(super) fn add(&self, range: &Descriptor, metadata: &[u8]) -> Result<(), Failed> {
+        let (address, bytes, device) = (range.address as usize, range.bytes as usize, range.device_id);
+        let (data, length) = (metadata.as_ptr().cast::<c_void>(), metadata.len());
+        // SAFETY: the list is ours; the metadata lives through the call, which copies it.
+        let code = unsafe { sys::nixl_capi_reg_dlist_add_desc(self.0, address, bytes, device, data, length) };
         check("reg_dlist_add_desc", code).map(|_| ())
     }
 }

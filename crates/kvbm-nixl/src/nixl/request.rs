@@ -101,11 +101,14 @@ impl NixlTransfer {
             self.handle.detach(Detached { request: RawRequest(null_mut()), keep, free_at });
         }
         let status = Failed { call: "get_xfer_status", code }.status();
+        // Our own name stands for files and objects.
+        let hint =
+            if self.peer == self.handle.name() { "its log says more" } else { "the peer may have ended" };
         let error = AgentError::Failed {
             direction: self.direction,
             bytes: self.bytes,
             peer: self.peer.clone(),
-            reason: format!("NIXL reports {status} ({code}); the peer may have ended"),
+            reason: format!("NIXL reports {status} ({code}); {hint}"),
         };
         self.failed = Some(error.clone());
         error
