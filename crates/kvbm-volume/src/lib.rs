@@ -114,6 +114,6 @@ pub use probe::{Probe, probe};
 pub use registry::{OpenVolume, VolumeRegistry, VolumeTerms};
 pub use request::{GetRequest, MAX_PIECES, PayloadForm, PutRequest, StoredOrder};
 #[cfg(feature = "s3")]
-pub use s3::S3Volume;
+pub use s3::{ObjectMove, ObjectTransport, OpenTransport, S3Volume, TransportStore};
 pub use seal::ObjectSeal;
 pub use volume::{DestroyedKey, StoreFacts, Volume, VolumeExt};

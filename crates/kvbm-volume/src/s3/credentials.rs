@@ -49,7 +49,7 @@ impl Reference {
     }
 }
 
-fn of_variables(prefix: &str, read: impl Fn(&str) -> Option<String>) -> io::Result<AwsCredential> {
+pub(super) fn of_variables(prefix: &str, read: impl Fn(&str) -> Option<String>) -> io::Result<AwsCredential> {
     let set = |what: &str| {
         let name = format!("{prefix}_{what}");
         let missing = || {

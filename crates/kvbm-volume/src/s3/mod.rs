@@ -6,6 +6,7 @@ mod failure;
 mod log_capture;
 mod rate_limit;
 mod runtime;
+mod transport;
 mod upload;
 mod uri;
 
@@ -39,6 +40,8 @@ use crate::{
 use failure::{Refusal, explained};
 use rate_limit::{Courteous, until};
 use runtime::Runtime;
+use transport::{LEAST_BYTES, moved};
+pub use transport::{ObjectMove, ObjectTransport, OpenTransport, TransportStore};
 use upload::{Conditional, Upload, Uploaded, is_unknown_to_store};
 use uri::S3Uri;
 
@@ -71,6 +74,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// replaced, and so is one that a read found to be damaged. A store that does not know the
 /// condition is written to without it, and an object that goes up in parts is looked for before.
 /// The bytes are gathered once, since a request outlives its caller when that gives up.
+///
+/// With the option `transport=nixl` an [`ObjectTransport`] moves the bodies of objects of 64 KiB or
+/// more. It writes without a condition, so an object is looked for before. Its length is asked for
+/// before it is read. All else stays with the client.
 #[derive(Debug)]
 pub struct S3Volume {
     descriptor: VolumeDescriptor,
@@ -84,6 +91,8 @@ pub struct S3Volume {
     /// Bounds the objects that are on their way for all callers together: those that come take more
     /// time than their requests.
     permits: Arc<Semaphore>,
+    /// What moves large objects, if not the client.
+    transport: Option<Arc<dyn ObjectTransport>>,
     quota: Arc<Quota>,
     /// Held from the look at an object until its change is counted.
     turns: Arc<Turns<tokio::sync::Mutex<()>>>,
@@ -99,15 +108,25 @@ impl S3Volume {
     /// With a capacity also a store whose objects cannot be counted within twelve of the
     /// descriptor's deadlines. [`RegistryError::Descriptor`]: a field with a value that cannot be.
     pub fn open(descriptor: VolumeDescriptor) -> Result<Self, RegistryError> {
-        check(&descriptor)?;
-        let (id, uri) = (descriptor.id, shown_uri(&descriptor.uri));
-        Self::connect(descriptor).map_err(|source| RegistryError::Open { id, uri, source })
+        Self::open_with(descriptor, &|_| Err(no_transport()))
     }
 
-    fn connect(descriptor: VolumeDescriptor) -> io::Result<Self> {
+    /// The same; `open` opens the transport where the URI asks for it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and [`RegistryError::Open`] where the transport cannot be opened.
+    pub fn open_with(descriptor: VolumeDescriptor, open: &OpenTransport) -> Result<Self, RegistryError> {
+        check(&descriptor)?;
+        let (id, uri) = (descriptor.id, shown_uri(&descriptor.uri));
+        Self::connect(descriptor, open).map_err(|source| RegistryError::Open { id, uri, source })
+    }
+
+    fn connect(descriptor: VolumeDescriptor, open: &OpenTransport) -> io::Result<Self> {
         let uri = S3Uri::parse(&descriptor.uri)?;
         let store = client(&uri, descriptor.deadline)?;
+        let transport = if uri.transport { Some(open(&uri.transport_store()?)?) } else { None };
         let volume = Self {
+            transport,
             store: Arc::new(store),
             prefix: Path::from(uri.prefix),
             part_bytes: uri.part_bytes,
@@ -247,8 +266,14 @@ impl S3Volume {
             object: gather(header, &request.pieces),
             head_bytes: header.payload_offset as usize,
             part_bytes: self.part_bytes,
+            transport: self.transport_for(header.object_length()),
             replace: self.damaged.lock().contains(&request.key),
         }
+    }
+
+    /// What moves an object of so many bytes, if not the client.
+    fn transport_for(&self, bytes: u64) -> Option<Arc<dyn ObjectTransport>> {
+        self.transport.clone().filter(|_| bytes >= LEAST_BYTES)
     }
 
     /// The next put replaces it, even where its header is sound.
@@ -379,6 +404,28 @@ async fn download(store: &AmazonS3, path: &Path, most: u64) -> Result<Fetched, E
     Ok(Fetched { bytes, length })
 }
 
+/// The same by a transport, which cannot say how long an object is, nor that there is none.
+async fn download_by(
+    transport: Option<Arc<dyn ObjectTransport>>,
+    store: &AmazonS3,
+    path: &Path,
+    most: u64,
+) -> Result<Fetched, Error> {
+    let Some(transport) = transport else { return download(store, path, most).await };
+    let length = store.head(path).await?.size;
+    if length > most || length < LEAST_BYTES {
+        return download(store, path, most).await;
+    }
+    let bytes = moved(transport.start_get(path.as_ref(), length)).await?;
+    Ok(Fetched { bytes, length })
+}
+
+/// Where nobody has given one.
+fn no_transport() -> io::Error {
+    let text = "option transport=nixl: this program has no NIXL for volumes; leave it out, or build with the features nixl and s3";
+    io::Error::new(io::ErrorKind::Unsupported, text)
+}
+
 impl Volume for S3Volume {
     fn descriptor(&self) -> &VolumeDescriptor {
         &self.descriptor
@@ -390,7 +437,8 @@ impl Volume for S3Volume {
             let payload: u64 = request.pieces.iter().map(|piece| piece.len() as u64).sum();
             let most = payload.saturating_add(u64::from(MAX_ALIGNMENT));
             let (store, path) = (Arc::clone(&self.store), self.path(&request.key));
-            (request.key, async move { download(&store, &path, most).await })
+            let transport = self.transport_for(payload);
+            (request.key, async move { download_by(transport, &store, &path, most).await })
         };
         let objects = self.each("get", deadline, requests.iter().map(fetch).collect());
         let opened = requests.iter_mut().zip(objects).map(|(request, object)| {

@@ -1,8 +1,10 @@
 //! From an object in memory to one in the bucket.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::failure::{Refusal, explained};
+use super::transport::{ObjectTransport, moved};
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use object_store::aws::AmazonS3;
@@ -89,6 +91,8 @@ pub(super) struct Upload {
     pub(super) head_bytes: usize,
     /// Larger objects go up in parts of this size.
     pub(super) part_bytes: usize,
+    /// What moves it, if not the client. It knows neither conditions nor parts.
+    pub(super) transport: Option<Arc<dyn ObjectTransport>>,
     /// Whatever is there is replaced: it was found to be damaged.
     pub(super) replace: bool,
 }
@@ -106,6 +110,13 @@ impl Upload {
     /// Writes it, unless the same one is there; another one is replaced. It appears whole or not at
     /// all.
     pub(super) async fn run(self, store: &AmazonS3, conditional: &Conditional) -> Result<Uploaded, Error> {
+        if let Some(transport) = &self.transport {
+            if !self.replace && self.is_there(store).await {
+                return Ok(Uploaded::AlreadyThere);
+            }
+            moved(transport.start_put(self.path.as_ref(), &self.object)).await?;
+            return Ok(Uploaded::Written);
+        }
         if self.object.len() > self.part_bytes {
             // Parts cannot be sent under a condition, so it is asked for before.
             if !self.replace && self.is_there(store).await {

@@ -2,10 +2,13 @@
 
 use std::io;
 
-use super::credentials::Reference;
+use super::credentials::{Reference, of_variables};
+use super::transport::TransportStore;
 
 /// Objects, and requests, at a time, unless the URI says otherwise.
 const CONCURRENCY: usize = 32;
+/// Variables by which the client, and not NIXL, finds a store.
+const ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"];
 /// S3 takes no smaller parts.
 const MIN_PART_BYTES: usize = 5 << 20;
 /// Objects above this go up in parts, unless the URI says otherwise.
@@ -27,6 +30,8 @@ pub(super) struct S3Uri {
     pub(super) concurrency: usize,
     /// Larger objects go up in parts of this size.
     pub(super) part_bytes: usize,
+    /// A transport moves large objects.
+    pub(super) transport: bool,
 }
 
 impl S3Uri {
@@ -44,6 +49,7 @@ impl S3Uri {
             anonymous: false,
             concurrency: CONCURRENCY,
             part_bytes: PART_BYTES,
+            transport: false,
         };
         query
             .split('&')
@@ -53,6 +59,39 @@ impl S3Uri {
             return Err(wrong("it has anonymous=true and credentials: leave one of them out"));
         }
         Ok(parsed)
+    }
+
+    /// What a transport needs to know, in the environment of this process. What it could not do as
+    /// the client does is refused: both must go to the same place.
+    pub(super) fn transport_store(&self) -> io::Result<TransportStore> {
+        let refuse = |why: &str| Err(wrong(format!("option transport=nixl: {why}")));
+        if self.anonymous {
+            return refuse(
+                "NIXL signs its requests; leave anonymous=true out, and name credentials=env:PREFIX",
+            );
+        }
+        let named = ENDPOINTS.iter().find(|name| std::env::var_os(name).is_some());
+        if let (None, Some(name)) = (&self.endpoint, named) {
+            return refuse(&format!(
+                "the variable {name} names an endpoint, and NIXL does not read it; name endpoint=URL"
+            ));
+        }
+        let credential = match &self.credentials {
+            None => None,
+            Some(Reference::File(_)) => {
+                return refuse(
+                    "NIXL reads credentials once, and a file may change; name credentials=env:PREFIX",
+                );
+            }
+            Some(Reference::Variables(prefix)) => {
+                Some(of_variables(prefix, |name| std::env::var(name).ok())?)
+            }
+        };
+        let mut store = TransportStore::new(self, credential.as_ref());
+        let of_machine =
+            ["AWS_REGION", "AWS_DEFAULT_REGION"].iter().find_map(|name| std::env::var(name).ok());
+        store.region = store.region.or(of_machine);
+        Ok(store)
     }
 
     fn set_option(&mut self, option: &str) -> io::Result<()> {
@@ -74,6 +113,8 @@ impl S3Uri {
                 let number = value.parse().ok().filter(|number| *number >= MIN_PART_BYTES);
                 self.part_bytes = number.ok_or_else(|| bad("a number from 5242880 on"))?;
             }
+            "transport" if value == "nixl" => self.transport = true,
+            "transport" => return Err(bad("nixl, or leave it out")),
             _ => return Err(unknown_option(option)),
         }
         Ok(())
@@ -115,7 +156,7 @@ fn unknown_option(option: &str) -> io::Error {
     let is_a_name = name.len() <= 32 && name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
     let shown = if is_a_name && option.contains('=') { format!(" {name}") } else { String::new() };
     wrong(format!(
-        "unknown option{shown}; known are endpoint, region, credentials, anonymous, concurrency and part_bytes. \
+        "unknown option{shown}; known are endpoint, region, credentials, anonymous, concurrency, part_bytes and transport. \
          Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, from the machine, or from where \
          credentials=env:PREFIX or credentials=file:PATH says"
     ))
@@ -141,9 +182,11 @@ mod tests {
             anonymous: false,
             concurrency: 4,
             part_bytes: 5 << 20,
+            transport: false,
         };
         assert_eq!(parsed, expected);
         assert_eq!(S3Uri::parse("s3://kv").unwrap().prefix, "");
+        assert!(S3Uri::parse("s3://kv?transport=nixl").unwrap().transport);
     }
 
     #[test]
@@ -165,6 +208,25 @@ mod tests {
     }
 
     #[test]
+    fn what_a_transport_cannot_do_is_refused_and_nothing_secret_is_shown() {
+        for (options, why) in [
+            ("&anonymous=true", "NIXL signs its requests"),
+            ("&credentials=file:/etc/kv", "NIXL reads credentials once"),
+            ("&credentials=env:NOBODYS_STORE", "NOBODYS_STORE_ACCESS_KEY_ID is not set"),
+        ] {
+            let uri = format!("s3://kv?transport=nixl&endpoint=http://h:1{options}");
+            let error = S3Uri::parse(&uri).unwrap().transport_store().unwrap_err().to_string();
+            assert!(error.contains(why), "{uri}: {error}");
+        }
+        let uri = S3Uri::parse("s3://kv?transport=nixl&endpoint=http://h:1&region=eu&concurrency=3").unwrap();
+        let mut store = uri.transport_store().unwrap();
+        assert_eq!((store.bucket.as_str(), store.endpoint.as_deref()), ("kv", Some("http://h:1")));
+        assert_eq!((store.region.as_deref(), store.concurrency), (Some("eu"), 3));
+        store.credentials = Some(("hunter1".into(), "hunter2".into(), None));
+        assert!(!format!("{store:?}").contains("hunter"), "{store:?}");
+    }
+
+    #[test]
     fn what_is_wrong_with_a_uri_is_named() {
         for (uri, what) in [
             ("s4://kv", "s3://"),
@@ -174,6 +236,7 @@ mod tests {
             ("s3://kv?anonymous=true&credentials=env:A", "leave one of them out"),
             ("s3://kv?concurrency=0", "from 1 to 1024"),
             ("s3://kv?part_bytes=1000", "from 5242880"),
+            ("s3://kv?transport=rdma", "nixl, or leave it out"),
             ("s3://kv?credentials=AKIA123", "env:PREFIX or file:PATH"),
             ("s3://kv?secret_access_key=x", "AWS_SECRET_ACCESS_KEY"),
         ] {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// What a store does with `If-None-Match: *`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Manner {
+pub(crate) enum Manner {
     /// 412 where there is an object.
     Knows,
     /// 501: it says that it does not know the condition.
@@ -29,14 +29,14 @@ enum Manner {
 
 /// A small store: objects by path, and what it was asked for.
 #[derive(Default)]
-struct Shelf {
-    objects: BTreeMap<String, Vec<u8>>,
-    asked: Vec<&'static str>,
+pub(crate) struct Shelf {
+    pub(crate) objects: BTreeMap<String, Vec<u8>>,
+    pub(crate) asked: Vec<&'static str>,
     /// Whether puts under a condition find no time, as while a server starts.
     busy: bool,
 }
 
-fn start(manner: Manner) -> (SocketAddr, Arc<Mutex<Shelf>>) {
+pub(crate) fn start(manner: Manner) -> (SocketAddr, Arc<Mutex<Shelf>>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("the test's own set-up");
     let addr = listener.local_addr().expect("the test's own set-up");
     let shelf: Arc<Mutex<Shelf>> = Arc::default();

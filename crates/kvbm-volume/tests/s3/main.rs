@@ -10,6 +10,7 @@ mod killed;
 mod ports;
 mod real;
 mod server;
+mod transport;
 
 use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, VolumeId};
 use kvbm_volume::{
