@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::json_report;
 use crate::python;
 use crate::round_options::RoundOptions;
-use crate::servers::nats_server;
+use crate::servers::{Servers, nats_server};
 use crate::steps::Outcome;
 use crate::test::counted;
 use crate::workspace::{FEATURES, Workspace, cargo, output_of, succeed};
@@ -27,6 +27,8 @@ struct Tools {
     library: PathBuf,
     /// On which managers find each other.
     nats_server: PathBuf,
+    /// That, and an S3 server.
+    servers: Servers,
     libclang: PathBuf,
     /// Where the compiler keeps headers like `stddef.h`, which the package of libclang lacks.
     headers: String,
@@ -41,10 +43,12 @@ impl Tools {
         let headers = output_of(Command::new("gcc").arg("-print-file-name=include"))
             .context("a C compiler is needed to build NIXL's bindings: `apt-get install g++`")?;
         let nats_server = nats_server(workspace).context("there is no nats-server")?;
-        Ok(Self { library, nats_server, libclang, headers: headers.trim().to_owned() })
+        let servers = Servers::fetch(workspace);
+        Ok(Self { library, nats_server, servers, libclang, headers: headers.trim().to_owned() })
     }
 
     fn name_to(&self, command: &mut Command) {
+        self.servers.name_to(command);
         command.env("NIXL_CAPI_LIBRARY", &self.library).env("KVBM_NATS_SERVER", &self.nats_server);
         command.env("LIBCLANG_PATH", &self.libclang);
         command.env("BINDGEN_EXTRA_CLANG_ARGS", format!("-I{}", self.headers));
@@ -58,14 +62,16 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
         Err(error) => return Err(error).into(),
     };
     let mut command = with_nixl(workspace, &tools, "test");
-    let tests =
-        match counted(command.args(["--test", "nixl", "--test", "remote_nixl", "--test", "disk_nixl"])) {
-            Outcome::Passed { tests: 0 } => {
-                Outcome::from(Err(anyhow::anyhow!("no test ran: NIXL was not compiled in")))
-            }
-            outcome => outcome,
-        };
-    tests.and(example(workspace, &tools).into())
+    for test in ["nixl", "remote_nixl", "disk_nixl", "volume_nixl"] {
+        command.args(["--test", test]);
+    }
+    let tests = match counted(&mut command) {
+        Outcome::Passed { tests: 0 } => {
+            Outcome::from(Err(anyhow::anyhow!("no test ran: NIXL was not compiled in")))
+        }
+        outcome => outcome,
+    };
+    tools.servers.outcome(tests).and(example(workspace, &tools).into())
 }
 
 /// Kills and stops managers that read from each other; whether all rounds passed.

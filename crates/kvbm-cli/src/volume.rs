@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use kvbm::config::Config;
 use kvbm::encryption::operator_keys;
 use kvbm::plan::{NamespaceId, NamespaceTag, shown_uri};
-use kvbm::volumes::{EncryptedVolume, VolumeEncryption, VolumeRegistry};
+use kvbm::volumes::{EncryptedVolume, VolumeEncryption};
 
 /// What is done with volumes.
 #[derive(Clone, Debug, Subcommand)]
@@ -61,7 +61,7 @@ pub fn run(command: &VolumeCommand) -> Result<()> {
     let deployment = args.deployment.unwrap_or_else(|| config.namespace().tag());
     for descriptor in config.volume_descriptors() {
         let (id, uri) = (descriptor.id, shown_uri(&descriptor.uri));
-        let volume = VolumeRegistry::new().register_volume(descriptor)?;
+        let volume = kvbm::volume_registry(&config).register_volume(descriptor)?;
         let place = || format!("volume {id} ({uri})");
         ensure!(
             EncryptedVolume::has_keys(&*volume, deployment).with_context(place)?,

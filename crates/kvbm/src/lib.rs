@@ -181,7 +181,7 @@ pub use volume::{VolumeSetError, VolumeStatus};
 #[cfg(feature = "worker")]
 pub use workers::{
     DiskStatus, G1Memory, GroupTensors, KeptHost, NoNixl, SharedHost, TookOver, Worker, WorkerError,
-    WorkerServer, Workers, nixl_slot_io,
+    WorkerServer, Workers, nixl_slot_io, volume_registry,
 };
 
 #[cfg(feature = "worker")]

@@ -3,6 +3,7 @@
 mod disk;
 mod disk_agents;
 mod memory;
+mod object_agents;
 mod paths;
 mod predecessor;
 mod server;
@@ -12,6 +13,7 @@ mod worker;
 pub use disk_agents::{NoNixl, nixl_slot_io};
 use memory::RankMemory;
 pub use memory::{G1Memory, GroupTensors, KeptHost, SharedHost};
+pub use object_agents::volume_registry;
 pub use predecessor::TookOver;
 pub use server::WorkerServer;
 pub(crate) use volumes::open_volumes;

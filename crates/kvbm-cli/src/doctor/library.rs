@@ -33,7 +33,7 @@ pub(super) fn nixl(library: Option<&Path>) -> Vec<Finding> {
 
 /// Which back ends for files can be made: NIXL also lists those that cannot.
 #[cfg(feature = "nixl")]
-fn files(options: &NixlOptions) -> Option<Finding> {
+fn files(options: &NixlOptions) -> Vec<Finding> {
     use kvbm_nixl::{FileBackend, NixlAgent};
 
     const NAME: &str = "NIXL for files";
@@ -49,26 +49,26 @@ fn files(options: &NixlOptions) -> Option<Finding> {
             Err(error) => lacking.push(error),
         }
     }
-    let found = match there.is_empty() {
-        true => lacking.join("; "),
-        false if lacking.is_empty() => there.join(", "),
-        false => format!("{} (not {})", there.join(", "), lacking.join("; ")),
+    let found = match (there.join(", "), lacking.join("; ")) {
+        (there, lacking) if there.is_empty() => lacking,
+        (there, lacking) if lacking.is_empty() => there,
+        (there, lacking) => format!("{there} (not {lacking})"),
     };
-    Some(match there.contains(&FileBackend::Posix.name()) {
-        true => Finding::ok(NAME, format!("{found}: disk.nixl_backend with disk.engine = \"nixl\"")),
-        false => Finding::short(
-            NAME,
-            Status::Limited,
-            found,
-            "disk.engine = \"nixl\" is an error; the other engines work",
-            "raise /proc/sys/fs/aio-max-nr, or install NIXL again: pip install --no-deps nixl-cu12==1.5.1",
-        ),
-    })
+    if there.contains(&FileBackend::Posix.name()) {
+        return vec![Finding::ok(NAME, format!("{found}: disk.nixl_backend with disk.engine = \"nixl\""))];
+    }
+    vec![Finding::short(
+        NAME,
+        Status::Limited,
+        found,
+        "disk.engine = \"nixl\" is an error; the other engines work",
+        "raise /proc/sys/fs/aio-max-nr, or install NIXL again: pip install --no-deps nixl-cu12==1.5.1",
+    )]
 }
 
 #[cfg(not(feature = "nixl"))]
-fn files(_options: &NixlOptions) -> Option<Finding> {
-    None
+fn files(_options: &NixlOptions) -> Vec<Finding> {
+    Vec::new()
 }
 
 #[cfg(test)]

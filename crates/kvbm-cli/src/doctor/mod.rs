@@ -91,7 +91,7 @@ pub fn examine(args: &DoctorArgs) -> Report {
         dirs.push(".".into());
     }
     findings.extend(dirs.iter().map(|dir| storage::examine(dir)));
-    findings.extend(config.volume_descriptors().iter().map(volume::examine));
+    findings.extend(config.volume_descriptors().iter().map(|of| volume::examine(&config, of)));
     findings.extend(cuda::examine());
     findings.extend(library::nixl(config.remote.library.as_deref()));
     let option = args.kv_transfer_config.as_deref();

@@ -4,8 +4,9 @@
 use std::time::{Duration, Instant};
 
 use kvbm::VolumeDescriptor;
+use kvbm::config::Config;
 use kvbm::plan::shown_uri;
-use kvbm::volumes::{Probe, RegistryError, VolumeError, VolumeRegistry, probe};
+use kvbm::volumes::{Probe, RegistryError, VolumeError, probe};
 
 use super::{Finding, Status};
 use crate::{human, space};
@@ -15,13 +16,13 @@ const PATIENCE: u32 = 4;
 const EFFECT: &str = "nothing is kept there, and nothing is found";
 const FULL: &str = "it is full: what is there is found, what finds no room is dropped";
 
-pub(super) fn examine(descriptor: &VolumeDescriptor) -> Finding {
+pub(super) fn examine(config: &Config, descriptor: &VolumeDescriptor) -> Finding {
     let name = format!("volume {}", descriptor.id);
     let uri = &shown_uri(&descriptor.uri);
     let missing = |why: String, fix: String| {
         Finding::short(name.clone(), Status::Missing, format!("{uri}: {why}"), EFFECT, fix)
     };
-    let volume = match VolumeRegistry::new().register_volume(descriptor.clone()) {
+    let volume = match kvbm::volume_registry(config).register_volume(descriptor.clone()) {
         Ok(volume) => volume,
         Err(error) => return missing(error.to_string(), unopened(uri, &error)),
     };
@@ -129,8 +130,10 @@ mod tests {
     #[test]
     fn a_directory_that_works_is_reported_with_its_figures_and_left_as_it_was() {
         let dir = tempfile::tempdir().unwrap();
-        let finding =
-            examine(&VolumeDescriptor { alignment: 4096, ..at(&format!("dir://{}", dir.path().display())) });
+        let finding = examine(
+            &Config::default(),
+            &VolumeDescriptor { alignment: 4096, ..at(&format!("dir://{}", dir.path().display())) },
+        );
         assert_eq!((finding.name.as_str(), finding.status), ("volume 3", Status::Ok), "{finding:?}");
         for part in ["put ", "exists ", "get ", "list ", "delete ", "multiples of 4096", " free"] {
             assert!(finding.found.contains(part), "{part}: {}", finding.found);
@@ -151,7 +154,7 @@ mod tests {
             (at("vendor:x"), "no implementation", "a vendor's volume"),
             (VolumeDescriptor { alignment: 3, ..at("memory:") }, "alignment 3", "a power of two"),
         ] {
-            let finding = examine(&descriptor);
+            let finding = examine(&Config::default(), &descriptor);
             assert_eq!(finding.status, Status::Missing, "{finding:?}");
             assert!(finding.found.contains(found), "{finding:?}");
             assert!(finding.fix.as_ref().is_some_and(|text| text.contains(fix)), "{finding:?}");
@@ -163,7 +166,8 @@ mod tests {
     fn slow_small_and_full_stores_are_limited() {
         let dir = tempfile::tempdir().unwrap();
         let descriptor = at(&format!("dir://{}", dir.path().display()));
-        let full = examine(&VolumeDescriptor { capacity_bytes: Some(10), ..descriptor.clone() });
+        let full =
+            examine(&Config::default(), &VolumeDescriptor { capacity_bytes: Some(10), ..descriptor.clone() });
         assert_eq!((full.status, full.effect.as_deref()), (Status::Limited, Some(FULL)), "{full:?}");
         assert!(full.found.contains("full, ") && full.fix.unwrap().contains("or raise volume.capacity"));
         let facts = kvbm::volumes::StoreFacts { folder: Some(dir.path().to_owned()), conditional_puts: None };

@@ -109,9 +109,9 @@ choice! {
     NixlFiles {
         /// Asynchronous I/O of the kernel.
         Posix = "POSIX",
-        /// GPUDirect Storage, with batches of cuFile.
+        /// Storage that a GPU reaches directly, in batches.
         Gds = "GDS",
-        /// GPUDirect Storage, with threads.
+        /// Storage that a GPU reaches directly, with threads.
         GdsMt = "GDS_MT",
     }
 }

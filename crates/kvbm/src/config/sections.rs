@@ -302,7 +302,7 @@ section! {
         /// NIXL, with the cargo feature `nixl`, by the library of `remote.library`. One that is
         /// named and does not work is an error.
         engine: DiskEngine = DiskEngine::Auto, [""];
-        /// NIXL's back end with `nixl`: `POSIX`, or `GDS` and `GDS_MT` for GPUDirect Storage.
+        /// NIXL's back end with `nixl`: `POSIX`, or `GDS` and `GDS_MT`, which need a GPU.
         nixl_backend: NixlFiles = NixlFiles::Posix, [""];
         /// Operations at the device at a time with `io_uring`.
         depth: u32 = 32, ["operations per rank"], 1 to 4096;
@@ -370,7 +370,8 @@ section! {
         /// (with the feature `s3`), or the scheme of another implementation. It must exist.
         /// Credentials of `s3:` come from the option `credentials=env:PREFIX` or
         /// `credentials=file:PATH`, else from `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, else
-        /// from the machine's role in its cloud. kvbm reads no other credentials file.
+        /// from the machine's role in its cloud. kvbm reads no other credentials file. With the
+        /// option `transport=nixl` NIXL moves large objects (`docs/operate.md`).
         uri: String = String::new(), [""] required;
         /// Its number, also in the location of events; each volume has its own, and keeps it, or
         /// what it holds is looked for elsewhere.

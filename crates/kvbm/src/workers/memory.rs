@@ -1,7 +1,7 @@
 //! Memory of a rank: its G1, which may be the engine's, and its G2.
 
-use super::WorkerError;
 use super::volumes::for_deployment;
+use super::{WorkerError, volume_registry};
 use crate::config::{
     self, BandwidthModel, Config, DeviceKind, DeviceOrder, HostOrder, LayerContent, LayoutKind,
 };
@@ -354,7 +354,7 @@ impl RankMemory {
         tag: NamespaceTag,
     ) -> Result<Option<Arc<VolumeRegistry>>, WorkerError> {
         let has_paths = !self.g2.is_empty() || !config.volume.is_empty();
-        let registry = has_paths.then(VolumeRegistry::new);
+        let registry = has_paths.then(|| volume_registry(config));
         let ours = registry.map(|registry| for_deployment(config, registry, tag)).transpose()?;
         Ok(ours.map(Arc::new))
     }

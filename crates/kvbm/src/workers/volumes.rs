@@ -1,6 +1,6 @@
 //! The volumes of the workers of this process.
 
-use super::WorkerError;
+use super::{WorkerError, volume_registry};
 use crate::config::{self, CacheGroup, Config, LayerContent, VolumeCompress, VolumeLossy};
 use crate::encryption::operator_keys;
 use kvbm_layout::{DType, HeadSlice, Holders, slice_for_rank};
@@ -23,7 +23,8 @@ pub(crate) fn open_volumes(
     if config.volume.is_empty() && registry.is_none() {
         return Ok(None);
     }
-    let registry = for_deployment(config, registry.unwrap_or_default(), tag)?;
+    let registry = registry.unwrap_or_else(|| volume_registry(config));
+    let registry = for_deployment(config, registry, tag)?;
     for (descriptor, _) in config::volumes(config) {
         registry.register_volume(descriptor)?;
     }

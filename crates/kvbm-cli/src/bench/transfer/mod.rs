@@ -384,7 +384,9 @@ impl Course<'_> {
         let places = [Place::new(self.args, shape)?, Place::with(self.args, shape, Some(with))?];
         let [plain, other] = [places[0].fixture(shape, 0)?, places[1].fixture(shape, 0)?];
         let bare = &BareDisk::open(&places[0].disk, 1, Order::Filled)?;
-        places.iter().for_each(|place| samples.note(&place.disk, bare));
+        for place in &places {
+            samples.note(&place.disk, bare);
+        }
         let group = |way, name, path| Group {
             limit: Box::new({
                 let plain = &plain;
