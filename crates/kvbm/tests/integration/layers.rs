@@ -181,9 +181,9 @@ fn a_load_hides_behind_computing_that_takes_as_long() {
         manager.offload(&ids(0..64), &chain, 0, None).unwrap();
         assert!(manager.wait_offloads(soon()));
         ranks.set_all(Mode::Hold);
+        let began = Instant::now();
         let loading =
             manager.onboard_with(manager.match_prefix(&chain), &ids(64..128), LoadOptions::default());
-        let began = Instant::now();
         let plan = plans(&ranks, 1).remove(0);
         std::thread::sleep(Duration::from_millis(64));
         ranks.done(0, &plan);
