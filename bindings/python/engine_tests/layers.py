@@ -49,7 +49,9 @@ def judge(suite: Any) -> None:
             "tokens are those without a connector": found.get("unequal") == 0,
             "vLLM's external hits are ours": found.get("vllm_hits") == found.get("kvbm_hits"),
             "blocks were loaded": found.get("loaded_blocks", 0) > 0,
-            "loads went by layer where they may": (found.get("loads_by_layer") == found.get("loads", -1))
+            "loads went by layer where they may": (
+                found.get("loads_by_layer") == found.get("loads", -1)
+            )
             if loads
             else not is_on or found.get("loads_by_layer") == 0,
             "saves went by layer": (found.get("saved_by_layer_blocks", 0) > 0) == is_on,

@@ -49,27 +49,25 @@ pub struct NixlOptions {
     pub progress_delay: Duration,
 }
 
-/// NIXL's back ends for files.
+/// NIXL's back ends for files. Its back end `GDS` is none of them: it does not look at the results
+/// of the operations of a batch, so a write that failed would count as done.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum FileBackend {
     /// Asynchronous I/O of the kernel.
     #[default]
     Posix,
-    /// Storage that a GPU reaches directly, in batches.
-    Gds,
     /// Storage that a GPU reaches directly, with threads.
     GdsMt,
 }
 
 impl FileBackend {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Posix, Self::Gds, Self::GdsMt];
+    pub const ALL: [Self; 2] = [Self::Posix, Self::GdsMt];
 
     /// NIXL's name for it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Posix => "POSIX",
-            Self::Gds => "GDS",
             Self::GdsMt => "GDS_MT",
         }
     }
@@ -84,7 +82,7 @@ impl fmt::Display for FileBackend {
 /// Parameters of one of NIXL's back ends. Their values may be secrets, and are not shown.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BackendOptions {
-    /// `UCX`, `POSIX`, `GDS`, `GDS_MT` or `OBJ`.
+    /// `UCX`, `POSIX`, `GDS_MT` or `OBJ`.
     pub name: String,
     /// Keys and values, as NIXL documents them for the back end.
     pub parameters: Vec<(String, String)>,
@@ -186,7 +184,7 @@ impl NixlOptions {
         for backend in &self.backends {
             let name = backend.name.as_str();
             if !["UCX", "OBJ"].contains(&name) && FileBackend::ALL.iter().all(|known| known.name() != name) {
-                let rule = "give parameters of UCX, POSIX, GDS, GDS_MT or OBJ";
+                let rule = "give parameters of UCX, POSIX, GDS_MT or OBJ";
                 return refuse("backends", backend.name.clone(), rule);
             }
             let names = backend.parameters.iter().map(|(name, _)| name);

@@ -23,9 +23,6 @@ const MAX_RUNS: usize = 128;
 /// and a disk takes longer than many of them.
 const FIRST_PAUSE: Duration = Duration::from_micros(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
-/// How long memory of a failed transfer is left alone where other lanes use the agent too. An agent
-/// reports the first failure of a transfer whose other parts may still be on their way.
-const QUARANTINE: Duration = Duration::from_secs(1);
 
 /// Makes an agent that moves bytes of files.
 pub type MakeAgent = Box<dyn Fn() -> Result<Arc<dyn RemoteAgent>, AgentError> + Send + Sync>;
@@ -52,8 +49,8 @@ impl AgentIo {
     ///
     /// A thread with an agent of its own drops it after a failure and makes another. So no failure
     /// is taken for that of another thread, and nothing of a failed transfer goes on: the end of
-    /// NIXL's back end POSIX waits for the kernel. Where memory can be registered once only, as
-    /// with NIXL's GDS, one agent is needed.
+    /// NIXL's back end POSIX waits for the kernel. Where memory can be registered once only,
+    /// as with NIXL's `GDS_MT`, one agent is needed; its transfers must be over when they fail.
     pub fn new(name: &'static str, what: impl Into<String>, one_agent: bool, make: MakeAgent) -> Self {
         let lanes = Lanes { make, shared: one_agent.then(Mutex::default), memory: Mutex::default() };
         Self { name, what: what.into(), lanes: Arc::new(lanes) }
@@ -73,6 +70,11 @@ impl SlotIo for AgentIo {
 
     fn describe(&self) -> String {
         self.what.clone()
+    }
+
+    /// NIXL's back end POSIX looks whether a request failed, not how much it moved.
+    fn hides_short_writes(&self) -> bool {
+        true
     }
 
     fn open_lane(&self, files: Vec<OwnedFd>) -> io::Result<Box<dyn SlotIoLane>> {
@@ -126,10 +128,9 @@ impl AgentLane {
 
     /// After a failed transfer: returns when nothing of it can go on.
     fn give_up(&mut self, agent: Arc<FileAgent>) {
-        if self.lanes.shared.is_some() {
-            return clock::sleep(QUARANTINE);
+        if self.lanes.shared.is_none() {
+            self.agent = None;
         }
-        self.agent = None;
         drop(agent);
     }
 }

@@ -188,7 +188,7 @@ fn a_transfer_that_fails_fails_one_block_and_takes_its_agent_away() {
     assert!((0..4).all(|_| read(&engine, 1).is_ok()));
 }
 
-/// One agent for all threads: memory is left alone for a while, and the agent goes on.
+/// One agent for all threads: it goes on.
 #[test]
 fn a_shared_agent_outlives_a_failure() {
     let (agents, dir) = (Agents::default(), tempfile::tempdir().unwrap());

@@ -109,8 +109,6 @@ choice! {
     NixlFiles {
         /// Asynchronous I/O of the kernel.
         Posix = "POSIX",
-        /// Storage that a GPU reaches directly, in batches.
-        Gds = "GDS",
         /// Storage that a GPU reaches directly, with threads.
         GdsMt = "GDS_MT",
     }

@@ -302,7 +302,7 @@ section! {
         /// NIXL, with the cargo feature `nixl`, by the library of `remote.library`. One that is
         /// named and does not work is an error.
         engine: DiskEngine = DiskEngine::Auto, [""];
-        /// NIXL's back end with `nixl`: `POSIX`, or `GDS` and `GDS_MT`, which need a GPU.
+        /// NIXL's back end with `nixl`: `POSIX`, or `GDS_MT`, which needs a GPU.
         nixl_backend: NixlFiles = NixlFiles::Posix, [""];
         /// Operations at the device at a time with `io_uring`.
         depth: u32 = 32, ["operations per rank"], 1 to 4096;

@@ -31,7 +31,6 @@ pub struct NoNixl {
 pub fn nixl_slot_io(config: &Config, rank: Rank) -> Result<Arc<dyn SlotIo>, NoNixl> {
     let backend = match config.disk.nixl_backend {
         NixlFiles::Posix => FileBackend::Posix,
-        NixlFiles::Gds => FileBackend::Gds,
         NixlFiles::GdsMt => FileBackend::GdsMt,
     };
     let options = options(config, backend);
@@ -66,7 +65,7 @@ fn options(config: &Config, backend: FileBackend) -> NixlOptions {
 fn explained(backend: FileBackend, error: &AgentError) -> String {
     match backend {
         FileBackend::Posix => format!("{error}; it needs free places in /proc/sys/fs/aio-max-nr"),
-        FileBackend::Gds | FileBackend::GdsMt => {
+        FileBackend::GdsMt => {
             format!("{error}; it needs an NVIDIA GPU, its driver, and GPUDirect Storage (libcufile)")
         }
     }

@@ -1,36 +1,30 @@
 //! A disk engine alone, over agents of NIXL.
 
-use kvbm::plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash};
+use kvbm::config::Config;
+use kvbm::nixl_slot_io;
+use kvbm::plan::{BlockId, BlockIdentity, GroupId, NamespaceId, Rank, SequenceHash};
 use kvbm_disk::{
     DiskConfig, DiskEngine, EngineMode, IoBatch, IoFragments, IoMemory, OpError, OpOutcome, OwnedBuffer,
     SlotIo, SlotIoRequest,
 };
-use kvbm_nixl::{FileBackend, NixlAgent, NixlOptions, RemoteAgent};
-use kvbm_transfer::AgentIo;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn agents(one_agent: bool) -> AgentIo {
-    static MADE: AtomicU64 = AtomicU64::new(0);
-    let make = || {
-        let name = format!("disk-test-{}", MADE.fetch_add(1, Ordering::Relaxed));
-        let options = NixlOptions { files: Some(FileBackend::Posix), peers: false, ..NixlOptions::new(name) };
-        Ok(Arc::new(NixlAgent::new(&options)?) as Arc<dyn RemoteAgent>)
-    };
-    AgentIo::new("nixl", "NIXL", one_agent, Box::new(make))
+/// What `disk.engine = "nixl"` uses.
+fn agents() -> Arc<dyn SlotIo> {
+    nixl_slot_io(&Config::default(), Rank(0)).unwrap()
 }
 
 fn config(dir: &Path, slots: u32, block_bytes: u64) -> DiskConfig {
     let mut config = DiskConfig::new(dir, slots, block_bytes, [4; 16]);
     (config.engine, config.threads) = (EngineMode::Custom, 4);
-    config.slot_io = Some(Arc::new(agents(false)));
+    config.slot_io = Some(agents());
     config
 }
 
@@ -187,8 +181,8 @@ fn a_failure_inside_of_nixl_is_an_error_and_the_lane_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
     std::fs::write(&path, pattern(5, 1 << 20)).unwrap();
-    for one_agent in [false, true] {
-        let io = agents(one_agent);
+    let io = agents();
+    {
         let mut lane = io.open_lane(vec![OwnedFd::from(File::open(&path).unwrap())]).unwrap();
         for round in 0..3 {
             let mut memory = OwnedBuffer::new(1 << 20);

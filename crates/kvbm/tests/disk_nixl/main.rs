@@ -52,7 +52,7 @@ fn a_manager_keeps_its_blocks_through_nixl() {
 #[test]
 fn a_back_end_that_is_not_there_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    for (backend, name) in [(NixlFiles::Gds, "GDS"), (NixlFiles::GdsMt, "GDS_MT")] {
+    for (backend, name) in [(NixlFiles::GdsMt, "GDS_MT")] {
         let built = kvbm::KvBlockManager::<kvbm::Owned>::builder()
             .model(support::model())
             .namespace(support::namespace())

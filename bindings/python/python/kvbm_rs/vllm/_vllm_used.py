@@ -199,7 +199,7 @@ USED: tuple[Used, ...] = (
     (
         "vllm.config.scheduler",
         "SchedulerConfig",
-        ("async_scheduling", "max_num_batched_tokens"),
+        ("async_scheduling", "long_prefill_token_threshold", "max_num_batched_tokens"),
     ),
     (
         "vllm.config.parallel",
