@@ -4,8 +4,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use kvbm_plan::deadline_after;
 use kvbm_storage::{Storage, StorageAllocator, StorageError, StorageExt, SystemAllocator};
 
 use super::agent::Registered;
@@ -20,6 +21,10 @@ use crate::agent::{
 
 /// Alignment of the memory that bodies pass through.
 const PAGE: u64 = 4096;
+/// Most transfers whose callers have left them and that have not ended. NIXL cannot cancel one.
+const MAX_LEFT: usize = 32;
+/// How long the end of an agent waits for them.
+const LAST_WAIT: Duration = Duration::from_secs(2);
 
 /// Writes and reads objects of one bucket, whole. It can neither list nor delete them, nor write
 /// under a condition, and of a failure it says no more than that.
@@ -40,6 +45,14 @@ pub enum ObjectError {
     /// Memory for the body.
     #[error("no memory for the body of an object: {0}")]
     Memory(String),
+    /// Too many transfers are late.
+    #[error(
+        "{left} transfers of objects have not ended although nobody waits for them any more; the store is too slow"
+    )]
+    Behind {
+        /// How many.
+        left: usize,
+    },
 }
 
 impl From<StorageError> for ObjectError {
@@ -94,7 +107,10 @@ impl NixlObjects {
         key: &str,
         memory: Arc<dyn Storage>,
     ) -> Result<ObjectTransfer, ObjectError> {
-        self.handle.sweep();
+        let left = self.handle.sweep();
+        if left >= MAX_LEFT {
+            return Err(ObjectError::Behind { left });
+        }
         let device_id = self.next.fetch_add(1, Ordering::Relaxed);
         let bytes = memory.len();
         let ours = Descriptor { address: memory.address(), bytes, device_id: 0 };
@@ -116,6 +132,17 @@ impl NixlObjects {
         // SAFETY: the memory is this transfer's: it is read after its end alone.
         let transfer = unsafe { NixlTransfer::start(&self.handle, request) }?;
         Ok(ObjectTransfer { transfer, memory, direction })
+    }
+}
+
+impl Drop for NixlObjects {
+    fn drop(&mut self) {
+        // What transfers keep holds the agent: it ends when they are swept. What has not ended by
+        // then may still be written, so neither its memory nor the agent is freed.
+        let deadline = deadline_after(Instant::now(), LAST_WAIT);
+        while self.handle.sweep() > 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 

@@ -40,7 +40,7 @@ use crate::{
 use failure::{Refusal, explained};
 use rate_limit::{Courteous, until};
 use runtime::Runtime;
-use transport::{LEAST_BYTES, moved};
+use transport::{LEAST_BYTES, Transport};
 pub use transport::{ObjectMove, ObjectTransport, OpenTransport, TransportStore};
 use upload::{Conditional, Upload, Uploaded, is_unknown_to_store};
 use uri::S3Uri;
@@ -92,7 +92,7 @@ pub struct S3Volume {
     /// time than their requests.
     permits: Arc<Semaphore>,
     /// What moves large objects, if not the client.
-    transport: Option<Arc<dyn ObjectTransport>>,
+    transport: Option<Arc<Transport>>,
     quota: Arc<Quota>,
     /// Held from the look at an object until its change is counted.
     turns: Arc<Turns<tokio::sync::Mutex<()>>>,
@@ -125,6 +125,7 @@ impl S3Volume {
         let uri = S3Uri::parse(&descriptor.uri)?;
         let store = client(&uri, descriptor.deadline)?;
         let transport = if uri.transport { Some(open(&uri.transport_store()?)?) } else { None };
+        let transport = transport.map(|moves| Arc::new(Transport::new(moves)));
         let volume = Self {
             transport,
             store: Arc::new(store),
@@ -266,13 +267,26 @@ impl S3Volume {
             object: gather(header, &request.pieces),
             head_bytes: header.payload_offset as usize,
             part_bytes: self.part_bytes,
-            transport: self.transport_for(header.object_length()),
+            transport: self.transport_for(request.pieces.iter().map(|piece| piece.len() as u64).sum()),
             replace: self.damaged.lock().contains(&request.key),
         }
     }
 
-    /// What moves an object of so many bytes, if not the client.
-    fn transport_for(&self, bytes: u64) -> Option<Arc<dyn ObjectTransport>> {
+    /// Reads one object without a transport.
+    fn get_by_client(&self, request: &mut GetRequest<'_>, deadline: Instant) -> Result<(), VolumeError> {
+        let payload: u64 = request.pieces.iter().map(|piece| piece.len() as u64).sum();
+        let most = payload.saturating_add(u64::from(MAX_ALIGNMENT));
+        let (store, path) = (Arc::clone(&self.store), self.path(&request.key));
+        let work = vec![(request.key, async move { download(&store, &path, most).await })];
+        let late =
+            VolumeError::DeadlineExceeded { volume: self.descriptor.id, operation: "get", key: request.key };
+        let Fetched { bytes, length, .. } = self.each("get", deadline, work).pop().unwrap_or(Err(late))?;
+        open_of_length(self.descriptor.id, &bytes, length, request)
+    }
+
+    /// What moves an object whose payload has so many bytes, if not the client. Those of keys are
+    /// short, and are written under a condition.
+    fn transport_for(&self, bytes: u64) -> Option<Arc<Transport>> {
         self.transport.clone().filter(|_| bytes >= LEAST_BYTES)
     }
 
@@ -381,6 +395,8 @@ fn gather(header: &Header, pieces: &[&[u8]]) -> Bytes {
 struct Fetched {
     bytes: Vec<u8>,
     length: u64,
+    /// What moved it, if not the client.
+    by: Option<Arc<Transport>>,
 }
 
 /// Downloads an object, of one that is longer than `most` bytes only what may be its header.
@@ -401,12 +417,12 @@ async fn download(store: &AmazonS3, path: &Path, most: u64) -> Result<Fetched, E
         };
         bytes.extend_from_slice(&part[..part.len().min(wanted - bytes.len())]);
     }
-    Ok(Fetched { bytes, length })
+    Ok(Fetched { bytes, length, by: None })
 }
 
 /// The same by a transport, which cannot say how long an object is, nor that there is none.
 async fn download_by(
-    transport: Option<Arc<dyn ObjectTransport>>,
+    transport: Option<Arc<Transport>>,
     store: &AmazonS3,
     path: &Path,
     most: u64,
@@ -416,8 +432,11 @@ async fn download_by(
     if length > most || length < LEAST_BYTES {
         return download(store, path, most).await;
     }
-    let bytes = moved(transport.start_get(path.as_ref(), length)).await?;
-    Ok(Fetched { bytes, length })
+    match transport.moved(transport.moves.start_get(path.as_ref(), length)).await {
+        Some(bytes) if bytes.len() as u64 == length => Ok(Fetched { bytes, length, by: Some(transport) }),
+        // The client says why, or does it.
+        _ => download(store, path, most).await,
+    }
 }
 
 /// Where nobody has given one.
@@ -442,8 +461,16 @@ impl Volume for S3Volume {
         };
         let objects = self.each("get", deadline, requests.iter().map(fetch).collect());
         let opened = requests.iter_mut().zip(objects).map(|(request, object)| {
-            let Fetched { bytes, length } = object?;
-            let opened = open_of_length(volume, &bytes, length, request);
+            let Fetched { bytes, length, by } = object?;
+            let mut opened = open_of_length(volume, &bytes, length, request);
+            if let (Err(error), Some(transport)) = (&opened, by)
+                && error.is_corrupt()
+            {
+                // The object may have been replaced since its length was asked for, or the
+                // transport may be wrong: only the client's word makes an object damaged.
+                transport.note_failure(error);
+                opened = self.get_by_client(request, deadline);
+            }
             if opened.as_ref().is_err_and(VolumeError::is_corrupt) {
                 self.note_damaged(request.key);
             }

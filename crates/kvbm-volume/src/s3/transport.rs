@@ -3,9 +3,9 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use object_store::Error;
 use object_store::aws::AwsCredential;
 
 /// Objects from this length on have their bodies moved by a transport. Below it, a request of its
@@ -17,7 +17,8 @@ const FIRST_PAUSE: Duration = Duration::from_micros(200);
 const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 
 /// Moves whole objects between memory and a bucket, in place of the S3 client. Everything else
-/// stays the client's: whether an object is there, its length, its name in a list, its end.
+/// stays the client's: whether an object is there, its length, its name in a list, its end. What
+/// the transport fails to move, or brings damaged, the client moves.
 pub trait ObjectTransport: fmt::Debug + Send + Sync {
     /// Starts to write an object, over what is there.
     ///
@@ -85,16 +86,49 @@ impl TransportStore {
     }
 }
 
-/// Waits for the end of a transfer. Who stops to wait leaves it to itself.
-pub(super) async fn moved(started: io::Result<Box<dyn ObjectMove>>) -> Result<Vec<u8>, Error> {
-    let failed = |error: io::Error| Error::Generic { store: "transport", source: Box::new(error) };
-    let mut transfer = started.map_err(failed)?;
-    let mut pause = FIRST_PAUSE;
-    loop {
-        if let Some(result) = transfer.poll() {
-            return result.map_err(failed);
+/// A transport, and whether it has failed.
+#[derive(Debug)]
+pub(super) struct Transport {
+    pub(super) moves: Arc<dyn ObjectTransport>,
+    has_failed: AtomicBool,
+}
+
+impl Transport {
+    pub(super) fn new(moves: Arc<dyn ObjectTransport>) -> Self {
+        Self { moves, has_failed: AtomicBool::new(false) }
+    }
+
+    /// Waits for the end of a transfer; `None` where it failed. Who stops to wait leaves it to
+    /// itself.
+    pub(super) async fn moved(&self, started: io::Result<Box<dyn ObjectMove>>) -> Option<Vec<u8>> {
+        let mut transfer = match started {
+            Ok(transfer) => transfer,
+            Err(error) => return self.failed(&error),
+        };
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match transfer.poll() {
+                Some(Ok(bytes)) => return Some(bytes),
+                Some(Err(error)) => return self.failed(&error),
+                None => {}
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+
+    /// Says so: loudly once.
+    fn failed(&self, error: &dyn fmt::Display) -> Option<Vec<u8>> {
+        self.note_failure(error);
+        None
+    }
+
+    /// Takes note of a failure, whose object the client moves.
+    pub(super) fn note_failure(&self, error: &dyn fmt::Display) {
+        if self.has_failed.swap(true, Ordering::Relaxed) {
+            tracing::debug!(%error, "an object was moved by the S3 client after the transport failed");
+        } else {
+            tracing::warn!(%error, "the transport of a volume failed: the S3 client moved the object, as it will others; the next failures are logged as debug");
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::failure::{Refusal, explained};
-use super::transport::{ObjectTransport, moved};
+use super::transport::Transport;
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use object_store::aws::AmazonS3;
@@ -92,7 +92,7 @@ pub(super) struct Upload {
     /// Larger objects go up in parts of this size.
     pub(super) part_bytes: usize,
     /// What moves it, if not the client. It knows neither conditions nor parts.
-    pub(super) transport: Option<Arc<dyn ObjectTransport>>,
+    pub(super) transport: Option<Arc<Transport>>,
     /// Whatever is there is replaced: it was found to be damaged.
     pub(super) replace: bool,
 }
@@ -114,8 +114,11 @@ impl Upload {
             if !self.replace && self.is_there(store).await {
                 return Ok(Uploaded::AlreadyThere);
             }
-            moved(transport.start_put(self.path.as_ref(), &self.object)).await?;
-            return Ok(Uploaded::Written);
+            let started = transport.moves.start_put(self.path.as_ref(), &self.object);
+            if transport.moved(started).await.is_some() {
+                return Ok(Uploaded::Written);
+            }
+            // The client says why, or does it.
         }
         if self.object.len() > self.part_bytes {
             // Parts cannot be sent under a condition, so it is asked for before.
