@@ -272,6 +272,23 @@ fn what_is_wrong_is_named_with_its_place() {
 }
 
 #[test]
+fn victims_need_host_memory_where_there_is_a_disk() {
+    let mut config = Config::default();
+    config.set("volumes.offload", "victims").unwrap();
+    config.validate().unwrap();
+    for (key, value) in [("disk.capacity", "5"), ("disk.dir", "d")] {
+        config.set(key, value).unwrap();
+    }
+    let error = config.validate().unwrap_err().to_string();
+    assert!(
+        error.contains("volumes.offload = victims: needs host.capacity where there is a disk"),
+        "{error}"
+    );
+    config.set("host.capacity", "5").unwrap();
+    config.validate().unwrap();
+}
+
+#[test]
 fn rules_name_the_key_and_the_way_out() {
     let cases: &[(&[(&str, &str)], &str)] = &[
         (
@@ -311,10 +328,6 @@ fn rules_name_the_key_and_the_way_out() {
             "device.bandwidth_model = reference: slows the emulated device only",
         ),
         (&[("disk.dir", "d")], "disk.dir = d: needs disk.capacity"),
-        (
-            &[("volumes.offload", "victims"), ("disk.capacity", "5"), ("disk.dir", "d")],
-            "volumes.offload = victims: needs host.capacity where there is a disk",
-        ),
         (&[("volume.capacity", "5")], "volume.uri is not set: Where it is:"),
         (
             &[("volume.uri", "memory:"), ("host.capacity", "5"), ("volume.alignment", "3")],
