@@ -187,11 +187,18 @@ fn what_cannot_be_used_is_refused_at_the_opening() {
         assert!(error.contains("the engine fake is not possible here"), "{error}");
         assert!(error.contains("no lane is left; configure the engine auto"), "{error}");
     }
+    let probes = [
+        (Fate::Fail, "a probe failed: the fake fails"),
+        (Fate::Short(100), "a probe read 100 of 4096 bytes"),
+    ];
+    for (fate, expected) in probes {
+        // One of its own: another thread of the engine before may still probe.
+        let io = FakeIo::new();
+        io.fates(&[fate]);
+        let error = refused(&io);
+        assert!(error.contains(expected), "{error}");
+    }
     io.state().lanes = None;
-    io.fates(&[Fate::Fail]);
-    assert!(refused(&io).contains("a probe failed: the fake fails"));
-    io.fates(&[Fate::Short(100)]);
-    assert!(refused(&io).contains("a probe read 100 of 4096 bytes"));
     drop(open_over(&io, dir.path(), 4));
 
     let mut without = config(1);

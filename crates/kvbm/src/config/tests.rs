@@ -273,7 +273,7 @@ fn what_is_wrong_is_named_with_its_place() {
 
 #[test]
 fn victims_need_host_memory_where_there_is_a_disk() {
-    let mut config = Config::default();
+    let mut config = minimal();
     config.set("volumes.offload", "victims").unwrap();
     config.validate().unwrap();
     for (key, value) in [("disk.capacity", "5"), ("disk.dir", "d")] {

@@ -28,7 +28,7 @@ fn invariant_7_what_cannot_be_built_is_named_with_the_way_out() {
         ),
         (
             base().disk("dir", Blocks(8)).configure(|config| config.transfer.staging = Bytes(0)),
-            &["disk.capacity", "host.capacity, or transfer.staging"],
+            &["transfer.staging", "more than 0"],
         ),
         (base().disk("dir", Capacity::NONE), &["disk.dir", "needs disk.capacity"]),
         (base().tensor_parallel(3), &["parallelism.tensor_parallel", "3", "model.num_kv_heads (2)"]),

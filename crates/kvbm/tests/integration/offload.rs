@@ -357,6 +357,8 @@ fn a_link_that_dies_under_a_long_queue_empties_it() {
     for blocks in &all {
         manager.offload(blocks, Tier::G2).unwrap();
     }
+    // As many as run at a time.
+    ranks.wait_held(0, 8);
     ranks.set_all(Mode::Dead);
     for _ in 0..8 {
         ranks.execute(0);
