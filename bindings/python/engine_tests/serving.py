@@ -204,7 +204,7 @@ def _life(
         for name in (*names, "failed_blocks", "errors"):
             found[name] = server.count(f"kvbm_{name}")
         found["external_hits"] = server.count("external_prefix_cache_hits")
-        lines = re.findall(r"kvbm: .*", server.log.read_text())
+        lines = re.findall(r"kvbm: .*\(ready in .*", server.log.read_text())
         found["line"] = lines[0] if lines else ""
         if waits:
             _wait_written(disk)
