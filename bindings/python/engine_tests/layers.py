@@ -81,8 +81,8 @@ def layers(
     fails_each: int = 0,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Each prompt twice, with a G1 that is too small. One in `fails_each` loads fails while its step
-    runs.
+    """Each prompt twice, with a G1 that is too small. One in `fails_each` loads fails while its
+    step runs.
     """
     engine = Engine(model, Engine.kvbm(host="1GiB", layers=layers), **settings)
     free, totals = engine.free_blocks(), engine.connector._process.counters.totals

@@ -190,8 +190,8 @@ def test_a_worker_takes_events_of_its_stream(engine: CudaEngine, tmp_path: Path)
 
 
 def vllm_on_device(engine: CudaEngine, vllm: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """The stand-in for vLLM has its tensors on the device from now on. One entry for each event that
-    the connector records.
+    """The stand-in for vLLM has its tensors on the device from now on. One entry for each event
+    that the connector records.
     """
 
     def on_device(blocks: int, size: int) -> Any:

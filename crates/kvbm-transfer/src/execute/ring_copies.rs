@@ -4,6 +4,7 @@
 
 use super::Site;
 use super::copy::{Copied, Copier, Item, Lane, Route, Sum};
+use super::staged::PORTIONS;
 use crate::error::StartError;
 use crate::host::{HostTier, ReadClaim, WriteClaim};
 use crate::schedule::Portion;
@@ -14,9 +15,6 @@ use kvbm_storage::BoundLayout;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Portions that a ring holds: one is copied while others are written.
-const PORTIONS: usize = 4;
 
 /// Slots of a ring that nobody uses.
 type FreeSlots = Arc<Mutex<Vec<u32>>>;

@@ -95,8 +95,8 @@ pub(crate) struct StagedCarrier {
     copier: Copier<Staged>,
 }
 
-/// Portions that a ring holds.
-const PORTIONS: usize = 4;
+/// Portions that a ring holds: one passes one half of the path while others pass the other.
+pub(super) const PORTIONS: usize = 4;
 
 impl StagedCarrier {
     /// `rings` is host memory whose blocks, of each cache group, are laid out like slots of the

@@ -91,8 +91,8 @@ class KvbmConnector(SchedulerSide, RankSide, KVConnectorBase_V1, SupportsHMA):  
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """What goes layer by layer happens inside the forward pass, which a graph of all of it would
-        replay without the connector.
+        """What goes layer by layer happens inside the forward pass, which a graph of all of it
+        would replay without the connector.
         """
         return extra_config.get("layers") == "on"
 

@@ -13,8 +13,8 @@ LAYER_WAIT = 60.0
 
 
 class LoadHangs(RuntimeError):
-    """A copy into blocks of a step's load does not end. vLLM must neither compute on these blocks nor
-    give them away, so it ends with this.
+    """A copy into blocks of a step's load does not end. vLLM must neither compute on these blocks
+    nor give them away, so it ends with this.
     """
 
     def __init__(self, loads: list[Load]) -> None:
@@ -84,7 +84,8 @@ class StepLayers:
         """vLLM has written the layer's tensors, or submitted that to its stream."""
         self._written.update(self._process.tensors_of(layer_name))
         done = self._told
-        # A tensor is told with those before it, and where nothing that it is computed from may lack.
+        # A tensor is told with those before it, and where nothing that it is computed from may
+        # lack.
         while done in self._written and (not self.loads or done in self._waited):
             done += 1
         self._tell(done)

@@ -243,8 +243,8 @@ class EngineProcess:
         return self._has_layers and self.options.layers == "on"
 
     def layer_written(self, tensor: int) -> None:
-        """vLLM has written this tensor in the step and those before it, or its stream will have when
-        it has passed this.
+        """vLLM has written this tensor in the step and those before it, or its stream will have
+        when it has passed this.
         """
         event = compat.recorded_event() if self._is_on_device else None
         self.own_manager.layer_done(tensor, event)

@@ -56,8 +56,8 @@ class RankSide(Transfers):
             self._save_by_layer(plan)
 
     def _save_by_layer(self, plan: StepPlan) -> None:
-        """Starts saves that copy each layer while the step computes the next. Those of requests that
-        are being loaded wait for the end of the step: a copy writes some of their blocks.
+        """Starts saves that copy each layer while the step computes the next. Those of requests
+        that are being loaded wait for the end of the step: a copy writes some of their blocks.
         """
         loading = {load.request for load in plan.loads if load.is_in_step}
         for save in plan.saves:
@@ -72,8 +72,8 @@ class RankSide(Transfers):
         self._wait_for_loads(is_by_layer=False)
 
     def _wait_for_loads(self, is_by_layer: bool) -> None:
-        """Waits for loads whose requests run in the step. Each that did not arrive is reported, also
-        where kvbm cannot say how it ended.
+        """Waits for loads whose requests run in the step. Each that did not arrive is reported,
+        also where kvbm cannot say how it ended.
         """
 
         def awaited() -> list[Load]:
