@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 /// How often, and how long to wait before each further time.
-const PAUSES: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(20)];
+const PAUSES: [Duration; 4] =
+    [Duration::from_secs(3), Duration::from_secs(20), Duration::from_secs(60), Duration::from_secs(120)];
 
 /// What `get` gives, tried again after failures that are told as they come.
 pub(crate) fn with_retries<T>(what: &str, get: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
