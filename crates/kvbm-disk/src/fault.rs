@@ -14,6 +14,7 @@
 //! | power loss: unsynced writes lost or torn, unsynced renames lost | [`SimMedium::crash`] |
 //! | no `O_DIRECT`, or its alignment rules | [`SimMedium::set_direct`] |
 //! | a ring instead of threads | [`SimMedium::set_ring`] |
+//! | a file system that reserves no space | [`SimMedium::set_reserves`] |
 //!
 //! The engine must survive all of them: no panic, no wrong byte reported as good, nothing that was
 //! durable lost.
@@ -118,6 +119,8 @@ struct MediumState {
     injections: Vec<Injection>,
     direct: bool,
     ring: bool,
+    /// Space of files is not reserved.
+    unreserved: bool,
     capacity: Option<u64>,
     /// Calls that wait.
     held: Vec<Call>,
@@ -181,6 +184,11 @@ impl SimMedium {
     /// [`SimMedium::set_direct`] too.
     pub fn set_ring(&self, ring: bool) {
         self.0.state.lock().ring = ring;
+    }
+
+    /// Whether the space of files can be reserved, as it can until this is called.
+    pub fn set_reserves(&self, reserves: bool) {
+        self.0.state.lock().unreserved = !reserves;
     }
 
     /// Bytes of all files together from which on the disk is full.
@@ -276,6 +284,7 @@ impl SimMedium {
             files: state.files.clone(),
             direct: state.direct,
             ring: state.ring,
+            unreserved: state.unreserved,
             capacity: state.capacity,
             ..MediumState::default()
         };
@@ -307,6 +316,7 @@ impl SimMedium {
             files,
             direct: state.direct,
             ring: state.ring,
+            unreserved: state.unreserved,
             capacity: state.capacity,
             ..MediumState::default()
         };
@@ -495,7 +505,7 @@ impl BlockFile for SimFile {
             return Err(ErrorKind::StorageFull.into());
         }
         state.files[self.index].change(Change::SetLen(bytes));
-        Ok(true)
+        Ok(!state.unreserved)
     }
 
     fn emulates_ring(&self) -> bool {

@@ -210,6 +210,25 @@ fn what_cannot_be_used_is_refused_at_the_opening() {
     assert!(error.contains("slot_io is given: give it with the engine Custom"), "{error}");
 }
 
+/// A full disk shows in a short write alone where space is not reserved.
+#[test]
+fn what_hides_short_writes_needs_reserved_space() {
+    for (hides, reserves, expected) in [
+        (true, false, "this file system does not reserve the space of slot files (fallocate)"),
+        // They get further, to what this medium lacks.
+        (true, true, "the medium has no file descriptor"),
+        (false, false, "the medium has no file descriptor"),
+    ] {
+        let (io, medium) = (FakeIo::new(), SimMedium::new());
+        io.state().hides_short_writes = hides;
+        medium.set_reserves(reserves);
+        let mut config = config(1);
+        (config.engine, config.slot_io) = (EngineMode::Custom, Some(Arc::new(io) as _));
+        let error = DiskEngine::open_on(config, medium.as_medium()).unwrap_err().to_string();
+        assert!(error.contains(expected), "hides {hides}, reserves {reserves}: {error}");
+    }
+}
+
 #[test]
 fn an_engine_that_follows_reads_through_it() {
     let (io, dir) = (FakeIo::new(), tempfile::tempdir().unwrap());

@@ -37,6 +37,7 @@ pub(crate) struct State {
     /// Opening a lane fails from this one on.
     pub(crate) lanes: Option<usize>,
     pub(crate) registers: bool,
+    pub(crate) hides_short_writes: bool,
     let_go: bool,
 }
 
@@ -71,6 +72,10 @@ impl SlotIo for FakeIo {
 
     fn describe(&self) -> String {
         "system calls of a test".to_owned()
+    }
+
+    fn hides_short_writes(&self) -> bool {
+        self.state().hides_short_writes
     }
 
     fn open_lane(&self, files: Vec<OwnedFd>) -> io::Result<Box<dyn SlotIoLane>> {

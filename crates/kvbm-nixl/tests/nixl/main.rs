@@ -3,6 +3,7 @@
 
 mod kills;
 mod namespaces;
+mod objects;
 mod pitfalls;
 mod processes;
 mod shapes;
