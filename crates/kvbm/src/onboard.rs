@@ -389,6 +389,10 @@ impl Onboarding {
         if failures.is_empty() && refused.is_none() {
             let removed = Failure::new(FailureKind::Missing, "it was removed before it could be used");
             self.fail(arrived.len(), &removed);
+            // No transfer had it, so none has counted it.
+            for block in &self.failures {
+                self.transfer.leader.metrics.path(block.path).failures(block.failure.kind).add(1);
+            }
             failures.append(&mut self.failures);
         }
         Err(OnboardError { arrived, wanted: self.transfer.identities.len(), failures, refused })

@@ -34,6 +34,19 @@ fn two_onboards_of_one_prefix_move_each_block_once() {
 }
 
 #[test]
+fn what_leaves_g1_before_it_is_used_is_an_error_and_is_counted() {
+    let (ranks, manager, sequence) = lower_prefix();
+    let onboarding = manager.onboard(manager.match_prefix(&sequence));
+    let plan = ranks.next_plan(0);
+    ranks.done(0, &plan);
+    assert!(manager.forget(&manager.namespace().clone()) > 0);
+    let error = onboarding.wait().unwrap_err();
+    let failed: Vec<_> = error.failures.iter().map(|block| (block.path, block.failure.kind)).collect();
+    assert_eq!((error.arrived.len(), &failed[..]), (0, &[(Path::G2_G1, FailureKind::Missing)][..]));
+    assert_eq!(manager.metrics().path(Path::G2_G1).failures(FailureKind::Missing).get(), 1);
+}
+
+#[test]
 fn a_longer_prefix_joins_what_is_under_way_and_brings_the_rest() {
     let (ranks, manager, sequence) = lower_prefix();
     let mut short = manager.match_prefix(&sequence);
