@@ -7,9 +7,11 @@ python layers.py NAME '{"model": FOLDER, ...}'
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 from engine import Engine
+from kvbm_rs.vllm import _vllm_compat as compat
 from scenarios import in_batches, left_over, main, prompts_of, scenario
 
 __all__ = ["judge"]
@@ -23,7 +25,6 @@ def judge(suite: Any) -> None:
         # vLLM's own cache loses what comes again.
         "num_gpu_blocks_override": (length // 32) * 3 // 2,
         "async_scheduling": False,
-        "enable_prefix_caching": False,
     }
     chunked = {"enable_chunked_prefill": True, "max_num_batched_tokens": 256}
     for label, more in {
@@ -31,7 +32,10 @@ def judge(suite: Any) -> None:
         "layers chunked": chunked,
         "layers that fail": {"fails_each": 2},
         "layers chunked that fail": chunked | {"fails_each": 3},
-        "layers of saves alone": {"enable_prefix_caching": True},
+        # Others run while a request computes its failed load again, in several steps.
+        "layers of equal prompts that fail": chunked
+        | {"fails_each": 2, "equal": 3, "long_prefill_token_threshold": 128},
+        "layers without vLLM's cache": {"enable_prefix_caching": False},
         "layers by themselves": {"layers": "auto"},
     }.items():
         found = suite.run(
@@ -44,7 +48,6 @@ def judge(suite: Any) -> None:
             **(settings | more),
         )
         is_on, fails = more.get("layers", "on") == "on", "fails_each" in more
-        loads = is_on and "enable_prefix_caching" not in more
         for what, holds in {
             "tokens are those without a connector": found.get("unequal") == 0,
             "vLLM's external hits are ours": found.get("vllm_hits") == found.get("kvbm_hits"),
@@ -52,8 +55,8 @@ def judge(suite: Any) -> None:
             "loads went by layer where they may": (
                 found.get("loads_by_layer") == found.get("loads", -1)
             )
-            if loads
-            else not is_on or found.get("loads_by_layer") == 0,
+            if is_on
+            else True,
             "saves went by layer": (found.get("saved_by_layer_blocks", 0) > 0) == is_on,
             "loads failed as they were made to": found.get("failed", -1) > 0
             if fails
@@ -79,17 +82,23 @@ def layers(
     longest: int,
     layers: str = "on",
     fails_each: int = 0,
+    equal: int = 0,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Each prompt twice, with a G1 that is too small. One in `fails_each` loads fails while its
-    step runs.
+    """Each prompt twice, with a G1 that is too small, and then some of them `equal` times at once.
+    One in `fails_each` loads fails while its step runs.
     """
     engine = Engine(model, Engine.kvbm(host="1GiB", layers=layers), **settings)
     free, totals = engine.free_blocks(), engine.connector._process.counters.totals
     failed = fail_loads(engine, fails_each) if fails_each else []
-    got = in_batches(engine, prompts_of(count, longest, 1), 4, 8)
+    prompts = prompts_of(count, longest, 1)
     with open(reference, encoding="utf-8") as file:
         right = json.load(file)
+    if equal:
+        several = [at for at in range(0, count, 8) for _ in range(equal)]
+        prompts += [prompts[at] for at in several]
+        right += [right[at] for at in several]
+    got = in_batches(engine, prompts, equal or 4, 8)
     names = (
         "loads",
         "loads_by_layer",
@@ -111,10 +120,21 @@ def layers(
 
 def fail_loads(engine: Engine, each: int) -> list[str]:
     """From now on one in `each` loads fails: it is given up before its last layer is waited for, or
-    a layer comes later than its step waits for it.
+    a layer comes later than its step waits for it. What its blocks hold then is wrong.
     """
-    manager = engine.connector._process.manager
-    kind, wait, failed, loads = type(manager), type(manager).wait_layer, [], list[str]()
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    worker = get_kv_transfer_group()
+    process, num_blocks = engine.connector._process, engine.connector._num_blocks
+    kind, wait = type(process.manager), type(process.manager).wait_layer
+    failed, loads = list[str](), list[str]()
+
+    def spoil(ids: list[int]) -> None:
+        while process.manager.busy(ids):
+            time.sleep(0.001)
+        for name, tensor in process._tensors.items():
+            for view in compat.block_views(name, tensor, num_blocks):
+                view[ids] = 9.0
 
     def wait_or_fail(self: Any, request: str, layer: int, timeout: float) -> bool:
         if layer == 0:
@@ -123,7 +143,9 @@ def fail_loads(engine: Engine, each: int) -> list[str]:
             failed.append(request)
             if len(failed) % 2:
                 # What has arrived is not enough.
+                ids = worker._loading[request].load.ids[0]
                 self.abandon(request)
+                spoil(ids)
             return False
         there: bool = wait(self, request, layer, timeout)
         return there

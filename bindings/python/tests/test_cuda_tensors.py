@@ -269,7 +269,6 @@ def test_the_connector_for_vllm_goes_by_layer_on_a_device(
         vllm,
         transfer={"engine_id": "layers-on-device"},
         extra={"layers": "on"},
-        caches_prefixes=False,
     )
     prompt, ids = standing_in.PROMPT, [11, 12, 13, 14, 15]
     served.compute(standing_in.Request("a", prompt), [1, 2, 3, 4, 5])

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm_stand_in import BLOCKS, PROMPT, Engine, Request
+from vllm_stand_in import BLOCKS, PROMPT, SIZE, Engine, Request
 from vllm_stand_in import vllm as vllm  # a fixture
 
 IDS, AGAIN = [1, 2, 3, 4, 5], [11, 12, 13, 14, 15]
@@ -22,7 +22,7 @@ IDS, AGAIN = [1, 2, 3, 4, 5], [11, 12, 13, 14, 15]
 
 @pytest.fixture
 def engine(vllm: Any) -> Iterator[Engine]:
-    engine = Engine(vllm, extra={"layers": "on"}, caches_prefixes=False)
+    engine = Engine(vllm, extra={"layers": "on"})
     yield engine
     engine.close()
 
@@ -187,6 +187,75 @@ def test_other_requests_of_the_step_are_right_when_one_load_fails(
     assert seen == [True, True]
 
 
+def test_vllms_cache_gets_loaded_blocks_when_their_bytes_are_right(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM caches them before the load begins, and others would compute on them."""
+    engine.compute(Request("a", PROMPT), IDS)
+    # The first block was there.
+    engine.pool.blocks[AGAIN[0]].block_hash = Request("a", PROMPT).block_hashes[0]
+    first, second = Request("b", [*PROMPT[:16], 60, 61, 62, 63]), Request("c", PROMPT)
+    assert engine.match(first, SIZE) == (12, False)
+    engine.allocated(first, AGAIN, 12)
+    assert engine.match(second) == (16, False)
+    engine.allocated(second, [21, 22, 23, 24, 25], 16)
+    seen: list[set[int]] = []
+    engine.after_wait = lambda _: seen.append(set(engine.pool.cached))
+    manager, wait = type(engine.manager), type(engine.manager).wait_layer
+    monkeypatch.setattr(
+        manager,
+        "wait_layer",
+        lambda manager, request, layer, timeout: (
+            wait(manager, request, layer, timeout) and request == "b"
+        ),
+    )
+    first.num_computed_tokens = second.num_computed_tokens = 16
+    running = {"b": (first, AGAIN, 4), "c": (second, [21, 22, 23, 24, 25], 1)}
+    assert engine.step(running) == (set(), {21, 22, 23, 24})
+    assert seen == [{AGAIN[0]}, {AGAIN[0]}]
+    assert engine.pool.cached == set(AGAIN), "the block that was computed is right too"
+    assert [engine.pool.blocks[id].block_hash for id in AGAIN] == first.block_hashes
+
+
+def test_a_whole_load_of_a_step_is_withheld_from_vllms_cache_too(vllm: Any) -> None:
+    engine = Engine(vllm, extra={"load": "sync", "layers": "off"})
+    try:
+        engine.compute(Request("a", PROMPT), IDS)
+        again, seen = promised(engine), list[set[int]]()
+        engine.after_wait = lambda _: seen.append(set(engine.pool.cached))
+        assert engine.step({"b": (again, AGAIN, 1)}) == (set(), set())
+        assert seen == [set(), set()] and engine.pool.cached == set(AGAIN[:4])
+
+        def fails(_: int) -> None:
+            raise RuntimeError("the step fails")
+
+        engine.after_wait = fails
+        ids = [21, 22, 23, 24, 25]
+        with pytest.raises(RuntimeError, match="the step fails"):
+            engine.step({"c": (promised(engine, "c", ids), ids, 1)})
+        engine.step()
+        assert engine.pool.cached == set(AGAIN[:4]), "what is left of a step that raised stays out"
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("how", ["broken", "no pool"])
+def test_what_cannot_be_withheld_from_vllms_cache_is_not_loaded(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    def broken(_: set[int]) -> None:
+        raise TypeError("evict_blocks() has another parameter")
+
+    engine.compute(Request("a", PROMPT), IDS)
+    if how == "broken":
+        monkeypatch.setattr(engine.pool, "evict_blocks", broken)
+    else:
+        engine.scheduler.bind_gpu_block_pool(None)
+    again = promised(engine)
+    assert engine.step({"b": (again, AGAIN, 1)}) == (set(), set(range(BLOCKS)))
+    assert engine.totals["loaded_blocks"] == 0 and engine.totals["errors"] == 2
+
+
 def test_a_part_of_a_load_is_reported_as_none_of_it(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +303,7 @@ def test_without_hooks_nothing_goes_by_layer_any_more(
 
 
 def test_a_request_computes_no_more_of_a_step_than_vllm_gives_it(vllm: Any) -> None:
-    engine = Engine(vllm, caches_prefixes=False, longest_chunk=64)
+    engine = Engine(vllm, longest_chunk=64)
     try:
         assert engine.scheduler._process.view.request_tokens == 64
         engine.compute(Request("a", PROMPT), IDS)
@@ -252,7 +321,7 @@ def test_loads_of_a_step_that_are_whole_and_by_layer(vllm: Any, tmp_path: Path) 
     """One that is over before its step begins is there for each layer."""
     disk = {"disk": str(tmp_path), "disk_capacity": "64", "disk.drive_writes_per_day": 0}
     extra = disk | {"layers": "on", "load": "sync"}
-    engine = Engine(vllm, extra=extra, caches_prefixes=False)
+    engine = Engine(vllm, extra=extra)
     try:
         other, ids = list(range(40, 57)), [21, 22, 23, 24, 25]
         engine.compute(Request("x", other), [6, 7, 8, 9, 10])
@@ -276,7 +345,7 @@ def test_auto_goes_by_layer_where_computing_hides_the_load(
     vllm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = {"disk": str(tmp_path), "disk_capacity": "64", "disk.drive_writes_per_day": 0}
-    engine = Engine(vllm, extra=disk, caches_prefixes=False)
+    engine = Engine(vllm, extra=disk)
     try:
         asked: list[tuple[int, int]] = []
         hides = False
@@ -322,7 +391,6 @@ def test_auto_goes_by_layer_where_computing_hides_the_load(
         ({"speculative_config": SimpleNamespace()}, "drafts of tokens"),
         ({"parallel": {"use_ubatching": True}}, "microbatches"),
         ({"full_graphs": True}, "CUDA graphs"),
-        ({"caches_prefixes": True}, "--no-enable-prefix-caching"),
     ],
 )
 def test_what_has_no_layers_goes_whole_and_the_log_says_why(
@@ -332,9 +400,7 @@ def test_what_has_no_layers_goes_whole_and_the_log_says_why(
     changes: dict[str, Any],
     why: str | None,
 ) -> None:
-    changes = {"caches_prefixes": False} | changes
-    saves = why is None or "prefix-caching" in why
-    changes["extra"] = {"layers": layers} | changes.get("extra", {})
+    changes = changes | {"extra": {"layers": layers} | changes.get("extra", {})}
     with caplog.at_level(logging.INFO, logger="vllm.kvbm_rs.vllm"):
         engine = Engine(vllm, **changes)
     try:
@@ -347,7 +413,7 @@ def test_what_has_no_layers_goes_whole_and_the_log_says_why(
             assert record.levelno == (logging.WARNING if layers == "on" else logging.INFO)
         process = engine.scheduler._process
         assert process.loads_by_layer == (why is None and layers != "off")
-        assert process.saves_by_layer == (saves and layers == "on")
+        assert process.saves_by_layer == (why is None and layers == "on")
         if "audit" not in changes["extra"]:
             engine.compute(Request("a", PROMPT), IDS)
             is_async = why is not None or layers != "on"

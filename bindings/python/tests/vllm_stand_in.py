@@ -109,6 +109,44 @@ def vllm() -> Iterator[Any]:
     vllm.compat.missing = missing
 
 
+class Block:
+    """A block of vLLM's pool."""
+
+    def __init__(self, block_id: int) -> None:
+        self.block_id = block_id
+        #: While vLLM's cache has it.
+        self.block_hash: bytes | None = None
+
+
+class BlockPool:
+    """vLLM's blocks and its own cache, as far as the connector calls it."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = [Block(number) for number in range(blocks)]
+
+    @property
+    def cached(self) -> set[int]:
+        return {block.block_id for block in self.blocks if block.block_hash is not None}
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        for number in block_ids:
+            self.blocks[number].block_hash = None
+
+    def cache_full_blocks(
+        self,
+        request: Request,
+        blocks: list[Block],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+    ) -> None:
+        assert (block_size, kv_cache_group_id) == (SIZE, 0)
+        for at in range(num_cached_blocks, num_full_blocks):
+            assert blocks[at].block_hash is None
+            blocks[at].block_hash = request.block_hashes[at]
+
+
 class Request:
     """A request as the scheduler has it."""
 
@@ -217,6 +255,9 @@ class Engine:
         if executor == "mp":
             self.scheduler.set_xfer_handshake_metadata(handshakes)
         self.is_remote = executor == "mp"
+        #: vLLM's own cache, where it has one.
+        self.pool = BlockPool(blocks)
+        self.scheduler.bind_gpu_block_pool(self.pool)
         #: Requests whose loads failed as a whole.
         self.failed: set[str] = set()
         self._is_asynchronous: dict[str, bool] = {}
@@ -312,10 +353,15 @@ class Engine:
         return found
 
     def allocated(self, request: Any, ids: list[int], tokens: int) -> None:
-        self.scheduler.update_state_after_alloc(
-            request, SimpleNamespace(get_block_ids=lambda: (ids,)), tokens
-        )
-        self.has_loads_in_step |= tokens > 0 and not self._is_asynchronous[request.request_id]
+        is_in_step = tokens > 0 and not self._is_asynchronous[request.request_id]
+        own = [self.pool.blocks[number] for number in ids]
+        if is_in_step and self.config.cache_config.enable_prefix_caching:
+            # vLLM caches full blocks at once where the request runs in the step.
+            for block, name in zip(own, request.block_hashes):
+                block.block_hash = name
+        blocks = SimpleNamespace(get_block_ids=lambda: (ids,), blocks=(own,))
+        self.scheduler.update_state_after_alloc(request, blocks, tokens)
+        self.has_loads_in_step |= is_in_step
 
     def until_received(self, name: str) -> set[int]:
         bad: set[int] = set()

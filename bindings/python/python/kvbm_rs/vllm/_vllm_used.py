@@ -42,6 +42,7 @@ USED: tuple[Used, ...] = (
         (
             "_get_connector_metadata",
             "bind_connector_metadata",
+            "bind_gpu_block_pool",
             "build_connector_meta",
             "build_kv_connector_stats",
             "build_prom_metrics",
@@ -161,7 +162,9 @@ USED: tuple[Used, ...] = (
         "CachedRequestData",
         ("req_ids", "new_block_ids", "num_computed_tokens", "resumed_req_ids"),
     ),
-    ("vllm.v1.core.kv_cache_manager", "KVCacheBlocks", ("get_block_ids",)),
+    ("vllm.v1.core.kv_cache_manager", "KVCacheBlocks", ("blocks", "get_block_ids")),
+    ("vllm.v1.core.kv_cache_utils", "KVCacheBlock", ("block_hash", "block_id")),
+    ("vllm.v1.core.block_pool", "BlockPool", ("cache_full_blocks", "evict_blocks")),
     (
         "vllm.config",
         "VllmConfig",

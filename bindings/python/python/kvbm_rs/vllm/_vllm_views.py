@@ -159,11 +159,6 @@ class ConfigView:
         return min(longest, self.step_tokens) if longest > 0 else self.step_tokens
 
     @property
-    def caches_prefixes(self) -> bool:
-        """Whether vLLM's own cache shares blocks between requests."""
-        return bool(self._config.cache_config.enable_prefix_caching)
-
-    @property
     def nodes(self) -> int:
         return int(self._config.parallel_config.nnodes)
 

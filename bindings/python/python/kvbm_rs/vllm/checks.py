@@ -9,7 +9,7 @@ from . import _vllm_compat as compat
 from .groups import CacheGroups
 from .options import Options
 
-__all__ = ["check", "check_transfer", "why_loads_whole", "why_whole"]
+__all__ = ["check", "check_transfer", "why_whole"]
 
 
 def check(vllm_config: Any, kv_cache_config: Any) -> CacheGroups | None:
@@ -108,19 +108,4 @@ def why_whole(
     ):
         if is_so:
             return why
-    return None
-
-
-def why_loads_whole(view: compat.ConfigView) -> str | None:
-    """Why loads do not go layer by layer where saves can, with the way out; `None` where they can.
-
-    vLLM's cache knows the blocks of a load in a step at once. Where one fails, they stay known until
-    their request has computed them again, which may take several steps or, after an abort, never
-    happen. Another request would compute on them.
-    """
-    if view.caches_prefixes:
-        return (
-            "vLLM's own cache would share blocks of a load that failed with other requests; start vLLM with "
-            "--no-enable-prefix-caching"
-        )
     return None

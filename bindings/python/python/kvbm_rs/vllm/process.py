@@ -31,9 +31,10 @@ from ..prefill_speed import PrefillSpeed
 from ..recording import build_manager
 from . import _vllm_compat as compat
 from . import node
+from ._vllm_prefix_cache import PrefixCache
 from .audit import Audit, comparison_of
 from .callback_file import CallbackRecording
-from .checks import why_loads_whole, why_whole
+from .checks import why_whole
 from .groups import CacheGroups, layout_of_groups
 from .identity import namespace_of, process_root_is_random, root_is_fixed, tensor_shapes
 from .options import Options
@@ -104,6 +105,8 @@ class EngineProcess:
         if groups is not None:
             self.options.check_groups(len(groups))
         self.counters = Counters()
+        #: vLLM's own.
+        self.prefix_cache = PrefixCache(view.block_size, view.prefix_caching)
         self.step_ns: deque[int] = deque(maxlen=_SAMPLES)
         self.layout: Layout | None = None
         #: What vLLM calls, where that is recorded.
@@ -121,7 +124,6 @@ class EngineProcess:
         self._tensors_of: dict[str, range] = {}
         #: Whether loads and saves may go layer by layer.
         self._has_layers = False
-        self._loads_by_layer = False
         #: On a device: behind the last layer that the manager was told of.
         self._last_layer: Any = None
         #: How fast the engine computes prompts, measured.
@@ -233,7 +235,7 @@ class EngineProcess:
     @property
     def loads_by_layer(self) -> bool:
         """Whether loads may go layer by layer."""
-        return self._loads_by_layer
+        return self._has_layers
 
     @property
     def saves_by_layer(self) -> bool:
@@ -360,17 +362,13 @@ class EngineProcess:
             return
         why = why_whole(self.view, self.options, self.groups, self.num_tensors)
         self._has_layers = why is None
-        what = "loaded and saved"
-        if why is None:
-            why, what = why_loads_whole(self.view), "loaded"
-            self._loads_by_layer = why is None
         if why is not None:
             level = logger.warning if self.options.layers == "on" else logger.info
-            level("kvbm: blocks are %s whole, not layer by layer: %s", what, why)
+            level("kvbm: blocks are loaded and saved whole, not layer by layer: %s", why)
 
     def lacks_hooks(self) -> None:
         """vLLM did not wait for each layer in a step: nothing goes by layer any more."""
-        self._has_layers = self._loads_by_layer = False
+        self._has_layers = False
 
     def describe(self, seconds: float) -> str:
         """What the connector will do, in a sentence."""
@@ -402,7 +400,7 @@ class EngineProcess:
             parts.append("shadow mode: hits are counted, nothing is moved")
         else:
             loads = "asynchronous" if self.options.load == "async" else "synchronous"
-            if self._loads_by_layer:
+            if self._has_layers:
                 layers = " where that is faster" if self.options.layers == "auto" else ""
                 loads += f", from host memory layer by layer{layers}"
             parts.append(f"loads are {loads}, failed ones are computed")

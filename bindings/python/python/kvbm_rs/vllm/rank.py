@@ -190,4 +190,10 @@ class RankSide(Transfers):
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         bad, self._bad = self._bad, set()
+        self._end_withholding(bad)
         return bad
+
+    @guarded(lambda: None)
+    def _end_withholding(self, bad: set[int]) -> None:
+        # Here, and not when the scheduler learns of `bad`: it has freed requests by then.
+        self._process.prefix_cache.step_over(bad)

@@ -138,6 +138,9 @@ class SchedulerSide(Transfers):
             tracked = self._track(request)
             load.is_by_layer = tracked.is_by_layer
             load.is_in_step |= load.is_by_layer
+            if load.is_in_step:
+                # Before its blocks are known: where this fails, nothing is loaded.
+                self._process.prefix_cache.withhold(request, blocks, tracked.first)
             load.ids = self._blocks_to_load(
                 tracked, blocks, num_external_tokens // self._block_size
             )
@@ -178,6 +181,7 @@ class SchedulerSide(Transfers):
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
         self._process.step_over()
+        self._process.prefix_cache.step_begins()
         plan = StepPlan(loads=self._to_load)
         self._to_load, self._tokens_to_compute = [], 0
         self._plan(plan, compat.StepView(scheduler_output))
@@ -287,6 +291,10 @@ class SchedulerSide(Transfers):
         self._collect()
         if self._loading and not self._ended and not plan.has_tokens:
             self._wait_idle()
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """vLLM has built its own cache."""
+        self._process.prefix_cache.bind(gpu_block_pool)
 
     @guarded(lambda: (False, None))
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
