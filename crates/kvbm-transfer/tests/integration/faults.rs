@@ -287,12 +287,12 @@ fn a_write_to_a_slot_that_is_written_again_waits_and_others_do_not() {
     // Its sync has failed, and the engine looks at what it wrote.
     rig.medium.wait_stalled();
     // On a busy machine a short budget passes before the write has started.
-    let ended = (0..8).map(|doubled| {
+    let mut ended = (0..8).map(|doubled| {
         let mut late = rig.plan(Path::G2_G3, &[(6, 6, 9)]);
         late.budget_ms = 20 << doubled;
         kinds(&rig.run(late))
     });
-    let started = ended.skip_while(|kinds| *kinds == [Some(FailureKind::PathBusy)]).next();
+    let started = ended.find(|kinds| *kinds != [Some(FailureKind::PathBusy)]);
     assert_eq!(started, Some(vec![Some(FailureKind::Deadline)]), "not for ever");
     let waits = rig.manager().execute(rig.plan(Path::G2_G3, &[(6, 6, 9)])).unwrap();
     rig.must(Path::G2_G3, &[(7, 7, 10)]);
