@@ -17,6 +17,7 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
         let mut command = cargo(&workspace.root);
         command.args(["test", "--release", "-p", package, "--test", checker]);
         command.env("RUSTFLAGS", format!("--cfg kvbm_{checker}"));
+        command.env("CARGO_PROFILE_RELEASE_LTO", "off");
         command.env("CARGO_TARGET_DIR", workspace.target.join("models").join(checker));
         match counted(&mut command) {
             Outcome::Passed { tests: 0 } => {

@@ -9,11 +9,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Programs: the package, what cargo calls it, where it lies below the profile's folder, and the
-/// name in the bundle.
-const PROGRAMS: [(&str, [&str; 2], &str, &str); 2] = [
-    ("kvbm-cli", ["--bin", "kvbm"], "kvbm", "kvbm"),
-    ("kvbm-kernels", ["--example", "gpu"], "examples/gpu", "gpu"),
+/// Programs: how cargo selects it, where it lies below the profile's folder, and the name in the
+/// bundle. `kvbm` is selected as by `cargo run`: with `-p`, cargo builds the packages it depends on
+/// again, with other features.
+const PROGRAMS: [(&[&str], &str, &str); 2] = [
+    (&["--bin", "kvbm"], "kvbm", "kvbm"),
+    (&["-p", "kvbm-kernels", "--example", "gpu"], "examples/gpu", "gpu"),
 ];
 
 /// Most that the bundle may weigh.
@@ -51,9 +52,9 @@ pub(crate) fn run(workspace: &Workspace, mode: Mode) -> anyhow::Result<()> {
         fs::remove_dir_all(&folder)?;
     }
     fs::create_dir_all(&folder)?;
-    for (package, kind, built, name) in PROGRAMS {
+    for (selection, built, name) in PROGRAMS {
         let program = folder.join(name);
-        succeed(cargo(&workspace.root).args(["build", "--release", "-p", package]).args(kind))?;
+        succeed(cargo(&workspace.root).args(["build", "--release"]).args(selection))?;
         fs::copy(workspace.target.join("release").join(built), &program).context(built)?;
         succeed(Command::new("strip").arg(&program))
             .context("strip comes with binutils, as the linker does")?;
