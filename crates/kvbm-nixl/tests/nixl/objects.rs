@@ -1,18 +1,37 @@
 //! Bodies of objects for a store that takes connections and does not answer.
 
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use kvbm_nixl::{BackendOptions, NixlObjects, NixlOptions, ObjectError};
 
 /// Late transfers at most, as docs/operate.md says.
 const MAX_LATE: usize = 32;
-/// Most time of NIXL's client for all its retries at a store that is gone.
+/// Most time until a refusal has arrived.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The kernel takes connections of a listener that accepts none.
 fn silent_store() -> TcpListener {
     TcpListener::bind("127.0.0.1:0").expect("a port of loopback")
+}
+
+/// From now on all requests are refused, which NIXL's client does not try again.
+fn refuse_all(store: TcpListener) {
+    std::thread::spawn(move || {
+        for client in store.incoming().flatten() {
+            std::thread::spawn(move || refuse(client));
+        }
+    });
+}
+
+fn refuse(mut client: TcpStream) {
+    let (mut head, mut byte) = (Vec::new(), [0]);
+    while !head.ends_with(b"\r\n\r\n") && client.read_exact(&mut byte).is_ok() {
+        head.push(byte[0]);
+    }
+    // A client that went away needs no answer.
+    let _ = client.write_all(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
 }
 
 fn objects_at(store: &TcpListener, name: &str) -> NixlObjects {
@@ -43,8 +62,7 @@ fn late_transfers_are_bounded_and_make_room_at_their_end() {
     assert_eq!(refused, ObjectError::Behind { left: MAX_LATE });
     assert!(refused.to_string().contains("32 transfers"), "{refused}");
 
-    // The store is gone: they fail, one after the other.
-    drop(store);
+    refuse_all(store);
     let began = Instant::now();
     let mut started = loop {
         match objects.read("block-0", 4096) {
@@ -54,7 +72,7 @@ fn late_transfers_are_bounded_and_make_room_at_their_end() {
         }
         assert!(began.elapsed() < PATIENCE, "no transfer has ended");
     };
-    let failed = started.wait(Instant::now() + PATIENCE).expect_err("there is no store");
+    let failed = started.wait(Instant::now() + PATIENCE).expect_err("the store refuses it");
     assert!(matches!(failed, ObjectError::Agent(_)), "{failed}");
 }
 
