@@ -218,7 +218,9 @@ fn an_owner_that_is_killed_in_mid_read_costs_blocks_and_nothing_else() {
                     other.signal("-KILL");
                 }
             });
-            let (arrived, failure) = read_and_compare(&blocks, &rank, Duration::from_secs(5));
+            // What nobody disturbs arrives, however busy the machine is.
+            let limit = Duration::from_secs(if round > 1 { 5 } else { 30 });
+            let (arrived, failure) = read_and_compare(&blocks, &rank, limit);
             whole += usize::from(arrived == BLOCKS as usize);
             assert!(failure.is_some() || arrived == BLOCKS as usize, "what is missing has a reason");
         });
