@@ -231,6 +231,7 @@ fn after_a_shutdown_nothing_starts() {
     for blocks in &busy {
         manager.offload(blocks, Tier::G2).unwrap();
     }
+    ranks.wait_held(0, 8);
     assert_eq!(ranks.held(0), 8, "two wait for their turn");
     let report = manager.shutdown(Duration::from_millis(20));
     assert!(!report.drained && manager.status().shut_down);
