@@ -384,6 +384,7 @@ def test_auto_goes_by_layer_where_computing_hides_the_load(
     "changes,why",
     [
         ({}, None),
+        ({"caches_prefixes": False}, None),
         ({"executor": "mp", "ranks": 2}, "workers are processes of their own"),
         ({"extra": {"audit": 0.5, "shadow": False}}, "option 'audit' is set"),
         ({"async_scheduling": True}, "--no-async-scheduling"),

@@ -273,12 +273,9 @@ fn of_family(family: &MetricFamily) -> (String, String, String, &'static str) {
     let shown = if family.labels.iter().any(|label| label == "reason") { " > 0" } else { "" };
     match family.kind {
         MetricKind::Counter => {
-            let unit = match () {
-                () if name.ends_with("_bytes") => "Bps",
-                // Seconds a second.
-                () if is_seconds => "percentunit",
-                () => "ops",
-            };
+            // Of seconds: seconds a second.
+            let of_others = if is_seconds { "percentunit" } else { "ops" };
+            let unit = if name.ends_with("_bytes") { "Bps" } else { of_others };
             let expr = format!("sum by ({by}) (rate({name}_total{{SELECT}}[WINDOW])){shown}");
             (name.clone(), expr, legend, unit)
         }

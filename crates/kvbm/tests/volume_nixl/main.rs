@@ -4,7 +4,7 @@
 
 #[path = "../../../kvbm-events/tests/support/ports.rs"]
 mod ports;
-#[allow(dead_code)] // Each test binary uses its own part.
+#[allow(dead_code, reason = "each test binary uses a part of this")]
 #[path = "../../../kvbm-volume/tests/s3/server.rs"]
 mod server;
 #[path = "../support/mod.rs"]
